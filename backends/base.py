@@ -203,6 +203,17 @@ class KeepsSnapshots(Backend, Protocol):
 
 
 @runtime_checkable
+class KeepsStates(Protocol):
+    """A sequence that cannot go back to any token, and may keep states of some prefixes."""
+
+    def stops(self, text: Sequence[int], start: int) -> Sequence[int]:
+        """Places behind `start` where reading a text has to stop: its state there is kept."""
+
+    def reach(self, length: int, *, shared: bool = False) -> int:
+        """How many tokens `truncate` could keep, or a sequence with which they are `shared`."""
+
+
+@runtime_checkable
 class Rests(Protocol):
     """A backend that keeps something ready for whoever makes its steps, such as threads."""
 
@@ -309,12 +320,19 @@ def no_room(backend: Backend, count: int) -> ContextFullError:
 class KeepsCache(Protocol):
     """A backend whose cache can be written to a file and read back, bit for bit."""
 
+    @property
+    def images(self) -> Sequence[Sequence[int]]:
+        """The first cell, the cells and the positions of each image that was read."""
+
     def save_cache(self, path: str) -> int:
         """Write the committed cells to a new file; how many bytes it has."""
 
-    def load_cache(self, path: str, tokens: Sequence[int]) -> None:
+    def load_cache(
+        self, path: str, tokens: Sequence[int], images: Sequence[Sequence[int]] = ()
+    ) -> None:
         """Replace the cache by what `save_cache` wrote at the beginning of `path`.
 
-        `tokens` are the ids it was made of. Raises BackendError, with an empty cache, when the
-        library does not accept it. The caller makes sure that the file is undamaged.
+        `tokens` are the ids it was made of, and `images` those it had. Raises BackendError, with an
+        empty cache, when the library does not accept it. The caller makes sure that the file is
+        undamaged.
         """

@@ -1,10 +1,9 @@
-"""Step times of both backends on one file, and what speculation makes of them.
+"""ONNX Runtime beside llama.cpp on one file: step times, logits, and execution providers.
 
-    python benchmarks/backends.py MODEL [--json OUT]
-
-Each backend is measured in processes of its own, alternating A B A B, because their thread pools
-wait in busy loops and would disturb each other: t(n) after 256 tokens of context (median of 9), and
-plain and speculative tokens/s over the built-in prompts.
+python benchmarks/backends.py steps MODEL [--json OUT]
+python benchmarks/backends.py logits MODEL... [--tokens 500]
+python benchmarks/backends.py provider MODEL [--provider NAME] [--kind cpu|gpu|npu]
+    [--option KEY=VALUE]
 """
 
 from __future__ import annotations
@@ -18,6 +17,29 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import numpy as np
+
+import edgespec
+from edgespec.backends.ort.backend import OrtBackend, OrtSettings
+from edgespec.backends.ort.cache import converted
+from edgespec.backends.ort.providers import (
+    CPU_PROVIDER,
+    STEPS,
+    OnnxDevice,
+    graphs_for,
+    named,
+)
+from edgespec.backends.tree import DraftTree
+from edgespec.memory.device import host
+from edgespec.memory.store import cache
+from edgespec.models.onnx.facts import GQA, SPLIT, GraphOptions, read_facts
+from edgespec.models.onnx.folder import GRAPH_FILE
+from edgespec.models.onnx.graph import bucket_graphs
+from edgespec.models.spec import ModelSpec, read_model_spec
+
+# -- steps -----------------------------------------------------------------------------------
+
+
 _SIZES = (1, 2, 3, 4, 6, 8, 12, 16)
 _PAST = 256
 _REPEATS = 9
@@ -25,8 +47,14 @@ _TURNS = 2
 _TOKENS = 96
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+def steps() -> None:
+    """Step times of both backends on one file, and what speculation makes of them.
+
+    Each backend is measured in processes of its own, alternating A B A B, because their thread
+    pools wait in busy loops and would disturb each other: t(n) after 256 tokens of context
+    (median of 9), and plain and speculative tokens/s over the built-in prompts.
+    """
+    parser = argparse.ArgumentParser("backends.py steps")
     parser.add_argument("model", type=Path)
     parser.add_argument("--json", type=Path, metavar="OUT")
     parser.add_argument("--one", help=argparse.SUPPRESS)
@@ -55,7 +83,7 @@ def main() -> None:
 
 
 def _in_own_process(model: Path, backend: str) -> dict[str, Any]:
-    command = [sys.executable, __file__, str(model), "--one", backend]
+    command = [sys.executable, __file__, "steps", str(model), "--one", backend]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     found: dict[str, Any] = json.loads(done.stdout)
     return found
@@ -88,6 +116,196 @@ def _measure(model: Path, name: str) -> dict[str, Any]:
             tokens = sum(c.accepted_tokens + c.rounds for c in runs)
             speeds[key] = tokens / sum(c.decode_s for c in runs)
     return {"step_ms": times, **speeds}
+
+
+# -- logits ----------------------------------------------------------------------------------
+
+
+def logits() -> None:
+    """How far the ONNX Runtime backend's logits are from llama.cpp's on the same file.
+
+    Both decode the same text token by token (the target's own greedy words); printed are the
+    mean Kullback-Leibler divergence of their distributions and how often the best token is the
+    same.
+    """
+    parser = argparse.ArgumentParser("backends.py logits")
+    parser.add_argument("models", nargs="+", type=Path)
+    parser.add_argument("--tokens", type=int, default=500)
+    arguments = parser.parse_args()
+    for model in arguments.models:
+        prompt, text, theirs = reference(model, arguments.tokens)
+        options: dict[str, Any] = {"context_size": context_for(arguments.tokens)}
+        with edgespec.load(model, backend="onnx", drafter="none", **options) as engine:
+            ours = log_probabilities(engine.backend, prompt, text)
+        divergence, agreement = compared(theirs, ours)
+        print(f"{model.name}: KL {divergence:.4f}, top-1 {agreement:.3f}", flush=True)
+
+
+def context_for(tokens: int) -> int:
+    """Tokens of context for the prompt and so many more."""
+    return tokens + 64
+
+
+def reference(model: Path, count: int) -> tuple[list[int], list[int], Any]:
+    """A prompt, llama.cpp's greedy answer, and its log probabilities over that, [count, V]."""
+    options: dict[str, Any] = {"context_size": context_for(count), "drafter": "none"}
+    with edgespec.load(model, backend="llamacpp", **options) as engine:
+        prompt = engine.encode("Tell a long story about a lighthouse and the people around it.")
+        text = list(engine.generate(prompt, max_tokens=count).token_ids)
+        return prompt, text, log_probabilities(engine.backend, prompt, text)
+
+
+def compared(theirs: Any, ours: Any) -> tuple[float, float]:
+    """Mean Kullback-Leibler divergence, and how often the best token is the same."""
+    divergence = (np.exp(theirs) * (theirs - ours)).sum(axis=-1)
+    agreement = theirs.argmax(axis=-1) == ours.argmax(axis=-1)
+    return float(divergence.mean()), float(agreement.mean())
+
+
+def log_probabilities(backend: Any, prompt: list[int], text: list[int]) -> Any:
+    """Of each next token, [len(text), V], the text forced."""
+    backend.truncate(0)
+    for start in range(0, len(prompt), backend.batch_size):
+        backend.prefill(prompt[start : start + backend.batch_size])
+    rows = []
+    for token in text:
+        row = backend.verify(DraftTree.chain((token,)))[0].astype(np.float64)
+        backend.commit([0])
+        row -= row.max()
+        rows.append((row - np.log(np.exp(row).sum())).astype(np.float32))
+    return np.array(rows)
+
+
+# -- provider --------------------------------------------------------------------------------
+
+
+_PROVIDER_SIZES = (1, 2, 4, 8, 16)
+# 13 nodes with 3 branchings.
+_TREE = (-1, 0, 0, 1, 1, 2, 2, 3, 4, 5, 7, 8, 10)
+
+
+def provider() -> None:
+    """A model on an execution provider of ONNX Runtime: is it there, is it right, how fast is it?
+
+    Needs one of these beside edgespec and `onnx`, each in an environment of its own:
+
+        pip install onnxruntime                    # CPUExecutionProvider
+        pip install onnxruntime-openvino           # OpenVINOExecutionProvider; no `onnxruntime`
+        pip install onnxruntime onnxruntime-qnn    # QNNExecutionProvider; x86 has an emulator:
+            --provider QNNExecutionProvider --kind cpu --fixed --plain --tokens 16 --repeats 2
+            --option backend_path=emulator --option htp_arch=73 --option soc_model=60
+        pip install onnxruntime-gpu                # CUDAExecutionProvider
+        pip install onnxruntime-directml           # DmlExecutionProvider (Windows)
+
+    Prints the share of the graph's nodes that the provider runs, the distance to llama.cpp on
+    the same file (teacher-forced greedy text), how far a tree's logits are from those of its
+    paths as chains, and ms a step (median).
+    """
+    arguments = _arguments()
+    spec = read_model_spec(arguments.model)
+    context = max(context_for(arguments.tokens), _PAST + 2 * max(_PROVIDER_SIZES))
+    options = dict(option.split("=", 1) for option in arguments.option)
+    place = named(arguments.provider, arguments.kind, _resolved(options))
+    prompt, text, theirs = reference(arguments.model, arguments.tokens)
+    start = perf_counter()
+    backend = _opened(spec, place, context, arguments)
+    took = perf_counter() - start
+    print(f"{arguments.model.name} on {place.provider} ({place.kind}), {context} tokens of context")
+    print(f"nodes on the provider: {backend.node_share:.1%}; ready after {took:.1f} s", flush=True)
+    divergence, agreement = compared(theirs, log_probabilities(backend, prompt, text))
+    print(f"against llama.cpp: KL {divergence:.4f}, top-1 {agreement:.3f}", flush=True)
+    error, same = _tree_error(backend, prompt, text)
+    print(f"a tree against its paths: largest difference {error:.2g}, top-1 {same:.3f}", flush=True)
+    for size, milliseconds in _step_times(backend, arguments.repeats).items():
+        print(f"n={size:<3} {milliseconds:8.2f} ms", flush=True)
+    backend.close()
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser("backends.py provider")
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--provider", default=CPU_PROVIDER)
+    parser.add_argument("--kind", default="cpu", choices=("cpu", "gpu", "npu"))
+    parser.add_argument("--option", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--flavour", choices=(GQA, SPLIT), help="default: what the device wants")
+    parser.add_argument("--fixed", action="store_true", help="graphs of fixed shapes")
+    parser.add_argument("--plain", action="store_true", help="float32 weights, no MatMulNBits")
+    parser.add_argument("--tokens", type=int, default=200)
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--threads", type=int, default=host.usable_cores())
+    return parser.parse_args()
+
+
+def _resolved(options: dict[str, str]) -> dict[str, str]:
+    """The library behind `backend_path=emulator`: the one QNN's package has for this processor."""
+    if options.get("backend_path") == "emulator":
+        import onnxruntime_qnn
+
+        options["backend_path"] = onnxruntime_qnn.get_qnn_htp_path()
+    return options
+
+
+def _opened(
+    spec: ModelSpec, place: OnnxDevice, context: int, arguments: argparse.Namespace
+) -> OrtBackend:
+    wanted = graphs_for(place, context)
+    if arguments.flavour or arguments.fixed or arguments.plain:
+        options = GraphOptions(arguments.flavour or SPLIT, plain=arguments.plain)
+        is_fixed = arguments.fixed
+        steps = [size for size in STEPS if size <= max(_PROVIDER_SIZES)]
+        wanted = (
+            bucket_graphs(tuple(steps), context, options) if is_fixed else {GRAPH_FILE: options}
+        )
+    folder = converted(spec, cache.cache_directory() / "onnx", host.cpu_name(), graphs=wanted)
+    settings = OrtSettings(context, 64, max(_PROVIDER_SIZES), threads=arguments.threads)
+    return OrtBackend(spec, read_facts(spec), folder, settings, place)
+
+
+def _tree_error(backend: Any, prompt: list[int], text: list[int]) -> tuple[float, float]:
+    """Largest difference of a logit, and how often the best token is the same."""
+    nodes = (text * len(_TREE))[: len(_TREE)]
+    tree = DraftTree(nodes, _TREE)
+    backend.truncate(0)
+    _fill(backend, prompt)
+    rows = backend.verify(tree).copy()
+    errors, same = [], []
+    for leaf in tree.leaves():
+        path = tree.path(leaf)
+        chain = backend.verify(DraftTree.chain([nodes[node] for node in path]))
+        errors.append(float(np.abs(chain - rows[path]).max()))
+        same += list(chain.argmax(axis=-1) == rows[path].argmax(axis=-1))
+    return max(errors), float(np.mean(same))
+
+
+def _fill(backend: Any, tokens: list[int]) -> None:
+    for start in range(0, len(tokens), backend.batch_size):
+        backend.prefill(tokens[start : start + backend.batch_size])
+
+
+def _step_times(backend: Any, repeats: int) -> dict[int, float]:
+    """Median ms of a step over so many tokens, behind _PAST tokens."""
+    backend.truncate(0)
+    _fill(backend, list(range(100, 100 + _PAST)))
+    times = {}
+    for size in _PROVIDER_SIZES:
+        tree, found = DraftTree.chain(range(100, 100 + size)), []
+        for _ in range(repeats + 1):
+            start = perf_counter()
+            backend.verify(tree)
+            found.append((perf_counter() - start) * 1e3)
+        times[size] = statistics.median(found[1:])
+    return times
+
+
+# -- all --------------------------------------------------------------------------------------
+
+COMMANDS = {"steps": steps, "logits": logits, "provider": provider}
+
+
+def main() -> None:
+    if sys.argv[1:2] not in [[name] for name in COMMANDS]:
+        sys.exit(__doc__)
+    COMMANDS[sys.argv.pop(1)]()
 
 
 if __name__ == "__main__":

@@ -22,24 +22,23 @@ from numpy.typing import NDArray
 import edgespec
 from edgespec.backends.llama.context import LlamaSettings
 from edgespec.bench.switch_calibration import forced_rows
-from edgespec.memory.device.host import usable_cores
-from edgespec.models.exits.eagle import (
+from edgespec.exits.eagle import Unrolled, head_shape
+from edgespec.exits.files import (
     HeadInfo,
-    Unrolled,
     check_made_for,
-    head_shape,
     read_head,
     values_of,
 )
-from edgespec.models.exits.early_exit import CONTEXT, WINDOW, read_exit
-from edgespec.models.exits.network import (
+from edgespec.exits.network import (
     Weights,
     hyperparameters_of,
     import_torch,
     rms_norm,
+    target_states,
 )
-from edgespec.models.exits.target_states import target_states
-from edgespec.models.exits.trainer import LONGEST_RUN, agreement_of, gains_of
+from edgespec.exits.trainer import LONGEST_RUN, agreement_of, gains_of
+from edgespec.memory.device.host import usable_cores
+from edgespec.models.early_exit import CONTEXT, WINDOW, read_exit
 from edgespec.models.pairing import check_pair
 from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.setup.draft_loading import open_draft_model
@@ -58,7 +57,7 @@ class _Exit:
         check_pair(spec, draft_spec)
         info = read_exit(draft_spec)
         assert info is not None, "not an early exit"
-        self._ids, self._window = info.token_ids, window or info.window or _CONTEXT
+        self._ids, self._window = info.token_ids, window or WINDOW
         settings = LlamaSettings(_CONTEXT, 128, _NODES, 1, usable_cores())
         self._draft = open_draft_model(draft_spec, spec, settings)
         self.close = self._draft.close

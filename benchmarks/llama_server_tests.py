@@ -63,7 +63,7 @@ _ADAPTED = (
     ("chat_completion", r"server\.debug = True", 'server.debug = "template"'),
     ("chat_completion", r'"verbose": verbose,', ""),
     # what OpenAI's interface has: the first event's content is "", and errors have its types
-    ("", r'(delta(\.|\[")content("\])?) is None', r"\1 in (None, '')"),
+    ("", r'(delta(\.|\[|"\])*"?content("\])?) is None', r"\1 in (None, '')"),
     ("", "exceed_context_size_error", "invalid_request_error"),
     ("", "exceeds the available context size", "context"),
     ("", r'system_fingerprint(.*)startswith\("b"\)', r'system_fingerprint\1startswith("edgespec")'),
@@ -71,6 +71,14 @@ _ADAPTED = (
     ("ctx_shift", r'"n_predict": 256', '"max_tokens": 256'),
     # tokens that come within 33 ms share an event
     ("completion", r'(completion_probabilities"\]\)) == 1$', r"\1 >= 1"),
+    # speeds come with what each drafter wrote, by its name
+    (
+        "metrics",
+        r"^( +)for key, value in timings.items\(\):",
+        r"\g<0>\n\1    if isinstance(value, dict):\n\1        continue",
+    ),
+    # the first event has what the cache has; how many follow is a matter of time, not of batches
+    ("chat_completion", r"== batch_count", ">= 2"),
     # samplers and numbers that are not there
     ("completion", r'            assert "adaptive_\w+" in .*\n', ""),
     ("metrics", r'        "llamacpp:(n_tokens_max|spec_decode_num_drafts_total|n_busy.*)",\n', ""),
@@ -90,8 +98,8 @@ _ADAPTED = (
     ),
 )
 # llama.cpp's names of templates, as far as the tests look at them
-_HEADED = (
-    "{% for m in messages %}OPEN{{ m.role }}CLOSE{{ m.content }}END{% endfor %}OPENassistantCLOSE"
+_HEADED = (  # a template's last newline is none of its text
+    "{% for m in messages %}OPEN{{ m.role }}CLOSE{{ m.content }}END{% endfor %}OPENassistantCLOSE\n"
 )
 _TEMPLATES = {
     "chatml": ("<|im_start|>", "\n", "<|im_end|>\n"),

@@ -31,24 +31,26 @@ from __future__ import annotations
 import argparse
 import json
 import signal
+import socket
+import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from peers_llama import CONTEXT, LlamaPython, LlamaServer
-from peers_report import Line, document_of, read_lines, text_of
-from peers_transformers import Transformers
-
 from edgespec.bench.interleaving import Answer, Contender, order_of
-from edgespec.bench.summary import decoding
+from edgespec.bench.ratios import Timed, interval_text, rate, ratio_of
+from edgespec.bench.summary import decoding, end_to_end
 from edgespec.bench.worker import Worker, WorkerContender
 from edgespec.decode.engine import Prompt
+from edgespec.decode.stats import Counters
 from edgespec.errors import BackendError, UnsupportedError
 from edgespec.measure.prompts import PROMPTS, TaskPrompt, read_prompts
 from edgespec.memory.device.host import cpu_name, usable_cores
@@ -81,6 +83,10 @@ SERVERS = {
     "server ngram-cache": ("--spec-type", "ngram-cache"),
 }
 _LOOKUPS = {"python": 0, "python lookup 10": 10, "python lookup 3": 3}
+CONTEXT = 4096
+_START_S = 120.0
+Line = dict[str, Any]  # one prompt and its answers by all contenders
+_PLAIN = ("server", "python")  # peers, and the names of their plain settings
 
 
 def main() -> None:
@@ -155,8 +161,6 @@ def _contenders(arguments: argparse.Namespace) -> Iterator[tuple[list[Quiet], Wo
             add(_KERNELS_OFF, partial(WorkerContender, _KERNELS_OFF, other, 0))
         for name, number in _LOOKUPS.items():
             add(name, partial(LlamaPython, name, arguments.model, arguments.threads, number))
-        for name, settings in _transformers(arguments).items():
-            add(name, partial(Transformers, name, arguments.model, **settings))
         for name, options in _servers(arguments).items():
             add(name, partial(_server, name, arguments, options))
         yield chosen, worker
@@ -167,16 +171,6 @@ def _servers(arguments: argparse.Namespace) -> dict[str, tuple[str, ...]]:
         return SERVERS
     draft = ("--spec-type", "draft-simple", "-md", str(arguments.draft_model))
     return {**SERVERS, "server draft": draft}
-
-
-def _transformers(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = {
-        "transformers": {},
-        "transformers lookup 10": {"lookup": 10},
-    }
-    if arguments.draft_model is not None:
-        found["transformers assisted"] = {"draft_model": arguments.draft_model}
-    return {name: {"threads": arguments.threads, **some} for name, some in found.items()}
 
 
 def _server(name: str, arguments: argparse.Namespace, options: Sequence[str]) -> LlamaServer:
@@ -323,6 +317,291 @@ def one_prompt(
         "busy_neighbours": max(contender.busy for contender in contenders),
         "answers": {one.name: answers[one.name] for one in contenders},
     }
+
+
+# -- llama.cpp, through llama-cpp-python's class and as its own server ----------------
+
+
+class LlamaPython:
+    """llama-cpp-python's high-level class, plain or with its prompt lookup."""
+
+    def __init__(self, name: str, model: Path, threads: int, num_pred_tokens: int) -> None:
+        from llama_cpp import Llama
+        from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
+
+        draft = LlamaPromptLookupDecoding(num_pred_tokens=num_pred_tokens)
+        self.name = name
+        self._llama = Llama(
+            str(model),
+            n_ctx=CONTEXT,
+            n_threads=threads,
+            n_threads_batch=threads,
+            flash_attn=True,
+            draft_model=draft if num_pred_tokens else None,
+            logits_all=num_pred_tokens > 0,  # or a prompt of two batches has no room for its rows
+            verbose=False,
+        )
+        self._is_end = {self._llama.token_eos(), self._llama._model.token_eot()}
+
+    def renew(self) -> None:
+        """It remembers no text."""
+
+    def answer(self, prompt: Prompt, max_tokens: int) -> Answer:
+        """The greedy answer; its tokens come one by one."""
+        self._llama.reset()
+        tokens: list[int] = []
+        times: list[float] = []
+        start = time.perf_counter()
+        for token in self._llama.generate(_ids(prompt), temp=0.0, repeat_penalty=1.0):
+            times.append(time.perf_counter())
+            tokens.append(token)
+            if len(tokens) >= max_tokens or token in self._is_end:
+                break
+        counters = _counters(prompt, len(tokens), times[0] - start, times[-1] - times[0])
+        return Answer(tuple(tokens), counters)
+
+    def close(self) -> None:
+        """Free the model."""
+        self._llama.close()
+
+
+class LlamaServer:
+    """llama.cpp's server in a process of its own, asked for token ids over HTTP."""
+
+    def __init__(
+        self, name: str, server: Path, model: Path, threads: int, options: Sequence[str]
+    ) -> None:
+        self.name = name
+        self._url = f"http://127.0.0.1:{(port := _free_port())}"
+        command = [str(server), "-m", str(model), "--port", str(port)]
+        command += ["-c", str(CONTEXT), "-np", "1", "-fa", "on"]
+        command += ["-t", str(threads), "-tb", str(threads)]
+        self.process = subprocess.Popen(
+            [*command, "--cache-ram", "0", *options],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            self._wait()
+        except BaseException:
+            self.close()
+            raise
+
+    def _wait(self) -> None:
+        deadline = time.monotonic() + _START_S
+        while time.monotonic() < deadline and self.process.poll() is None:
+            try:
+                with urllib.request.urlopen(f"{self._url}/health", timeout=5):
+                    return
+            except OSError:
+                time.sleep(0.2)
+        raise BackendError(f"{self.name} did not start (status {self.process.poll()})")
+
+    def renew(self) -> None:
+        """What its n-gram pools hold of earlier answers stays there, as it does for its users."""
+
+    def answer(self, prompt: Prompt, max_tokens: int) -> Answer:
+        """The greedy answer, with the server's own decode time and the whole time as seen here."""
+        request = {
+            "prompt": _ids(prompt),
+            "n_predict": max_tokens,
+            "temperature": 0.0,
+            "top_k": 1,  # the cheapest way to be greedy here: no other sampler looks at the logits
+            "samplers": ["top_k"],
+            "cache_prompt": False,
+            "return_tokens": True,
+            "stream": False,
+        }
+        start = time.perf_counter()
+        body = json.dumps(request).encode()
+        headers = {"Content-Type": "application/json"}
+        asked = urllib.request.Request(f"{self._url}/completion", body, headers)
+        try:
+            with urllib.request.urlopen(asked) as reply:
+                found = json.load(reply)
+        except urllib.error.HTTPError as problem:
+            raise BackendError(f"{self.name}: {problem.read().decode()[:200]}") from problem
+        total_s = time.perf_counter() - start
+        timings = found["timings"]
+        decode_s = timings["predicted_ms"] / 1e3
+        if timings["prompt_n"] != len(_ids(prompt)):
+            raise BackendError(f"{self.name} read {timings['prompt_n']} tokens of another prompt")
+        counters = _counters(prompt, timings["predicted_n"], total_s - decode_s, decode_s)
+        counters.drafted_tokens = timings.get("draft_n", 0)
+        counters.accepted_tokens = timings.get("draft_n_accepted", 0)
+        counters.rounds -= counters.accepted_tokens
+        return Answer(tuple(found["tokens"]), counters)
+
+    def close(self) -> None:
+        """End the process."""
+        self.process.kill()
+        self.process.wait()
+
+
+def _counters(prompt: Prompt, generated: int, first_s: float, decode_s: float) -> Counters:
+    """Counters of an answer whose tokens came one by one."""
+    return Counters(
+        prompt_tokens=len(_ids(prompt)),
+        generated_tokens=generated,
+        rounds=max(0, generated - 1),
+        time_to_first_token_s=first_s,
+        decode_s=decode_s,
+    )
+
+
+def _ids(prompt: Prompt) -> list[int]:
+    return [token for token in prompt if isinstance(token, int)]
+
+
+def _free_port() -> int:
+    with closing(socket.socket()) as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+# -- what the lines come to: ratios by contender and by category ------------------
+
+
+def read_lines(path: Path) -> list[Line]:
+    """Lines of an earlier run; those with a busy neighbour are measured again.
+
+    A last line that was cut off while it was written is taken out of the file.
+    """
+    if not path.exists():
+        return []
+    text = path.read_text()
+    whole = text[: text.rfind("\n") + 1]
+    if whole != text:
+        path.write_text(whole)
+    lines = (json.loads(line) for line in whole.splitlines())
+    return [line for line in lines if line["busy_neighbours"] <= BUSY]
+
+
+def document_of(lines: Sequence[Line], baseline: str | None) -> dict[str, Any]:
+    """All ratios: over the baseline, and of edgespec over itself without drafts and over the best
+    setting of each peer.
+
+    Which setting is the best is asked in each category anew, which is in the peer's favour.
+    """
+    names = list(lines[0]["answers"])
+    plain = [name for name in _PLAIN if name in names]
+    best = baseline or _fastest(lines, plain or names[:1])
+    tasks: dict[str, list[Line]] = {}
+    for line in lines:
+        tasks.setdefault(line["task"], []).append(line)
+    tasks["overall"] = list(lines)
+    return {
+        **{key: lines[0][key] for key in ("model", "machine", "max_tokens")},
+        "prompts": len(lines),
+        "baseline": best,
+        "contenders": [_row(lines, name, best) for name in names],
+        "categories": {
+            task: {name: _ratio(some, name, best, decoding) for name in names}
+            for task, some in tasks.items()
+        },
+        "over_own_plain": {
+            task: _ratio(some, "edgespec", "edgespec plain", decoding)
+            for task, some in tasks.items()
+            if {"edgespec", "edgespec plain"} <= set(names)
+        },
+        "best_drafts": {
+            peer: _fastest(lines, settings)
+            for peer in _PLAIN
+            if (settings := [one for one in names if one.startswith(f"{peer} ")])
+        },
+        "best_of_peers": {
+            peer: {task: _over_best(some, settings) for task, some in tasks.items()}
+            for peer in _PLAIN
+            if "edgespec" in names
+            and (settings := [name for name in names if name.split()[0] == peer])
+        },
+    }
+
+
+def _fastest(lines: Sequence[Line], names: Sequence[str]) -> str:
+    return max(names, key=lambda name: rate(_timed(lines, name, decoding)))
+
+
+def _over_best(lines: Sequence[Line], settings: Sequence[str]) -> dict[str, Any]:
+    best = _fastest(lines, settings)
+    return {"name": best, **_ratio(lines, "edgespec", best, decoding)}
+
+
+def _row(lines: Sequence[Line], name: str, best: str) -> dict[str, Any]:
+    found = [line["answers"][name] for line in lines]
+    theirs = [line["answers"][best]["token_ids"] for line in lines]
+    pairs = zip(theirs, found, strict=True)
+    return {
+        "name": name,
+        "decode": _ratio(lines, name, best, decoding),
+        "end_to_end": _ratio(lines, name, best, end_to_end),
+        "drafted_tokens": sum(one["drafted_tokens"] for one in found),
+        "accepted_tokens": sum(one["accepted_tokens"] for one in found),
+        "identical": sum(ids == one["token_ids"] for ids, one in pairs),
+    }
+
+
+def _ratio(
+    lines: Sequence[Line], name: str, best: str, part: Callable[[Counters], Timed]
+) -> dict[str, Any]:
+    ours = _timed(lines, name, part)
+    ratio = ratio_of(ours, _timed(lines, best, part), [line["task"] for line in lines])
+    return {
+        "tokens_per_s": rate(ours),
+        "ratio": ratio.value,
+        "low": ratio.low,
+        "high": ratio.high,
+        "prompts": len(lines),
+    }
+
+
+def text_of(found: dict[str, Any]) -> str:
+    """The document of `document_of` as tables."""
+    row = "{:<26} {:>8} {:>22} {:>8} {:>22} {:>8} {:>8} {:>5}".format
+    parts = [
+        f"{found['model']} on {found['machine']}: {found['prompts']} prompts, at most "
+        f"{found['max_tokens']} tokens each; ratios over {found['baseline']}",
+        "",
+        row("", "decode/s", "ratio [95%]", "whole/s", "ratio [95%]", "drafted", "accepted", "same"),
+    ]
+    for one in found["contenders"]:
+        decode, whole = one["decode"], one["end_to_end"]
+        parts.append(
+            row(
+                *(one["name"], f"{decode['tokens_per_s']:.1f}", _shown(decode)),
+                *(f"{whole['tokens_per_s']:.1f}", _shown(whole)),
+                *(one["drafted_tokens"], one["accepted_tokens"], one["identical"]),
+            )
+        )
+    parts += ["", "decode ratio by category"]
+    for task, ratios in found["categories"].items():
+        parts.append(f"{task} ({next(iter(ratios.values()))['prompts']})")
+        parts += [f"  {name:<26} {_shown(one)}" for name, one in ratios.items()]
+    if found["over_own_plain"]:
+        parts += ["", "edgespec over its own plain decoding, by category"]
+        parts += [f"  {task:<18} {_shown(one)}" for task, one in found["over_own_plain"].items()]
+    for peer, ratios in found["best_of_peers"].items():
+        parts += ["", f"edgespec over the best setting of {peer}, by category"]
+        parts += [f"  {task:<18} {_shown(one)} {one['name']}" for task, one in ratios.items()]
+    return "\n".join(parts)
+
+
+def _shown(one: dict[str, Any]) -> str:
+    return f"{one['ratio']:.3f} {interval_text(one['low'], one['high'])}"
+
+
+def _timed(lines: Sequence[Line], name: str, part: Callable[[Counters], Timed]) -> list[Timed]:
+    return [part(_timed_counters(line["answers"][name])) for line in lines]
+
+
+def _timed_counters(one: dict[str, Any]) -> Counters:
+    """What is timed of an answer; every decoded token counts as a round."""
+    return Counters(
+        generated_tokens=one["generated_tokens"],
+        rounds=one["decoded_tokens"],
+        time_to_first_token_s=one["time_to_first_token_s"],
+        decode_s=one["decode_s"],
+    )
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@
 `learn` replays the recordings and writes the counts of the suffix drafter's cells, all recordings
 together. `compare` says what counts of the recordings are worth on one that is not among them, of
 a model that is not: the mean log-loss of the probabilities, and the speed by replay, with nothing
-known and with the counts. Learn from prompts of `prior_prompts.py`, compare on others.
+known and with the counts. Learn from prompts of `prior_record.py`, compare on others.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ from edgespec.measure.timing import measure_curve, one_step
 from edgespec.memory.device.host import usable_cores
 from edgespec.memory.plan.plan import DRAFT_MODEL_BATCH, DRAFT_MODEL_NODES, draft_context
 from edgespec.memory.times.curve import CostCurve
-from edgespec.models.exits.early_exit import read_exit
+from edgespec.models.early_exit import WINDOW, read_exit
 from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.setup.draft_loading import open_draft_model
 
@@ -219,7 +219,7 @@ def _priced_model(arguments: argparse.Namespace, spec: ModelSpec, curve: CostCur
     backend = open_draft_model(draft_spec, spec, settings)
     early_exit = read_exit(draft_spec)
     model = ModelDrafter(backend, prices, spec.vocab_size, early_exit=early_exit)
-    window = early_exit.window if early_exit else None
+    window = WINDOW if early_exit else None
     model._text = PricedText(backend, prices, spec.vocab_size, window)
 
     def clock() -> float:

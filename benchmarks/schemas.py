@@ -483,7 +483,9 @@ def stall(count: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("command", choices=("suite", "public", "hostile", "vocabulary", "stall"))
     parser.add_argument("values", nargs="*")
     parser.add_argument("--sample", type=int, default=1000)
@@ -497,7 +499,9 @@ def main() -> None:
     judge = Judge(VocabularyTokenizer(embedded_model()))
     if arguments.command == "hostile":
         return hostile(int((arguments.values or ["10000"])[0]), judge)
-    folder = Path(arguments.values[0])
+    folder = Path((arguments.values or [""])[0])
+    if not arguments.values or not folder.is_dir():
+        sys.exit(f"{arguments.command} needs a FOLDER\nhint: --help says where it comes from")
     if arguments.command == "suite":
         suite(folder, judge)
     else:

@@ -1,34 +1,17 @@
-"""Several users of one server: edgespec beside llama.cpp's own, with as many slots.
+"""A server under load: several users beside llama-server, what HTTP costs, and long prompts.
 
-    python benchmarks/serving.py MODEL --prompts spec_bench_dev.jsonl [--server llama-server]
-        [--users 1,2,4,8] [--answers 2] [--tokens 96] [--repeats 1] [--threads N] [--latency 2,4]
-        [--exact] [--results | --json OUT]
-
-All servers are started once, with caches of `--ctx` tokens for each user, and asked in turns, the
-order changing from turn to turn; those that are not asked do not compute. N users each ask for
-`--answers` greedy answers, one after the other, every one to a prompt of its own; a row is
-
-- tokens/s of all users together: what servers count, by wall clock
-- time to the first event of an answer, and between two events: median and 95th percentile, ms
-- the slowest answer's tokens/s over the mean, and how many were below half of it
-- the same over the mean of plain edgespec's answers to the same prompts: drafts that hold raise the
-  mean of all, so that who copies nothing falls behind it without being any slower
-
-No prompt is asked twice (as long as there are enough), so that nobody finds one in a cache. Of
-several `--repeats` the medians are told; of tokens/s the smallest and the largest, too, and what
-the median is over plain edgespec's of the same prompts, with an interval that holds it in 95 of 100
-cases (by resampling repeats). `below_half` is of all.
-
-Not timed: loading, and one answer of each server beforehand. llama.cpp's best n-gram setting on
-these CPUs is the default of `--spec`. edgespec begins with an empty cache directory: step times are
-measured as it is loaded, and no drafter knows what earlier runs counted. `--latency` and `--exact`
-add servers with these options. `--results` writes benchmarks/results/serving-MODEL-PROCESSOR.json,
-of which `docs/generate.py` makes the tables of docs/serve.md.
+python benchmarks/serving.py compare MODEL --prompts FILE [--server llama-server]
+    [--users 1,2,4,8] [--answers 2] [--tokens 96] [--repeats 1] [--threads N] [--latency 2,4]
+    [--exact] [--results | --json OUT]
+python benchmarks/serving.py http [MODEL] [--repeats 10] [--tokens 192]
+python benchmarks/serving.py arrival [MODEL] [--writing 1,7] [--prompt 3000] [--latency 1]
+    [--exact] [--drafter none] [--repeats 1]
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import random
@@ -38,19 +21,28 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any
 from urllib.request import urlopen
 
+import edgespec
+from edgespec.decode.engine import Engine
 from edgespec.errors import BackendError
 from edgespec.memory.device.host import cpu_name, usable_cores
+from edgespec.models.embedded import embedded_model
 from edgespec.serve.client import Client
+from edgespec.serve.server import Server
+
+# -- compare ---------------------------------------------------------------------------------
+
 
 _START_S = 120.0
 _PLAIN = "edgespec plain"
@@ -80,7 +72,32 @@ class Turn:
     speeds: list[float]  # tokens/s of each answer
 
 
-def main() -> None:
+def compare() -> None:
+    """Several users of one server: edgespec beside llama.cpp's own, with as many slots.
+
+    All servers are started once, with caches of `--ctx` tokens for each user, and asked in
+    turns, the order changing from turn to turn; those that are not asked do not compute. N
+    users each ask for `--answers` greedy answers, one after the other, every one to a prompt of
+    its own; a row is
+
+    - tokens/s of all users together: what servers count, by wall clock
+    - time to the first event of an answer, and between two events: median and 95th percentile, ms
+    - the slowest answer's tokens/s over the mean, and how many were below half of it
+    - the same over the mean of plain edgespec's answers to the same prompts: accepted drafts raise
+      the mean of all, so that who copies nothing falls behind it without being any slower
+
+    No prompt is asked twice (as long as there are enough), so that nobody finds one in a cache.
+    Of several `--repeats` the medians are told; of tokens/s the smallest and the largest, too,
+    and what the median is over plain edgespec's of the same prompts, with an interval that
+    holds it in 95 of 100 cases (by resampling repeats). `below_half` is of all.
+
+    Not timed: loading, and one answer of each server beforehand. llama.cpp's best n-gram
+    setting on these CPUs is the default of `--spec`. edgespec begins with an empty cache
+    directory: step times are measured as it is loaded, and no drafter knows what earlier runs
+    counted. `--latency` and `--exact` add servers with these options. `--results` writes
+    benchmarks/results/serving-MODEL-PROCESSOR.json, of which `docs/generate.py` makes the
+    tables of docs/measurements.md.
+    """
     arguments = parse()
     prompts = read_prompts(arguments.prompts)
     numbers = [int(part) for part in arguments.users.split(",")]
@@ -114,7 +131,7 @@ def main() -> None:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser = argparse.ArgumentParser("serving.py compare")
     parser.add_argument("model", type=Path)
     parser.add_argument("--prompts", type=Path, required=True)
     parser.add_argument("--server", type=Path, help="llama-server's executable")
@@ -314,6 +331,238 @@ def text_of(table: Sequence[dict[str, Any]]) -> str:
         values = " | ".join(f"{row[name]:.2f}" for name in names)
         lines.append(f"| {row['users']} | {row['server']} | {values} |")
     return "\n".join(lines)
+
+
+# -- http ------------------------------------------------------------------------------------
+
+
+PROMPTS = (
+    "Write a short story about a lighthouse keeper.",
+    "Explain how a bicycle stays upright.",
+    "Describe a market in the morning.",
+)
+
+
+def client(address: str) -> None:
+    """Asks for each line of stdin; prints the seconds from the first event to the last."""
+    from edgespec.serve.client import Client
+
+    server = Client(address)
+    for line in sys.stdin:
+        moments, tokens = [], 0
+        for event in server.stream("chat/completions", json.loads(line)):
+            moments.append(perf_counter())
+            tokens = int(event.timings.get("predicted_n", tokens))
+        print(json.dumps({"s": moments[-1] - moments[0], "tokens": tokens}), flush=True)
+
+
+def over_http(user: subprocess.Popen[str], prompt: str, tokens: int) -> tuple[float, int]:
+    """Seconds and tokens of an answer, as its user saw them."""
+    assert user.stdin is not None and user.stdout is not None
+    messages = [{"role": "user", "content": prompt}]
+    user.stdin.write(json.dumps({"messages": messages, "max_tokens": tokens}) + "\n")
+    user.stdin.flush()
+    told = json.loads(user.stdout.readline())
+    return told["s"], told["tokens"]
+
+
+def without(engine: edgespec.Engine, prompt: str, tokens: int) -> tuple[float, int]:
+    """The same of the engine itself, written to nowhere as `run` writes to a terminal."""
+    moments, count = [], 0
+    with open("/dev/null", "w", encoding="utf-8") as nowhere:
+        messages = [{"role": "user", "content": prompt}]
+        for chunk in engine.stream(messages, max_tokens=tokens, reuse=True):
+            moments.append(perf_counter())
+            count += len(chunk.token_ids)
+            nowhere.write(chunk.text)
+            nowhere.flush()
+    return moments[-1] - moments[0], count
+
+
+def http() -> None:
+    """What HTTP costs: one user's tokens/s over a server against the same engine without one.
+
+    Both ways answer the same prompts in turns with one loaded engine, plainly and greedily, so
+    that they write the same tokens. The client streams, in a process of its own, as clients do.
+    Not timed: loading, connecting, the first answer of each way.
+    """
+    parser = argparse.ArgumentParser("serving.py http")
+    parser.add_argument("model", nargs="?")
+    parser.add_argument("--repeats", type=int, default=10)
+    parser.add_argument("--tokens", type=int, default=192)
+    parser.add_argument("--client", help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.client:
+        client(asked.client)
+        return
+    with edgespec.load(asked.model, drafter="none") as engine, Server(engine) as server:
+        command = [sys.executable, __file__, "http", "--client", server.start()]
+        with subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as user:
+            ways: dict[str, Callable[[str], tuple[float, int]]] = {
+                "engine": lambda prompt: without(engine, prompt, asked.tokens),
+                "http": lambda prompt: over_http(user, prompt, asked.tokens),
+            }
+            print(json.dumps(http_measure(ways, asked.repeats)))
+            assert user.stdin is not None
+            user.stdin.close()
+
+
+def http_measure(
+    ways: dict[str, Callable[[str], tuple[float, int]]], repeats: int
+) -> dict[str, Any]:
+    """Tokens/s of both ways by pairs, and their ratio."""
+    speeds: dict[str, list[float]] = {name: [] for name in ways}
+    for number in range(repeats + 1):
+        prompt = PROMPTS[number % len(PROMPTS)]
+        order = list(ways) if number % 2 else list(reversed(ways))
+        for name in order:
+            seconds, tokens = ways[name](prompt)
+            if number:
+                speeds[name].append((tokens - 1) / seconds)
+    ratios = [http / engine for http, engine in zip(speeds["http"], speeds["engine"], strict=True)]
+    return {
+        "engine_tokens_per_s": statistics.median(speeds["engine"]),
+        "http_tokens_per_s": statistics.median(speeds["http"]),
+        "http_over_engine_median": statistics.median(ratios),
+        "http_over_engine": sorted(round(ratio, 3) for ratio in ratios),
+    }
+
+
+# -- arrival ---------------------------------------------------------------------------------
+
+
+_SETTLED_S = 1.5  # of answers before the prompt comes, and after its first token
+_MARGIN_S = 0.1  # between these and the prompt
+
+
+@dataclass
+class Late:
+    """The prompt that comes: when it was asked, and when its first token was there."""
+
+    asked_s: float = 0.0
+    first_s: float = 0.0
+
+
+@dataclass
+class Writer:
+    """Answers to somebody else, one after the other: when the rounds of each came."""
+
+    answers: list[list[float]] = field(default_factory=list)
+
+    def gaps(self, start_s: float, end_s: float) -> list[tuple[float, float]]:
+        """When each ended, and its milliseconds."""
+        pairs = (pair for rounds in self.answers for pair in pairwise(rounds))
+        return [(b, 1e3 * (b - a)) for a, b in pairs if start_s <= b and a <= end_s]
+
+
+def arrival() -> None:
+    """How long answers wait while a long prompt of somebody else is read.
+
+    So many users are being answered when a prompt of another one comes. Printed are the times
+    between two rounds of an answer: in the median before the prompt came and after it was
+    answered (a step of theirs, without drafts unless `--drafter` names some), and while it was
+    read. Answers grow meanwhile, and their steps with them: a wait is told in plain steps of
+    its moment, on the line from those before to those after. Then when the prompt's first token
+    came. One engine in this process, so that no reader gathers events; as in the server,
+    nothing is searched for garbage that was there before.
+    """
+    arguments = arrival_parse()
+    writing = [int(part) for part in arguments.writing.split(",")]
+    with edgespec.load(
+        arguments.model,
+        users=max(writing) + 1,
+        context_size=arguments.prompt + 1024,
+        drafter=arguments.drafter,
+        latency=arguments.latency,
+        exact=arguments.exact,
+    ) as engine:
+        gc.freeze()
+        meet(engine, 1, arguments.prompt, seed=0)  # what reading adds to a step is found out
+        for repeat in range(arguments.repeats):
+            for users in writing:
+                found = meet(engine, users, arguments.prompt, seed=1 + repeat)
+                print(json.dumps(found), flush=True)
+
+
+def arrival_parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser("serving.py arrival")
+    parser.add_argument("model", type=Path, nargs="?", default=embedded_model())
+    parser.add_argument("--writing", default="1,7")
+    parser.add_argument("--prompt", type=int, default=3000)
+    parser.add_argument("--latency", type=float, default=1.0)
+    parser.add_argument("--exact", action="store_true")
+    parser.add_argument("--drafter", default="none")
+    parser.add_argument("--repeats", type=int, default=1)
+    return parser.parse_args()
+
+
+def meet(engine: Engine, users: int, size: int, seed: int) -> dict[str, float]:
+    """A prompt of so many tokens comes while so many users are answered."""
+    rng, end = random.Random(seed), threading.Event()
+    writers, late = [Writer() for _ in range(users)], Late()
+
+    def some(count: int) -> list[int]:
+        return [rng.randrange(1000, engine.vocab_size - 1000) for _ in range(count)]
+
+    def write(writer: Writer, prompt: list[int]) -> None:
+        while not end.is_set():  # an answer may be short
+            writer.answers.append([])
+            for _ in engine.stream(prompt, max_tokens=900, cancel=end):
+                writer.answers[-1].append(perf_counter())
+
+    with ThreadPoolExecutor(users) as pool:
+        prompts = [some(40) for _ in writers]
+        for made in zip(writers, prompts, strict=True):
+            pool.submit(write, *made)
+        sleep(_SETTLED_S)
+        late.asked_s = perf_counter()
+        for _ in engine.stream(some(size), max_tokens=1):
+            late.first_s = late.first_s or perf_counter()
+        sleep(_SETTLED_S)
+        end.set()
+    return arrival_summary(writers, late)
+
+
+def arrival_summary(writers: list[Writer], late: Late) -> dict[str, float]:
+    """Times between two rounds, before, while and after the prompt was read."""
+
+    def gaps(start_s: float, end_s: float) -> list[tuple[float, float]]:
+        return [gap for one in writers for gap in one.gaps(start_s, end_s)]
+
+    def typical_ms(start_s: float, end_s: float) -> float:
+        return statistics.median(ms for _, ms in gaps(start_s, end_s))
+
+    asked_s, first_s, reading_s = late.asked_s, late.first_s, late.first_s - late.asked_s
+    before_ms = typical_ms(asked_s - 1.0, asked_s - _MARGIN_S)
+    after_ms = typical_ms(first_s + _MARGIN_S, first_s + _SETTLED_S)
+    during = gaps(asked_s, first_s)
+    grown_ms = (after_ms - before_ms) / reading_s
+    waits = sorted(ms / (before_ms + grown_ms * (end_s - asked_s)) for end_s, ms in during)
+    found = {
+        "writing": len(writers),
+        "plain_step_ms": before_ms,
+        "plain_step_after_ms": after_ms,
+        "median_ms": statistics.median(ms for _, ms in during),
+        "longest_ms": max(ms for _, ms in during),
+        "median_steps": statistics.median(waits),
+        "p99_steps": waits[int(0.99 * len(waits))],
+        "longest_steps": waits[-1],
+        "first_token_s": reading_s,
+    }
+    return {name: round(value, 2) for name, value in found.items()}
+
+
+# -- all --------------------------------------------------------------------------------------
+
+COMMANDS = {"compare": compare, "http": http, "arrival": arrival}
+
+
+def main() -> None:
+    if sys.argv[1:2] not in [[name] for name in COMMANDS]:
+        sys.exit(__doc__)
+    COMMANDS[sys.argv.pop(1)]()
 
 
 if __name__ == "__main__":

@@ -5,8 +5,8 @@
 
 Starts `edgespec serve` with the models and a budget in which all but the smallest fit. Clients ask
 for one of the models by chance, one request after the other: streams, whole answers, completions
-and token counts; every tenth one goes away in the middle. Then each model is loaded and
-unloaded in turns, `--loads` times in all. It prints JSON:
+and token counts, or embeddings of five texts; every tenth one goes away in the middle. Then each
+model is loaded and unloaded in turns, `--loads` times in all. It prints JSON:
 
 - how many requests were answered, and went away; what failed, which ends it with status 1
 - the peak of the process beside its budget
@@ -35,6 +35,7 @@ import httpx
 
 _PATIENCE_S = 600.0
 _PROMPTS = ("Why is the sky blue?", "Write a haiku about rain.", "Count from one to ten.")
+_CHAT, _EMBED = "chat", "embed"
 _SETTLED = 2  # turns of all models, after which memory has to stay as it is
 
 
@@ -55,7 +56,7 @@ def belady_loads(asked: Sequence[str], sizes: dict[str, int], room: int) -> int:
 class Clients:
     """Threads that ask, and what became of it."""
 
-    def __init__(self, address: str, models: dict[str, bool], tokens: int, seed: int) -> None:
+    def __init__(self, address: str, models: dict[str, str], tokens: int, seed: int) -> None:
         self.address, self.models, self.tokens = address, models, tokens
         self.random = random.Random(seed)
         self.lock = threading.Lock()
@@ -94,14 +95,15 @@ class Clients:
         began = time.perf_counter()
         path, body = "/v1/completions", dict[str, Any](model=name, max_tokens=self.tokens)
         body["prompt"] = prompt
-        if kind == "count":
+        if self.models[name] == _EMBED:
+            path, body = "/v1/embeddings", {"model": name, "input": [prompt] * 5}
+        elif kind == "count":
             path, body = "/tokenize", {"model": name, "content": prompt}
-        elif self.models[name] and kind != "completion":
+        elif self.models[name] == _CHAT and kind != "completion":
             path = "/v1/chat/completions"
             body["messages"] = [{"role": "user", "content": body.pop("prompt")}]
-        body |= {"stream": True} if leaves or kind == "stream" else {}
-        if kind == "count" and not leaves:
-            body.pop("stream", None)
+        if path.startswith("/v1") and "input" not in body and (leaves or kind == "stream"):
+            body["stream"] = True
         with client.stream("POST", path, json=body) as answer:
             text = ""
             for line in answer.iter_lines():
@@ -143,12 +145,15 @@ def sizes_of(models: Sequence[Path]) -> tuple[dict[str, int], int]:
         process.communicate()
 
 
-def resident_by_load(address: str, models: Sequence[str], loads: int) -> list[int]:
+def resident_by_load(address: str, kinds: dict[str, str], loads: int) -> list[int]:
     """Bytes held with nothing loaded, after each of some loads."""
-    held = []
+    held, models = list[int](), sorted(kinds)
     for number in range(loads):
-        body = {"model": models[number % len(models)], "prompt": "Hi", "max_tokens": 4}
-        httpx.post(f"{address}/v1/completions", json=body, timeout=_PATIENCE_S)
+        name = models[number % len(models)]
+        path, body = "completions", dict[str, Any](model=name, prompt="Hi", max_tokens=4)
+        if kinds[name] == _EMBED:
+            path, body = "embeddings", {"model": name, "input": ["Hi"] * 40}
+        httpx.post(f"{address}/v1/{path}", json=body, timeout=_PATIENCE_S).raise_for_status()
         for name in models:
             httpx.post(f"{address}/models/unload", json={"model": name}, timeout=_PATIENCE_S)
         held.append(httpx.get(f"{address}/status").json()["memory"]["resident_bytes"])
@@ -178,7 +183,8 @@ def main() -> None:
         for name in sizes:  # once before: what is measured at a first load is kept
             httpx.post(f"{address}/models/load", json={"model": name}, timeout=_PATIENCE_S)
             told = httpx.get(f"{address}/props", params={"model": name}).json()
-            cards[name] = bool(told.get("chat_template"))
+            kind = httpx.get(f"{address}/v1/models/{name}").json()["kind"]
+            cards[name] = kind if kind == _EMBED or told.get("chat_template") else "text"
         before = sum("loaded:" in line for line in log)
         clients = Clients(address, cards, given.tokens, given.seed)
         began = time.perf_counter()
@@ -186,7 +192,7 @@ def main() -> None:
         spent_s = time.perf_counter() - began
         loads = [line for line in log if " loaded: " in line][before:]
         memory = httpx.get(f"{address}/status").json()["memory"]
-        held = resident_by_load(address, sorted(sizes), given.loads)
+        held = resident_by_load(address, cards, given.loads)
     finally:
         process.terminate()
         process.communicate()

@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from partial import results_file, stoppable, write_results
-from peers import Quiet, in_rounds, one_prompt
-from peers_report import Line, document_of
+from peers import Line, Quiet, document_of, in_rounds, one_prompt
 
 from edgespec.bench.ratios import interval_text
 from edgespec.bench.worker import Worker, WorkerContender

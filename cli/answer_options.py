@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, ClassVar
 
 import typer
 
 from edgespec import paths
+from edgespec.cli.options import option
 from edgespec.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 # Other words for samplers, llama.cpp's among them.
 _SAMPLERS = {"typical": "typ_p", "typical_p": "typ_p", "temp": "temperature", "nucleus": "top_p"}
 # Options that have another name as a parameter of a sampler.
+_MEDUSAS = 0.09  # epsilon of typical acceptance in the paper's runs (arXiv 2401.10774)
 _PARAMETERS = {"repeat_penalty": "repetition_penalty", "repeat_last_n": "penalty_last_n"}
 
 
@@ -26,131 +28,65 @@ _PARAMETERS = {"repeat_penalty": "repetition_penalty", "repeat_last_n": "penalty
 class SamplingOptions:
     """How tokens are picked, for every command that generates."""
 
-    seed: Annotated[
-        int | None, typer.Option("--seed", "-s", help="The same seed gives the same answer.")
-    ] = None
-    temperature: Annotated[
-        float,
-        typer.Option(
-            "--temperature", "--temp", help="0: always the likeliest token; higher is more varied."
-        ),
-    ] = 0.0
-    top_k: Annotated[
-        int, typer.Option("--top-k", help="Keep this many of the likeliest tokens; 0: all.")
-    ] = 0
-    top_p: Annotated[
-        float,
-        typer.Option(
-            "--top-p", help="Keep the likeliest tokens up to this total probability; 1: all."
-        ),
-    ] = 1.0
-    min_p: Annotated[
-        float,
-        typer.Option(
-            "--min-p", help="Drop tokens less likely than this share of the likeliest; 0: none."
-        ),
-    ] = 0.0
-    typical_p: Annotated[
-        float,
-        typer.Option(
-            "--typical",
-            "--typical-p",
-            help="Keep the most typical tokens up to this total; 1: all.",
-        ),
-    ] = 1.0
-    top_n_sigma: Annotated[
-        float,
-        typer.Option(
-            "--top-n-sigma",
-            "--top-nsigma",
-            help="Keep logits within this many deviations of the best; 0: all.",
-        ),
-    ] = 0.0
-    xtc_probability: Annotated[
-        float,
-        typer.Option(
-            "--xtc-probability", help="How often the likeliest tokens are left out (XTC); 0: never."
-        ),
-    ] = 0.0
-    xtc_threshold: Annotated[
-        float,
-        typer.Option("--xtc-threshold", help="XTC: tokens above this probability count as likely."),
-    ] = 0.1
-    dynatemp_range: Annotated[
-        float,
-        typer.Option(
-            "--dynatemp-range", help="Vary the temperature by entropy, plus or minus this; 0: off."
-        ),
-    ] = 0.0
-    dynatemp_exponent: Annotated[
-        float, typer.Option("--dynatemp-exp", help="Exponent from entropy to temperature.")
-    ] = 1.0
-    mirostat: Annotated[
-        int, typer.Option("--mirostat", help="2: mirostat, in place of the other filters; 0: off.")
-    ] = 0
-    mirostat_tau: Annotated[
-        float, typer.Option("--mirostat-ent", help="Mirostat: target entropy, in bits.")
-    ] = 5.0
-    mirostat_eta: Annotated[
-        float, typer.Option("--mirostat-lr", help="Mirostat: learning rate.")
-    ] = 0.1
-    repeat_penalty: Annotated[
-        float,
-        typer.Option("--repeat-penalty", help="Make tokens already used less likely; 1: off."),
-    ] = 1.0
-    repeat_last_n: Annotated[
-        int, typer.Option("--repeat-last-n", help="Penalties look back this many tokens; -1: all.")
-    ] = 64
-    presence_penalty: Annotated[
-        float,
-        typer.Option(
-            "--presence-penalty", help="Subtracted from the logits of tokens already used."
-        ),
-    ] = 0.0
-    frequency_penalty: Annotated[
-        float,
-        typer.Option("--frequency-penalty", help="Subtracted once for each time a token was used."),
-    ] = 0.0
-    dry_multiplier: Annotated[
-        float,
-        typer.Option(
-            "--dry-multiplier", help="DRY: penalise tokens that extend a repetition; 0: off."
-        ),
-    ] = 0.0
-    dry_base: Annotated[
-        float, typer.Option("--dry-base", help="DRY: growth of the penalty per repeated token.")
-    ] = 1.75
-    dry_allowed_length: Annotated[
-        int,
-        typer.Option(
-            "--dry-allowed-length", help="DRY: longest repetition without a penalty, in tokens."
-        ),
-    ] = 2
-    dry_penalty_last_n: Annotated[
-        int, typer.Option("--dry-penalty-last-n", help="DRY: tokens to look back; -1: all.")
-    ] = 64
-    dry_sequence_breaker: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--dry-sequence-breaker", help="DRY: text that ends a repetition; none: no such text."
-        ),
-    ] = None
-    logit_bias: Annotated[
-        list[str] | None,
-        typer.Option("--logit-bias", help="Add to the logit of a token id, as ID=BIAS: 42=-5."),
-    ] = None
-    samplers: Annotated[
-        str | None,
-        typer.Option("--samplers", help="The samplers to use, in order: top_k;top_p;temperature."),
-    ] = None
+    TITLE: ClassVar = "Sampling"
+
+    seed: int | None = option(None, "The same seed gives the same answer.", also="-s")
+    temperature: float = option(
+        0.0, "0: always the likeliest token; higher is more varied.", also="--temp"
+    )
+    top_k: int = option(0, "Keep this many of the likeliest tokens; 0: all.")
+    top_p: float = option(1.0, "Keep the likeliest tokens up to this total probability; 1: all.")
+    min_p: float = option(0.0, "Drop tokens less likely than this share of the likeliest; 0: none.")
+    typical_p: float = option(
+        1.0,
+        "Keep the most typical tokens up to this total; 1: all.",
+        called="--typical --typical-p",
+    )
+    top_n_sigma: float = option(
+        0.0, "Keep logits within this many deviations of the best; 0: all.", also="--top-nsigma"
+    )
+    xtc_probability: float = option(
+        0.0, "How often the likeliest tokens are left out (XTC); 0: never."
+    )
+    xtc_threshold: float = option(0.1, "XTC: tokens above this probability count as likely.")
+    dynatemp_range: float = option(
+        0.0, "Vary the temperature by entropy, plus or minus this; 0: off."
+    )
+    dynatemp_exponent: float = option(
+        1.0, "Exponent from entropy to temperature.", called="--dynatemp-exp"
+    )
+    mirostat: int = option(0, "2: mirostat, in place of the other filters; 0: off.")
+    mirostat_tau: float = option(5.0, "Mirostat: target entropy, in bits.", called="--mirostat-ent")
+    mirostat_eta: float = option(0.1, "Mirostat: learning rate.", called="--mirostat-lr")
+    repeat_penalty: float = option(1.0, "Make tokens already used less likely; 1: off.")
+    repeat_last_n: int = option(64, "Penalties look back this many tokens; -1: all.")
+    presence_penalty: float = option(0.0, "Subtracted from the logits of tokens already used.")
+    frequency_penalty: float = option(0.0, "Subtracted once for each time a token was used.")
+    dry_multiplier: float = option(0.0, "DRY: penalise tokens that extend a repetition; 0: off.")
+    dry_base: float = option(1.75, "DRY: growth of the penalty per repeated token.")
+    dry_allowed_length: int = option(2, "DRY: longest repetition without a penalty, in tokens.")
+    dry_penalty_last_n: int = option(64, "DRY: tokens to look back; -1: all.")
+    dry_sequence_breaker: list[str] | None = option(
+        None, "DRY: text that ends a repetition; none: no such text."
+    )
+    logit_bias: list[str] | None = option(
+        None, "Add to the logit of a token id, as ID=BIAS: 42=-5."
+    )
+    accept: str = option(
+        "exact",
+        "typical or typical=EPS takes likely drafts that the model would not have picked: faster, "
+        "another answer; exact: never.",
+    )
+    samplers: str | None = option(None, "The samplers to use, in order: top_k;top_p;temperature.")
 
     def params(self) -> SamplingParams:
         """Sampling parameters; values no model could honour are misuse."""
         from edgespec.sampling.params import SamplingParams
 
         values = {field.name: getattr(self, field.name) for field in fields(self)}
-        for option, parameter in _PARAMETERS.items():
-            values[parameter] = values.pop(option)
+        for name, parameter in _PARAMETERS.items():
+            values[parameter] = values.pop(name)
+        values["accept_typical"] = _epsilon(values.pop("accept"))
         values["logit_bias"] = _biases(self.logit_bias or [])
         breakers, order = values.pop("dry_sequence_breaker"), values.pop("samplers")
         if breakers is not None:
@@ -161,6 +97,19 @@ class SamplingOptions:
             return SamplingParams(**values)
         except UnsupportedError as problem:
             raise typer.BadParameter(f"{problem}; {problem.hint}") from problem
+
+
+def _epsilon(text: str) -> float:
+    """Of typical acceptance; 0 where drafts change nothing."""
+    name, _, number = text.partition("=")
+    try:
+        if name == "typical":
+            return float(number) if number else _MEDUSAS
+        if text != "exact":
+            raise ValueError
+    except ValueError:
+        raise typer.BadParameter(f"--accept {text} is not exact, typical or typical=EPS") from None
+    return 0.0
 
 
 def _order(text: str) -> list[str]:
@@ -176,31 +125,18 @@ GREEDY = SamplingOptions()
 class FormatOptions:
     """What an answer has to look like, for every command that generates."""
 
-    grammar: Annotated[
-        str | None,
-        typer.Option("--grammar", help="GBNF or Lark grammar for the answer: a text or a file."),
-    ] = None
-    grammar_file: Annotated[
-        Path | None,
-        typer.Option("--grammar-file", help="GBNF or Lark grammar for the answer: a file."),
-    ] = None
-    json_schema: Annotated[
-        str | None,
-        typer.Option(
-            "--json-schema", "-j", help="Answer with JSON that fits this schema: a text or a file."
-        ),
-    ] = None
-    json_schema_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--json-schema-file", "-jf", help="Answer with JSON that fits this schema: a file."
-        ),
-    ] = None
+    TITLE: ClassVar = "Form of the answer"
 
-    regex: Annotated[
-        str | None,
-        typer.Option("--regex", help="Answer with a text that matches this regular expression."),
-    ] = None
+    grammar: str | None = option(None, "GBNF or Lark grammar for the answer: a text or a file.")
+    grammar_file: Path | None = option(None, "GBNF or Lark grammar for the answer: a file.")
+    json_schema: str | None = option(
+        None, "Answer with JSON that fits this schema: a text or a file.", also="-j"
+    )
+    json_schema_file: Path | None = option(
+        None, "Answer with JSON that fits this schema: a file.", also="-jf"
+    )
+
+    regex: str | None = option(None, "Answer with a text that matches this regular expression.")
 
     def texts(self) -> dict[str, str | None]:
         """Arguments `grammar`, `json_schema` and `regex` of `Engine.stream`."""

@@ -202,7 +202,9 @@ def _edit(chat: Chat, argument: str) -> None:
 def _image(chat: Chat, argument: str) -> None:
     if not argument:
         raise UnsupportedError("no file is named", hint="/image FILE")
-    chat.images.append(read_image(expanded(argument)))
+    image = read_image(argument)
+    chat.engine.shown("", [image])  # or it is refused now, and not with the next message
+    chat.images.append(image)
     note(f"{len(chat.images)} image{'s' * (len(chat.images) > 1)} with the next message")
 
 

@@ -18,51 +18,21 @@ from edgespec.cli.log import log_options, start_log
 from edgespec.cli.render import note
 from edgespec.paths import text_of
 
-# Titles of groups, in this order, and the options of each by parameter; others come last.
+# Titles of groups, in this order, and the options of each by parameter; others come last. Classes
+# of options have a title of their own.
 _ARGUMENTS, _OTHERS, _LOG = "Arguments", "Options", "Log"
 _GROUPS = {
     "Model and prompt": (
         *("model", "named", "hf_repo", "prompt", "asked", "file", "image", "system", "raw", "load"),
-        *("max_tokens", "stop", "no_shift", "prompts", "per_task", "connect"),
+        *("images", "max_tokens", "stop", "no_shift", "prompts", "per_task", "connect"),
     ),
     "Server": (
         *("host", "port", "api_key", "api_key_file", "cors", "allowed_host", "alias", "folder"),
         *("any_here", "keep_alive", "pin"),
     ),
-    "Sampling": (
-        *("seed", "temperature", "top_k", "top_p", "min_p", "typical_p", "top_n_sigma"),
-        *("xtc_probability", "xtc_threshold", "dynatemp_range", "dynatemp_exponent", "mirostat"),
-        *("mirostat_tau", "mirostat_eta", "repeat_penalty", "repeat_last_n", "presence_penalty"),
-        *("frequency_penalty", "dry_multiplier", "dry_base", "dry_allowed_length"),
-        *("dry_penalty_last_n", "dry_sequence_breaker", "logit_bias", "samplers"),
-    ),
-    "Form of the answer": ("grammar", "grammar_file", "json_schema", "json_schema_file", "regex"),
-    "Memory and device": (
-        *(
-            "budget",
-            "prefer",
-            "mmproj",
-            "image_max_tokens",
-            "ctx",
-            "kv_type",
-            "cache_type_k",
-            "cache_type_v",
-            "gpu_layers",
-        ),
-        *(
-            "mmproj",
-            "image_max_tokens",
-            "cpu_moe",
-            "n_cpu_moe",
-            "override_tensor",
-            "memory",
-            "workers",
-            "threads",
-            "backend",
-            "device",
-            "kernels",
-        ),
-    ),
+    "Sampling": (),
+    "Form of the answer": (),
+    "Memory and device": ("memory",),
     "Drafts": (
         *(
             "drafter",
@@ -162,7 +132,12 @@ class Command(TyperCommand):
         for parameter in self.get_params(ctx):
             if (record := parameter.get_help_record(ctx)) is not None:
                 is_argument = parameter.param_type_name == "argument"
-                title = _ARGUMENTS if is_argument else _TITLES.get(parameter.name or "", _OTHERS)
+                title = (
+                    _TITLES.get(parameter.name or "")
+                    or getattr(parameter, "rich_help_panel", "")
+                    or _OTHERS
+                )
+                title = _ARGUMENTS if is_argument else title
                 sections[title].append((_readable(record[0], is_argument), record[1]))
         if sum(bool(sections[title]) for title in _GROUPS) == 1:  # a small command has one list
             group = next(title for title in _GROUPS if sections[title])

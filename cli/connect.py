@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,6 +18,7 @@ from edgespec.cli.render import error, note
 from edgespec.errors import EdgespecError, UnsupportedError
 
 if TYPE_CHECKING:
+    from edgespec.models.images import Image
     from edgespec.serve.client import Client
 
 ConnectOption = Annotated[
@@ -142,6 +143,7 @@ def run_connected(
     settings: RequestFields,
     system: str | None,
     text: str,
+    images: Sequence[Image],
     *,
     raw: bool,
     color: str,
@@ -151,7 +153,11 @@ def run_connected(
     from edgespec.cli.start import cancel_on_interrupt
 
     head = [] if system is None else [{"role": "system", "content": system}]
-    messages = [*head, {"role": "user", "content": text}]
+    shown = [{"type": "image_url", "image_url": {"url": image.url}} for image in images]
+    if shown and raw:
+        raise typer.BadParameter("--raw sends a text alone, and --image a message")
+    content = [*shown, {"type": "text", "text": text}] if shown else text
+    messages = [*head, {"role": "user", "content": content}]
     body = {**settings.fields, **({"prompt": text} if raw else {"messages": messages})}
     cancel = cancel_on_interrupt()
     answer = _Answer(_client(url), "completions" if raw else "chat/completions", body)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import partial
-from itertools import accumulate, groupby
+from collections.abc import Mapping
+from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -17,10 +15,6 @@ from edgespec.cli.command import Command, Group
 from edgespec.cli.render import Progress, note, printable, size_text, table
 from edgespec.errors import UnsupportedError
 from edgespec.paths import expanded
-
-if TYPE_CHECKING:
-    from edgespec.models.exits.eagle import HeadInfo
-    from edgespec.models.spec import ModelSpec
 
 _KINDS = ("exit", "eagle3")
 _DRAFTS = (1, 2, 4, 8)  # in a round, that are told of
@@ -56,12 +50,14 @@ def train(
     ] = None,
     exit_layer: Annotated[
         int | None,
-        typer.Option("--exit-layer", min=1, help="First blocks to keep. Default: the best found."),
+        typer.Option("--exit-layer", min=1, help="First blocks to keep. Default: a sixth of them."),
     ] = None,
     head_size: Annotated[
         int | None,
         typer.Option(
-            "--head-size", min=1, help="Most frequent tokens it may draft. Default: the best found."
+            "--head-size",
+            min=1,
+            help="Most frequent tokens it may draft. Default: 4096, of a head 8192.",
         ),
     ] = None,
     as_json: options.JsonOption = False,
@@ -71,83 +67,17 @@ def train(
     The model writes the text it is trained on. Stopped with Ctrl-C while training, the best so far
     is written; the same command goes on where it was stopped.
     """
-    from edgespec.exits.heads import train_head
-    from edgespec.exits.texts import FULL_MINUTES, QUICK_MINUTES
-    from edgespec.exits.training import train_draft
+    from edgespec.exits.training import FULL_MINUTES, QUICK_MINUTES, train_drafter
     from edgespec.models.spec import read_model_spec
+    from edgespec.quantize.convert import check_target
 
     options.one_of("--kind", kind, _KINDS)
-    make: Callable[..., dict[str, Any]] = train_head
-    if kind == "exit":
-        make = partial(train_draft, exit_layer=exit_layer)
-    elif exit_layer is not None:
+    if kind == "eagle3" and exit_layer is not None:
         raise UnsupportedError(
             f"--exit-layer {exit_layer} is for early exits, and a head has none",
             hint="leave it out, or use --kind exit",
         )
     spec = read_model_spec(options.model_path(model))
-    with _writing(output, spec) as (progress, say):
-        report = make(
-            spec,
-            output,
-            minutes=minutes or (QUICK_MINUTES if quick else FULL_MINUTES),
-            head_size=head_size,
-            data=data,
-            begin=begin,
-            progress=progress,
-            note=say,
-        )
-    text = _training_text if kind == "exit" else _head_text
-    print(json.dumps(report) if as_json else printable(text(report)))
-
-
-@draft_app.command(cls=Command)
-def build(
-    model: Annotated[str | None, typer.Argument(help="GGUF file. Default: embedded.")] = None,
-    output: Annotated[Path, typer.Option("--output", "-o", help="File to write.")] = Path(
-        "drafter.gguf"
-    ),
-    skip: Annotated[
-        str, typer.Option("--skip", help="Blocks to leave out, such as 4,7-9, or auto.")
-    ] = "auto",
-    minutes: Annotated[
-        float | None, typer.Option("--minutes", min=0.01, help="Most minutes that auto may search.")
-    ] = None,
-    head_size: Annotated[
-        int | None,
-        typer.Option(
-            "--head-size", min=1, help="Most frequent tokens it may draft. Default: 16384."
-        ),
-    ] = None,
-    as_json: options.JsonOption = False,
-) -> None:
-    """Make a drafter without training. Example: edgespec draft build model.gguf -o skip.gguf
-
-    The drafter is the model without some of its blocks, which are numbered from 0 as in the file.
-    Stopped with Ctrl-C while it searches, the best so far is written.
-    """
-    from edgespec.exits.skipping import MINUTES, build_skipping
-    from edgespec.models.spec import read_model_spec
-
-    spec = read_model_spec(options.model_path(model))
-    with _writing(output, spec) as (progress, say):
-        report = build_skipping(
-            spec,
-            output,
-            skip=None if skip == "auto" else _blocks(skip),
-            head_size=head_size,
-            minutes=minutes or MINUTES,
-            progress=progress,
-            note=say,
-        )
-    print(json.dumps(report) if as_json else printable(_training_text(report)))
-
-
-@contextmanager
-def _writing(output: Path, spec: ModelSpec) -> Iterator[tuple[Progress, Callable[[str], None]]]:
-    """Progress and notes while a drafter of `spec` is made."""
-    from edgespec.quantize.convert import check_target
-
     check_target(output, spec.files)
     progress = Progress()
 
@@ -156,24 +86,22 @@ def _writing(output: Path, spec: ModelSpec) -> Iterator[tuple[Progress, Callable
         note(text)
 
     try:
-        yield progress, say
+        report = train_drafter(
+            spec,
+            output,
+            kind,
+            minutes=minutes or (QUICK_MINUTES if quick else FULL_MINUTES),
+            exit_layer=exit_layer,
+            head_size=head_size,
+            data=data,
+            begin=begin,
+            progress=progress,
+            note=say,
+        )
     finally:
         progress.clear()
     note(f"written: {output}")
-
-
-def _blocks(text: str) -> list[int]:
-    """The numbers of a list such as "4,7-9"."""
-    blocks: list[int] = []
-    for part in text.split(","):
-        first, _, last = part.partition("-")
-        try:
-            blocks += range(int(first), int(last or first) + 1)
-        except ValueError:
-            raise UnsupportedError(
-                f"--skip {text} names no blocks", hint="write --skip 4,7-9, or --skip auto"
-            ) from None
-    return blocks
+    print(json.dumps(report) if as_json else printable(_training_text(report)))
 
 
 @draft_app.command(cls=Command)
@@ -182,108 +110,50 @@ def info(
     as_json: options.JsonOption = False,
 ) -> None:
     """Show what a drafter file was made from, and how."""
-    from edgespec.models.exits.eagle import read_head
-    from edgespec.models.exits.early_exit import read_exit
+    from edgespec.exits.files import read_head
+    from edgespec.models.early_exit import read_exit
     from edgespec.models.spec import read_model_spec
 
-    head = read_head(expanded(drafter))
-    if head is not None:
-        print(json.dumps(_head_facts(head)) if as_json else printable(_head_shown(head)))
-        return
-    spec = read_model_spec(expanded(drafter))
-    found = read_exit(spec)
-    if found is None:
-        raise UnsupportedError(
-            f"{drafter} is no drafter that edgespec made",
-            hint="`edgespec models show` shows other models",
-        )
-    facts = {
-        "target": found.target_name,
-        "target_hash": found.target_hash,
-        "exit_layer": found.exit_layer,
-        "blocks": found.blocks,
-        "head_size": len(found.token_ids),
-        "file_bytes": spec.file_bytes,
-    }
+    path = expanded(drafter)
+    if (head := read_head(path)) is not None:
+        report, ids, file_bytes = head.report, len(head.token_ids), head.file.file_bytes
+        made = head.target_name, head.target_hash
+        reads: dict[str, Any] = {"layers": list(head.layers)}
+        shown = ("reads", f"inputs of the layers {', '.join(map(str, head.layers))}")
+    else:
+        spec = read_model_spec(path)
+        found = read_exit(spec)
+        if found is None:
+            raise UnsupportedError(
+                f"{drafter} is no drafter that edgespec made",
+                hint="`edgespec models show` shows other models",
+            )
+        report, ids, file_bytes = found.report, len(found.token_ids), spec.file_bytes
+        made = found.target_name, found.target_hash
+        reads = {"exit_layer": found.exit_layer}
+        shown = ("exit", f"after block {found.exit_layer}, and one block of its own")
     if as_json:
-        print(json.dumps({**facts, "report": found.report}))
+        facts = {"target": made[0], "target_hash": made[1], **reads, "head_size": ids}
+        print(json.dumps({**facts, "file_bytes": file_bytes, "report": report}))
         return
-    made = f"after block {found.exit_layer}, and one block of its own"
-    if found.blocks:
-        made = f"nowhere: {found.exit_layer} of the blocks, {_listed(found.blocks)}"
     rows = [
-        ("drafts for", f"{found.target_name} ({found.target_hash})"),
-        ("exit", made),
-        ("head", f"{len(found.token_ids)} tokens"),
-        ("file", size_text(spec.file_bytes)),
+        ("drafts for", f"{made[0]} ({made[1]})"),
+        shown,
+        ("head", f"{ids} tokens"),
+        ("file", size_text(file_bytes)),
     ]
-    print(printable(table(rows)))
-    if "result" in found.report:
-        print(printable(_training_text(found.report)))
-
-
-def _head_facts(head: HeadInfo) -> dict[str, Any]:
-    return {
-        "target": head.target_name,
-        "target_hash": head.target_hash,
-        "layers": list(head.layers),
-        "head_size": len(head.token_ids),
-        "file_bytes": head.file.file_bytes,
-        "report": head.report,
-    }
-
-
-def _head_shown(head: HeadInfo) -> str:
-    rows = [
-        ("drafts for", f"{head.target_name} ({head.target_hash})"),
-        ("reads", f"inputs of the layers {', '.join(map(str, head.layers))}"),
-        ("head", f"{len(head.token_ids)} tokens"),
-        ("file", size_text(head.file.file_bytes)),
-    ]
-    told = f"\n\n{_head_text(head.report)}" if "gains" in head.report else ""
-    return f"{table(rows)}{told}"
-
-
-def _listed(blocks: Sequence[int]) -> str:
-    """Numbers with runs of them joined: 0-2, 5."""
-    parts: list[str] = []
-    for _, run in groupby(enumerate(blocks), lambda pair: pair[1] - pair[0]):
-        numbers = [number for _, number in run]
-        parts.append(f"{numbers[0]}-{numbers[-1]}" if len(numbers) > 1 else str(numbers[0]))
-    return ", ".join(parts)
+    text = f"\n\n{_training_text(report)}" if "gains" in report else ""
+    print(printable(f"{table(rows)}{text}"))
 
 
 def _training_text(report: Mapping[str, Any]) -> str:
-    """What was compared, and what was made; the numbers of the latter are of text held out."""
-    is_trained = "loss" in report
-    first, mark = ("exit", " (trained)") if is_trained else ("blocks", " (written)")
-    head = (first, "head", "agreement", "tokens/round", "step", "predicted speed")
-    rows = [head, *(_row(candidate, "") for candidate in report["compared"])]
-    rows.append(_row(report["result"], mark))
-    text = f"{report['text_tokens']} tokens of text"
-    if is_trained:
-        text += f", loss {report['loss']:.3f} on those held out"
-    return f"{text}\n\n{table(rows)}"
-
-
-def _head_text(report: Mapping[str, Any]) -> str:
-    """How well a head does: on text held out, or on what its gains were measured with later."""
+    """How well a drafter does: on text held out, or on what its gains were measured with later."""
     lengths = list(accumulate(report["gains"], initial=1.0))
     measured = f" of {report['gains_of']}" if "gains_of" in report else ""
     rows = [(f"drafts in every round{measured}", "tokens/round")]
     rows += [(str(count), f"{lengths[count]:.2f}") for count in _DRAFTS if count < len(lengths)]
+    loss = f"loss {report['loss']:.3f}, " if "loss" in report else ""
     return (
-        f"{report['text_tokens']} tokens of text, on those held out: loss {report['loss']:.3f}, "
-        f"agreement {report['agreement']:.3f}\n\n{table(rows)}"
-    )
-
-
-def _row(candidate: dict[str, Any], mark: str) -> tuple[str, ...]:
-    return (
-        str(candidate["exit_layer"]),
-        str(candidate["head_size"]),
-        f"{candidate['agreement']:.3f}",
-        f"{candidate['acceptance_length']:.2f}",
-        f"{candidate['draft_step_ms']:.2f} ms",
-        f"{candidate['predicted_speedup']:.2f}x{mark}",
+        f"{report.get('text_tokens', 0)} tokens of text, on those held out: {loss}"
+        f"agreement {report.get('agreement', 0.0):.3f}\n\n{table(rows)}"
     )

@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
 from edgespec.cli import options
-from edgespec.cli.render import Progress, note, printable, size_text
-from edgespec.errors import UnsupportedError
+from edgespec.cli.render import Progress, printable
+from edgespec.errors import ModelNotFoundError, UnsupportedError
 from edgespec.paths import stdin_lines
-
-if TYPE_CHECKING:
-    from edgespec.memory.plan.request import Request
-    from edgespec.models.spec import ModelSpec
-    from edgespec.serve.server import Server
 
 PoolingOption = Annotated[
     str | None,
@@ -30,12 +23,14 @@ PoolingOption = Annotated[
 
 
 def embed(
+    context: typer.Context,
     model: Annotated[
-        str, typer.Argument(help="GGUF file, hf:OWNER/REPO[:QUANT], ollama:NAME[:TAG].")
-    ],
+        str | None, typer.Argument(help="GGUF file, hf:OWNER/REPO[:QUANT], ollama:NAME[:TAG].")
+    ] = None,
     texts: Annotated[
         list[str] | None, typer.Argument(help="The texts. Default: the lines of stdin.")
     ] = None,
+    named: options.NamedOption = None,
     pooling: PoolingOption = None,
     dimensions: Annotated[
         int | None,
@@ -68,15 +63,25 @@ def embed(
     from edgespec.memory.plan.options import LoadOptions
     from edgespec.setup.embedding import Embedder
 
+    source = context.get_parameter_source("named")
+    if source is not None and source.name == "COMMANDLINE" and model is not None:
+        texts, model = [model, *(texts or ())], None
+    name = model or named
+    if name is None:
+        raise typer.BadParameter("no model: name it first, or with -m")
     if texts is None and sys.stdin.isatty():
         raise typer.BadParameter("no texts: give them as arguments, or one a line on stdin")
     budget_bytes = None if budget is None else options.size_bytes("--budget", budget)
     wanted = LoadOptions(budget_bytes=budget_bytes, context_size=ctx, threads=threads)
     progress = Progress()
     try:
-        embedder = Embedder.load(
-            options.model_path(model), pooling=pooling, options=wanted, progress=progress
-        )
+        path = options.model_path(name)
+        embedder = Embedder.load(path, pooling=pooling, options=wanted, progress=progress)
+    except ModelNotFoundError as problem:
+        if " " not in name:
+            raise
+        hint = f"name a model before the texts, or with -m; {problem.hint}"
+        raise ModelNotFoundError(f"{printable(name)[:60]} is no model", hint=hint) from problem
     finally:
         progress.clear()
     with embedder:
@@ -89,36 +94,6 @@ def embed(
         return
     for row in rows:
         print(" ".join(f"{value:.8g}" for value in row))
-
-
-@contextmanager
-def embedding_server(
-    spec: ModelSpec,
-    request: Request,
-    pooling: str | None,
-    names: Sequence[str],
-    any_model: bool,
-    letting_in: Any,
-) -> Iterator[Server]:
-    """A server of a model that makes embeddings alone. Raises as `Embedder.load`."""
-    from edgespec.memory.plan.embedding import plan_embedding
-    from edgespec.serve.embeddings import EmbeddingServer, EmbeddingService
-    from edgespec.setup.embedding import Embedder
-
-    plan = plan_embedding(spec, request, pooling)
-    note(
-        f"{printable(spec.name) or spec.path.name} {spec.file_type}, embeddings by {plan.pooling}, "
-        f"texts of at most {plan.context_size} tokens, {plan.threads} threads; at most "
-        f"{size_text(plan.predicted_peak_bytes)} of {size_text(plan.limit_bytes)}"
-    )
-    progress = Progress()
-    try:
-        embedder = Embedder.reserved(plan, progress)
-    finally:
-        progress.clear()
-    service = EmbeddingService(embedder, names, any_model=any_model)
-    with closing(service), EmbeddingServer(service, **letting_in) as server:
-        yield server
 
 
 def _lines() -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from edgespec.cli.render import Progress, note, printable, size_text, table
@@ -24,10 +25,11 @@ def list_models(request: Request, *, as_json: bool) -> None:
     machine, progress = this_machine(), Progress()
     locals_, rows = local_models(), []
     try:
-        with simulating():  # one process for all of them
-            for number, local in enumerate(locals_):
+        # One process says what all of them take, while the next header is read.
+        with simulating(), ThreadPoolExecutor(1) as reader:
+            for number, read in enumerate(reader.map(_read, locals_)):
                 progress("reading headers", number / len(locals_))
-                rows.append(_row(local, request, machine))
+                rows.append(_row(locals_[number], read, request, machine))
     finally:
         progress.clear()
     if as_json:
@@ -38,9 +40,18 @@ def list_models(request: Request, *, as_json: bool) -> None:
         note("no model is here; `edgespec models pull hf:OWNER/REPO` gets one")
 
 
-def _row(local: Local, request: Request, machine: Machine) -> dict[str, Any]:
+def _read(local: Local) -> ModelSpec | EdgespecError:
     from edgespec.models.spec import read_model_spec
 
+    try:
+        return read_model_spec(local.path)
+    except EdgespecError as problem:
+        return problem
+
+
+def _row(
+    local: Local, read: ModelSpec | EdgespecError, request: Request, machine: Machine
+) -> dict[str, Any]:
     row: dict[str, Any] = {
         "name": local.name,
         "path": str(local.path),
@@ -48,12 +59,10 @@ def _row(local: Local, request: Request, machine: Machine) -> dict[str, Any]:
         "file_bytes": local.file_bytes,
         "problem": "",
     }
-    try:
-        spec = read_model_spec(local.path)
-    except EdgespecError as problem:
-        return {**row, "problem": str(problem).removeprefix(f"{local.path} is ")}
-    row |= {"file_type": spec.file_type, "arch": spec.arch, "description": spec.name}
-    return {**row, **_planned(spec, request, machine)}
+    if isinstance(read, EdgespecError):
+        return {**row, "problem": str(read).removeprefix(f"{local.path} is ")}
+    row |= {"file_type": read.file_type, "arch": read.arch, "description": read.name}
+    return {**row, **_planned(read, request, machine)}
 
 
 def _planned(spec: ModelSpec, request: Request, machine: Machine) -> dict[str, Any]:

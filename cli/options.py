@@ -6,12 +6,12 @@ import functools
 import inspect
 import itertools
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from copy import copy
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, ClassVar, get_args, get_type_hints
 
 import typer
 
@@ -61,7 +61,30 @@ def users_of(text: str) -> int | None:
     return int(text)
 
 
-_Named = Annotated[
+def option(default: Any, text: str, *, also: str = "", called: str = "", **more: Any) -> Any:
+    """A field of a class of options, and the help of its option.
+
+    The option is called as the field is and `also` so, or only as `called` says.
+    """
+    return field(default=default, metadata={"help": text, "names": (also, called), "more": more})
+
+
+def parameters_of(group: type[Any]) -> Iterator[inspect.Parameter]:
+    """The fields of a class of options as parameters of a command."""
+    types = get_type_hints(group, include_extras=True)
+    for one in fields(group):
+        kind, told = types[one.name], one.metadata
+        if told:
+            also, called = told["names"]
+            names = (called or f"--{one.name.replace('_', '-')} {also}").split()
+            more = {"help": told["help"], "rich_help_panel": group.TITLE, **told["more"]}
+            kind = Annotated[kind, typer.Option(*names, **more)]
+        yield inspect.Parameter(
+            one.name, inspect.Parameter.KEYWORD_ONLY, default=one.default, annotation=kind
+        )
+
+
+NamedOption = Annotated[
     str | None,
     typer.Option(
         "--model", "-m", help="The model, instead of the argument.", autocompletion=_names_here
@@ -79,7 +102,7 @@ class ModelOptions:
     """Which model a command is about, for every command that takes one."""
 
     model: Annotated[str | None, typer.Argument(help=_WHICH, autocompletion=_names_here)] = None
-    named: _Named = None
+    named: NamedOption = None
     hf_repo: _HubRepo = None
 
     @property
@@ -101,7 +124,7 @@ class ModelsOptions:
     models: Annotated[list[str] | None, typer.Argument(help=_WHICH, autocompletion=_names_here)] = (
         None
     )
-    named: _Named = None
+    named: NamedOption = None
     hf_repo: _HubRepo = None
 
     @property
@@ -124,158 +147,82 @@ EMBEDDED = ModelOptions()
 class PlanOptions:
     """What every command that plans a run can be asked for; see `takes_shared_options`."""
 
-    budget: Annotated[
-        str | None,
-        typer.Option(
-            "--budget", help="Most memory to use: 512MiB, 1.5GiB, 800MB. Default: what is free."
-        ),
-    ] = None
-    prefer: Annotated[
-        str,
-        typer.Option(
-            "--prefer",
-            help="speed, quality, or context (longer, may use a smaller type of KV cache).",
-        ),
-    ] = "speed"
-    ctx: Annotated[
-        int | None,
-        typer.Option(
-            "--ctx", "--ctx-size", "-c", min=1, help="Tokens of context. Default: chosen to fit."
-        ),
-    ] = None
-    drafter: Annotated[
-        str,
-        typer.Option(
-            "--drafter", help="auto, none (or plain), or a list of suffix, recycling, model, head."
-        ),
-    ] = "auto"
-    draft_model: Annotated[
-        str | None,
-        typer.Option(
-            "--draft-model",
-            "--model-draft",
-            "-md",
-            help="GGUF file that drafts: a smaller model, a head or an early exit.",
-        ),
-    ] = None
-    switch: Annotated[
-        str | None,
-        typer.Option(
-            "--switch",
-            help="A smaller GGUF writes the tokens it is confident about. Changes the output.",
-        ),
-    ] = None
-    draft_max: Annotated[
-        int | None,
-        typer.Option(
-            "--draft-max",
-            min=0,
-            max=255,
-            help="Most tokens drafted in one step. Default: as many as pay and fit.",
-        ),
-    ] = None
-    kv_type: Annotated[
-        str,
-        typer.Option(
-            "--kv-type",
-            help="Type of the KV cache: f16, bf16, f32, q8_0, q4_0, or auto (f16, unless --exact, "
-            "--prefer context or ONNX Runtime need another).",
-        ),
-    ] = "auto"
-    cache_type_k: Annotated[
-        str | None,
-        typer.Option("--cache-type-k", "-ctk", help="The same as --kv-type. Needs --cache-type-v."),
-    ] = None
-    cache_type_v: Annotated[
-        str | None,
-        typer.Option("--cache-type-v", "-ctv", help="As --cache-type-k, of the same type."),
-    ] = None
-    gpu_layers: Annotated[
-        str,
-        typer.Option(
-            "--gpu-layers",
-            "--n-gpu-layers",
-            "-ngl",
-            help="Layers on GPUs and workers: a number, all, or auto (as many as fit on a GPU).",
-        ),
-    ] = "auto"
-    cpu_moe: Annotated[
-        bool,
-        typer.Option("--cpu-moe", "-cmoe", help="Keep the experts of all layers on the CPU."),
-    ] = False
-    n_cpu_moe: Annotated[
-        int | None,
-        typer.Option(
-            "--n-cpu-moe",
-            "-ncmoe",
-            min=0,
-            help="Keep the experts of the first N layers on the CPU. Default: as is fastest.",
-        ),
-    ] = None
-    override_tensor: Annotated[
-        str | None,
-        typer.Option(
-            "--override-tensor",
-            "-ot",
-            help="PATTERN=DEVICE,...: tensors whose name the regular expression is found in lie "
-            "there: CPU, or a device that `edgespec doctor` names.",
-        ),
-    ] = None
-    workers: Annotated[
-        str | None,
-        typer.Option(
-            "--workers",
-            help="HOST:PORT,... of `edgespec worker`: machines that lend their devices.",
-        ),
-    ] = None
-    threads: Annotated[
-        int | None,
-        typer.Option(
-            "--threads",
-            "-t",
-            min=1,
-            help="Most CPU threads; fewer while other programs compute. Default: cores.",
-        ),
-    ] = None
-    backend: Annotated[
-        str, typer.Option("--backend", help="auto, llamacpp, or onnx (ONNX Runtime).")
-    ] = "auto"
-    device: Annotated[
-        str, typer.Option("--device", help="auto, cpu, gpu, or npu (through ONNX Runtime).")
-    ] = "auto"
-    kernels: Annotated[
-        str,
-        typer.Option("--kernels", help="edgespec's own CPU kernels: auto (if faster), on, off."),
-    ] = "auto"
-    exact: Annotated[
-        bool,
-        typer.Option("--exact", help="Use only settings whose output equals plain decoding's."),
-    ] = False
+    TITLE: ClassVar = "Memory and device"
 
-    mmproj: Annotated[
-        str | None,
-        typer.Option(
-            "--mmproj",
-            "-mm",
-            help="GGUF file of the projector that sees images, or none. Default: the one mmproj "
-            "file beside the model.",
-        ),
-    ] = None
-    image_max_tokens: Annotated[
-        int | None,
-        typer.Option(
-            "--image-max-tokens",
-            min=1,
-            max=1 << 16,
-            help="Most tokens of an image, where the projector leaves it open.",
-        ),
-    ] = None
-    remember: Annotated[
-        bool,
-        typer.Option(
-            "--remember", help="Keep prompts and answers on disk, to draft from them later."
-        ),
-    ] = False
+    budget: str | None = option(
+        None, "Most memory to use: 512MiB, 1.5GiB, 800MB. Default: what is free."
+    )
+    prefer: str = option(
+        "speed", "speed, quality, or context (longer, may use a smaller type of KV cache)."
+    )
+    ctx: int | None = option(
+        None, "Tokens of context. Default: chosen to fit.", also="--ctx-size -c", min=1
+    )
+    drafter: str = option(
+        "auto", "auto, none (or plain), or a list of suffix, recycling, model, head."
+    )
+    draft_model: str | None = option(
+        None,
+        "GGUF file that drafts: a smaller model, a head or an early exit.",
+        also="--model-draft -md",
+    )
+    switch: str | None = option(
+        None, "A smaller GGUF writes the tokens it is confident about. Changes the output."
+    )
+    draft_max: int | None = option(
+        None, "Most tokens drafted in one step. Default: as many as pay and fit.", min=0, max=255
+    )
+    kv_type: str = option(
+        "auto",
+        "Type of the KV cache: f16, bf16, f32, q8_0, q4_0, or auto (f16, unless --exact, "
+        "--prefer context or ONNX Runtime need another).",
+    )
+    cache_type_k: str | None = option(
+        None, "The same as --kv-type. Needs --cache-type-v.", also="-ctk"
+    )
+    cache_type_v: str | None = option(None, "As --cache-type-k, of the same type.", also="-ctv")
+    gpu_layers: str = option(
+        "auto",
+        "Layers on GPUs and workers: a number, all, or auto (as many as fit on a GPU).",
+        also="--n-gpu-layers -ngl",
+    )
+    cpu_moe: bool = option(False, "Keep the experts of all layers on the CPU.", also="-cmoe")
+    n_cpu_moe: int | None = option(
+        None,
+        "Keep the experts of the first N layers on the CPU. Default: as is fastest.",
+        also="-ncmoe",
+        min=0,
+    )
+    override_tensor: str | None = option(
+        None,
+        "PATTERN=DEVICE,...: tensors whose name the regular expression is found in lie there: "
+        "CPU, or a device that `edgespec doctor` names.",
+        also="-ot",
+    )
+    workers: str | None = option(
+        None, "HOST:PORT,... of `edgespec worker`: machines that lend their devices."
+    )
+    threads: int | None = option(
+        None,
+        "Most CPU threads; fewer while other programs compute. Default: cores.",
+        also="-t",
+        min=1,
+    )
+    backend: str = option("auto", "auto, llamacpp, or onnx (ONNX Runtime).")
+    device: str = option("auto", "auto, cpu, gpu, or npu (through ONNX Runtime).")
+    kernels: str = option("auto", "edgespec's own CPU kernels: auto (if faster), on, off.")
+    exact: bool = option(False, "Use only settings whose output equals plain decoding's.")
+
+    mmproj: str | None = option(
+        None,
+        "GGUF file of the projector that sees images, or none. Default: the one mmproj file "
+        "beside the model.",
+        also="-mm",
+    )
+    image_max_tokens: int | None = option(
+        None, "Most tokens of an image, where the projector leaves it open.", min=1, max=1 << 16
+    )
+    remember: bool = option(False, "Keep prompts and answers on disk, to draft from them later.")
 
     def request(
         self,
@@ -380,7 +327,7 @@ class PlanOptionLists:
     @staticmethod
     def parameters() -> Iterable[inspect.Parameter]:
         """Of a command: as those of `PlanOptions`, with lists for whatever takes a value."""
-        for parameter in inspect.signature(PlanOptions, eval_str=True).parameters.values():
+        for parameter in parameters_of(PlanOptions):
             value, option = get_args(parameter.annotation)
             kind = next(part for part in get_args(value) or (value,) if part is not NoneType)
             if kind is not bool:
@@ -410,7 +357,7 @@ def takes_shared_options(command: Callable[..., None]) -> Callable[..., None]:
             parameters += PlanOptionLists.parameters()
         elif is_dataclass(parameter.default):
             groups[parameter.name] = group = type(parameter.default)
-            parameters += inspect.signature(group, eval_str=True).parameters.values()
+            parameters += parameters_of(group)
         else:
             parameters.append(parameter)
 

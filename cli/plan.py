@@ -24,6 +24,9 @@ def plan(
     file: Annotated[
         Path | None, typer.Option("--file", "-f", help="Plan for the prompt in this file.")
     ] = None,
+    images: Annotated[
+        int, typer.Option("--images", min=0, help="Images that the prompt shows.")
+    ] = 0,
     max_tokens: options.MaxTokensOption = options.MAX_TOKENS,
     users: options.UsersOption = "1",
     plan_options: options.PlanOptions = options.DEFAULTS,
@@ -34,6 +37,7 @@ def plan(
     It leaves room for a short prompt, or that of --file, and the longest answer of --max-tokens.
     Of several models it says which fit together.
     """
+    from edgespec.memory.bytes.simulation import simulating
     from edgespec.models.onnx.folder import read_model
     from edgespec.setup.planning import make_run_plan
     from edgespec.setup.prompt_size import most_prompt_tokens
@@ -44,14 +48,16 @@ def plan(
         max_tokens=max_tokens,
         is_plain_greedy=True,
         sees=True,
+        images=images,
     )
     request = dataclasses.replace(request, users=options.users_of(users))
     if others:
         found = _set_document([spec, *others], request)
         print(json.dumps(found) if as_json else set_text(found))
         return
-    made = make_run_plan(spec, request)
-    print(json.dumps(_document(spec, made)) if as_json else plan_text(spec, made))
+    with simulating():  # one process for the plan and its alternatives
+        made = make_run_plan(spec, request)
+        print(json.dumps(_document(spec, made)) if as_json else plan_text(spec, made))
 
 
 def _document(spec: ModelSpec, plan: Plan) -> dict[str, Any]:

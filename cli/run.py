@@ -20,7 +20,7 @@ from edgespec.cli.render import memory_json, models_text, note, size_text
 from edgespec.cli.start import cancel_on_interrupt, load_engine
 from edgespec.cli.tint import COLORS, NONE, ColorOption
 from edgespec.errors import UnsupportedError
-from edgespec.paths import expanded, read_stdin, read_text
+from edgespec.paths import read_stdin, read_text
 
 if TYPE_CHECKING:
     from edgespec.decode.engine import Engine, Prompt
@@ -89,13 +89,14 @@ def run(
 
     options.one_of("--color", color, COLORS)
     if connect is not None:
-        _refuse_connected(check, image, trace_drafts)
+        _refuse_connected(check, trace_drafts)
         model, prompt = _served_and_prompt(model, prompt, asked)
         settings = RequestFields.of(
             model, max_tokens, stop, plan_options, sampling_options, format_options
         )
         text = _prompt_text(prompt, file)
-        run_connected(connect, settings, system, text, raw=raw, color=color, as_json=as_json)
+        sent = _images(image or [])
+        run_connected(connect, settings, system, text, sent, raw=raw, color=color, as_json=as_json)
         return
     model, prompt = _model_and_prompt(model, prompt, asked)
     images = _images(image or [])
@@ -112,7 +113,7 @@ def run(
     )
     request = dataclasses.replace(request, keeps_to_form=any(texts.values()))
     if check:
-        _require_comparable(request, sampling, images)
+        _require_comparable(request, sampling)
     cancel = cancel_on_interrupt()
     plan, engine = load_engine(spec, request, cancel, quiet=as_json)
     with engine, _traced(engine, trace_drafts):
@@ -190,13 +191,11 @@ def _prompt_text(prompt: str | None, file: Path | None) -> str:
     return prompt
 
 
-def _refuse_connected(check: bool, image: list[str] | None, trace_drafts: Path | None) -> None:
+def _refuse_connected(check: bool, trace_drafts: Path | None) -> None:
     if trace_drafts is not None:
         raise typer.BadParameter("--trace-drafts needs a model of this process")
     if check:
         raise typer.BadParameter("--check decodes plainly, which a server is not asked to do")
-    if image:
-        raise typer.BadParameter("--image is for a model of this process")
 
 
 def _messages(
@@ -218,17 +217,17 @@ def _images(names: Sequence[str]) -> list[Image]:
     if names.count("-") > 1:
         raise typer.BadParameter("--image - reads stdin, which there is once")
     return [
-        read_image(sys.stdin.buffer.read(MAX_BYTES + 1) if name == "-" else expanded(name))
-        for name in names
+        read_image(sys.stdin.buffer.read(MAX_BYTES + 1) if name == "-" else name) for name in names
     ]
 
 
-def _require_comparable(
-    request: Request, sampling: SamplingParams, images: Sequence[Image]
-) -> None:
+def _require_comparable(request: Request, sampling: SamplingParams) -> None:
     """Raise UnsupportedError where another text than plain decoding's is no mistake."""
-    if images:
-        raise UnsupportedError("--check compares texts alone", hint="leave out --image")
+    if sampling.accept_typical:
+        raise UnsupportedError(
+            "--check compares with plain decoding, and --accept typical writes another text",
+            hint="leave out one of them",
+        )
     if request.draft_model is not None and not sampling.is_greedy:
         raise UnsupportedError(
             "--check compares token by token, and drafts that a model draws give the same seed "
@@ -270,10 +269,15 @@ def _check(
 
     again = dataclasses.replace(sampling, seed=seed)
     plain = engine.generate(prompt, sampling=again, speculate=False, **arguments)
-    ids = engine.encode(prompt, raw=bool(arguments["raw"]))
+    images = arguments["images"]
+    ids = engine.encode(prompt, raw=bool(arguments["raw"]), images=images)
     compared = min(len(plain.token_ids), len(result.token_ids))
     divergence: Divergence | None = find_divergence(
-        engine.backend, ids, plain.token_ids[:compared], result.token_ids[:compared]
+        engine.backend,
+        ids,
+        plain.token_ids[:compared],
+        result.token_ids[:compared],
+        engine.shown(prompt, images).places(ids),
     )
     return {
         "identical": divergence is None,
@@ -333,6 +337,7 @@ def _report(
         "crowded_rounds": counters.crowded_rounds,
         "drafted_tokens": counters.drafted_tokens,
         "accepted_tokens": counters.accepted_tokens,
+        "changed_tokens": counters.changed_tokens,
         "drafted_by": dict(counters.drafted_by),
         "accepted_by": dict(counters.accepted_by),
         "draft_failure": engine.draft_failure,
@@ -377,6 +382,10 @@ def _summary(report: dict[str, Any]) -> str:
         line += f"; cut off by {limit}"
     if report["j_per_token"] is not None:
         line += f"; {report['j_per_token']:.2f} J a token ({report['energy_source']})"
+    if report["changed_tokens"]:
+        line += (
+            f"\n--accept typical: {report['changed_tokens']} tokens are not the model's own picks"
+        )
     crowded = report["crowded_rounds"] / max(1, report["rounds"])
     if crowded >= _WORTH_TELLING:
         line += f"\nother programs kept cores busy: fewer threads in {crowded:.0%} of the steps"

@@ -15,19 +15,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edgespec.cli import answer_options, options
-from edgespec.cli.embed import PoolingOption, embedding_server
-from edgespec.cli.render import note
+from edgespec.cli.embed import PoolingOption
+from edgespec.cli.render import Progress, note, printable, size_text
 from edgespec.cli.start import cancel_on_interrupt, load_engine
 from edgespec.errors import UnsupportedError
 from edgespec.log import PROMPTS
 
 if TYPE_CHECKING:
+    from edgespec.memory.plan.request import Request
     from edgespec.models.spec import ModelSpec
     from edgespec.sampling.params import SamplingParams
+    from edgespec.serve.embeddings import EmbeddingService
     from edgespec.serve.server import Server
 
 _KEY_VARIABLE = "EDGESPEC_API_KEY"
-_END_S = 5  # that the model has to be freed, and the process to end
+_END_S = 0.4  # that the model has to be freed, and the process to end
 # starlette, uvicorn, asyncio and what they hold of a dozen connections, 17 MiB when imported; and
 # the responses that are kept.
 _INTERFACE_BYTES = (24 << 20) + (8 << 20)
@@ -140,14 +142,16 @@ def serve(
     each is loaded when a request names it, and leaves when others need its memory. Sampling options
     are the defaults of requests. Ctrl-C stops it, and again at once. -v logs each request.
     """
-    from edgespec.serve.packages import require_packages
+    from edgespec.memory.device.track import use_one_arena
+    from edgespec.serve.server import require_packages
 
     require_packages()
+    use_one_arena()
     from edgespec.cli.serve_pool import PoolChoice, make_pool
     from edgespec.memory.plan.embedding import embeds
     from edgespec.models.onnx.folder import read_model
     from edgespec.serve.access import check_exposure, checked_keys, checked_origins
-    from edgespec.serve.defaults import Defaults
+    from edgespec.serve.asked import Defaults
     from edgespec.serve.server import Server, bind
 
     if log_prompts:
@@ -157,11 +161,12 @@ def serve(
     check_exposure(host, keys)
     origins = checked_origins(cors or ())
     request = replace(
-        plan_options.request(max_tokens=max_tokens or 0),
+        plan_options.request(max_tokens=max_tokens or 0, sees=True),
         users=options.users_of(users),
         latency=latency,
         keeps_to_form=True,  # whatever is asked for
         interface_bytes=_INTERFACE_BYTES,
+        serves=True,
     )
 
     def defaults(spec: ModelSpec) -> Defaults:
@@ -182,15 +187,44 @@ def serve(
             return
         spec = read_model(models.paths(plan_options)[0])
         if pooling is not None or embeds(spec):
-            names = alias or [spec.path.stem]
-            made = embedding_server(spec, request, pooling, names, any_model, access)
-            _run(opened.enter_context(made), listener)
+            from edgespec.serve.model_file import pool_of
+            from edgespec.serve.service import Shared
+
+            service = _embedding_service(spec, request, pooling, alias, any_model)
+            made = pool_of(service, service.limits), Shared(service.limits)
+            _run(opened.enter_context(Server.of_pool(*made, **access)), listener)
             return
         plan, engine = load_engine(spec, request, cancel_on_interrupt(), quiet=False)
         opened.enter_context(engine)
         access |= {"names": alias or [spec.path.stem], "defaults": defaults(spec), "plan": plan}
         access |= {"any_model": any_model, "file_name": spec.path.name}
         _run(opened.enter_context(Server(engine, **access)), listener)
+
+
+def _embedding_service(
+    spec: ModelSpec,
+    request: Request,
+    pooling: str | None,
+    names: list[str] | None,
+    any_model: bool,
+) -> EmbeddingService:
+    """A loaded model that makes embeddings alone. Raises as `Embedder.load`."""
+    from edgespec.memory.plan.embedding import plan_embedding
+    from edgespec.serve.embeddings import EmbeddingService
+    from edgespec.setup.embedding import Embedder
+
+    plan = plan_embedding(spec, request, pooling)
+    note(
+        f"{printable(spec.name) or spec.path.name} {spec.file_type}, embeddings by {plan.pooling}, "
+        f"texts of at most {plan.context_size} tokens, {plan.threads} threads; at most "
+        f"{size_text(plan.predicted_peak_bytes)} of {size_text(plan.limit_bytes)}"
+    )
+    progress = Progress()
+    try:
+        embedder = Embedder.reserved(plan, progress)
+    finally:
+        progress.clear()
+    return EmbeddingService(embedder, names or [spec.path.stem], any_model=any_model)
 
 
 def _run(server: Server, listener: socket.socket) -> None:

@@ -12,17 +12,22 @@ from edgespec.cli.render import note, printable, size_text
 from edgespec.decode.engine import Engine
 from edgespec.errors import DoesNotFitError, UnsupportedError
 from edgespec.memory.bytes.footprint import RUNTIME_BYTES
+from edgespec.memory.plan.embedding import EmbeddingPlan, embeds
 from edgespec.memory.plan.machine import Machine, this_machine
+from edgespec.memory.plan.plan import Plan
 from edgespec.memory.plan.request import Request
 from edgespec.models.hub.caches import gguf_files, local_models
 from edgespec.models.onnx.folder import read_model
+from edgespec.models.projector import is_projector
 from edgespec.models.spec import ModelSpec
 from edgespec.paths import expanded
-from edgespec.serve.chat_model import ChatModel
-from edgespec.serve.defaults import Defaults
+from edgespec.serve.asked import Defaults
+from edgespec.serve.embeddings import EmbeddingService
 from edgespec.serve.limits import Limits
+from edgespec.serve.model_file import ModelFile
 from edgespec.serve.pool import Member, Pool, keep_alive_of
 from edgespec.serve.service import Service, Shared
+from edgespec.setup.embedding import Embedder
 from edgespec.setup.kernel_choice import prepare_kernels
 from edgespec.setup.model_sets import Capacity, Planned, largest_sets, plan_set
 
@@ -83,8 +88,11 @@ def make_pool(
     shared, machine = Shared(Limits()), this_machine(request.workers)
     planned, capacity = _planned(found, request, machine)
 
-    def serve(model: ChatModel, engine: Engine) -> Service:
+    def serve(model: ModelFile, engine: Engine | Embedder) -> Service | EmbeddingService:
+        if isinstance(engine, Embedder):
+            return EmbeddingService(engine, model.names, limits=shared.limits, any_model=any_model)
         assert model.planned is not None
+        assert isinstance(model.planned.plan, Plan)
         return Service(
             engine,
             names=model.names,
@@ -98,7 +106,7 @@ def make_pool(
 
     members = [
         Member(
-            ChatModel(one.names, one.path, request, machine, serve, planned.get(one.path)),
+            ModelFile(one.names, one.path, request, machine, serve, planned.get(one.path)),
             one.keep_alive_s,
             one.is_pinned,
         )
@@ -127,7 +135,7 @@ def _found(choice: PoolChoice, plan_options: options.PlanOptions) -> Iterator[_F
         given = [(None, options.model_path(None, plan_options), True)]
     taken, seen = set[str](), set[Path]()
     for name, path, is_named in given:
-        if path.resolve() in seen or path.name.startswith("mmproj"):
+        if path.resolve() in seen or is_projector(path.name):
             continue
         seen.add(path.resolve())
         wanted = [path.stem, name or str(path), str(path)]
@@ -156,7 +164,7 @@ def _settle(found: Sequence[_Found], choice: PoolChoice) -> None:
 def _set_keep_alive(models: Sequence[_Found], value: str) -> None:
     for one in models:
         one.is_pinned = value == _ALWAYS
-        one.keep_alive_s = inf if one.is_pinned else keep_alive_of(value)
+        one.keep_alive_s = inf if one.is_pinned else keep_alive_of(value, "--keep-alive")
 
 
 def _meant(found: Sequence[_Found], text: str, option: str, form: str) -> tuple[_Found, str]:
@@ -185,6 +193,8 @@ def _planned(
     eager = [one for one in found if one.is_named or one.is_pinned]
     specs = [read_model(one.path) for one in eager]
     for spec in specs:
+        if embeds(spec):
+            continue
         prepare_kernels(spec, request, lambda _what, _fraction: None)
     pinned = [number for number, one in enumerate(eager) if one.is_pinned]
     planned, capacity = plan_set(specs, request, machine, pinned)
@@ -192,9 +202,13 @@ def _planned(
         if plan.problem is not None:
             raise plan.problem
         assert plan.plan is not None
+        size = f"{plan.plan.context_size} tokens of context"
+        if isinstance(plan.plan, EmbeddingPlan):
+            size = f"embeddings of up to {plan.plan.context_size} tokens"
+        pinned_too = ", pinned" if one.is_pinned else ""
         note(
-            f"{printable(one.names[0])} {plan.spec.file_type}: {plan.plan.context_size} tokens of "
-            f"context, {size_text(sum(plan.sizes.values()))}{', pinned' if one.is_pinned else ''}"
+            f"{printable(one.names[0])} {plan.spec.file_type}: {size}, "
+            f"{size_text(sum(plan.sizes.values()))}{pinned_too}"
         )
     if not capacity.fits([planned[number].sizes for number in pinned]):
         held = sum(sum(planned[number].sizes.values()) for number in pinned)

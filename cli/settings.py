@@ -44,7 +44,7 @@ _WHOLE, _NUMBERS = ("int", "integer", "int range", "integer range"), ("float", "
 _OUTWARD_NUMBERS = ("port", "verbose")
 _PROJECT_TEXTS = (
     *("budget", "cache-type-k", "cache-type-v", "gpu-layers", "kv-type", "prefer", "users"),
-    *("dry-sequence-breaker", "logit-bias", "samplers", "stop"),
+    *("dry-sequence-breaker", "logit-bias", "samplers", "stop", "accept"),
 )
 
 

@@ -25,11 +25,14 @@ import typer
 import edgespec
 from edgespec.bench.ratios import interval_text
 from edgespec.cli.chat_commands import COMMANDS
-from edgespec.cli.command import summary
+from edgespec.cli.command import _GROUPS, _OTHERS, _TITLES
 from edgespec.cli.main import app
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
+_WRAPPED: dict[str, Any] = {"subsequent_indent": "  ", "break_on_hyphens": False}
+_PAGES = {"Sampling": "sampling.md"}  # where the options of a group are listed
+_EVERY_COMMAND = "Log, of every command"
 _PART = re.compile(r"(<!-- generated: ([\w./ -]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -51,24 +54,37 @@ def _part(name: str) -> str:
 # -- commands ------------------------------------------------------------------------------
 
 
-def _commands(_rest: str) -> str:
-    rows = [
-        f"| [`edgespec {name}`](commands.md#edgespec-{name.replace(' ', '-')}) "
-        f"| {_one_line(summary(one))} |\n"
-        for name, one in _every_command(typer.main.get_command(app), "")
-    ]
-    return "| command | what it does |\n| --- | --- |\n" + "".join(rows)
+def _shared() -> dict[str, list[tuple[str, str]]]:
+    """Options that several commands have, by group."""
+    commands = _every_command(typer.main.get_command(app), "")
+    counts = Counter(chain(*(_option_rows(one) for _, one in commands)))
+    shared: dict[str, list[tuple[str, str]]] = {
+        title: [] for title in (*_GROUPS, _OTHERS, _EVERY_COMMAND)
+    }
+    for row, count in counts.items():
+        if count == len(commands):
+            shared[_EVERY_COMMAND].append(row[1:])
+        elif count > (1 if row[1].startswith("`") else 2):
+            shared[row[0]].append(row[1:])
+    return {title: rows for title, rows in shared.items() if rows}
+
+
+def _group(title: str) -> str:
+    return _list(_shared()[title])
 
 
 def _options(_rest: str) -> str:
-    """Every command with its own options, and in front a table of those that several have."""
+    """Every command with its own options, and in front those that several have, by group."""
+    shared = _shared()
+    texts = [
+        f"**{title}**\n\n{_list(rows)}"
+        if title not in _PAGES
+        else f"**{title}**: see [{_PAGES[title]}]({_PAGES[title]}).\n"
+        for title, rows in shared.items()
+    ]
+    common = "## Options of several commands\n\n" + "\n".join(texts)
     commands = _every_command(typer.main.get_command(app), "")
-    rows = {name: _option_rows(one) for name, one in commands}
-    shared = {row for row, count in Counter(chain(*rows.values())).items() if count > 2}
-    ordered = [row for row in dict.fromkeys(chain(*rows.values())) if row in shared]
-    common = _table("option", ordered)
-    texts = [_command_text(name, one, rows[name], shared) for name, one in commands]
-    return f"## Options of several commands\n\n{common}\n" + "\n".join(texts)
+    return common + "".join(_command_text(name, one, shared) for name, one in commands)
 
 
 def _every_command(command: Any, name: str) -> list[tuple[str, Any]]:
@@ -81,45 +97,66 @@ def _every_command(command: Any, name: str) -> list[tuple[str, Any]]:
     return found
 
 
-def _option_rows(command: Any) -> list[tuple[str, str]]:
-    """The names and the help of each option."""
+def _option_rows(command: Any) -> list[tuple[str, str, str]]:
+    """The group, the names and the help of each argument and option."""
     rows = []
-    for parameter in command.params:
-        if not _is_argument(parameter):
-            longs_first = sorted(parameter.opts, key=lambda option: not option.startswith("--"))
+    for one in command.params:
+        if _is_argument(one):
+            names, text = one.name.upper(), getattr(one, "help", "") or ""
+        else:
+            longs_first = sorted(one.opts, key=lambda option: not option.startswith("--"))
             names = ", ".join(f"`{option}`" for option in longs_first)
-            rows.append((names, _one_line((parameter.help or "") + _default(parameter))))
+            text = (one.help or "") + _default(one)
+        title = _TITLES.get(one.name) or getattr(one, "rich_help_panel", None) or _OTHERS
+        rows.append((title, names, _one_line(text)))
     return rows
 
 
-def _command_text(
-    name: str, command: Any, options: list[tuple[str, str]], shared: set[tuple[str, str]]
-) -> str:
-    given = [one for one in command.params if _is_argument(one)]
-    call = " ".join([f"edgespec {name}", *(f"[{one.name.upper()}]" for one in given), "[OPTIONS]"])
-    rows = [(one.name.upper(), _one_line(getattr(one, "help", "") or "")) for one in given]
-    own = [row for row in options if row not in shared]
+def _command_text(name: str, command: Any, shared: dict[str, list[tuple[str, str]]]) -> str:
+    rows = _option_rows(command)
+    given = "".join(
+        f" {one.name.upper()}" if one.required else f" [{one.name.upper()}]"
+        for one in command.params
+        if _is_argument(one)
+    )
+    call = f"    edgespec {name}{given}\n\n" if given else ""
     about = "\n\n".join(
         textwrap.fill(_one_line(part), 110, break_on_hyphens=False)
         for part in (command.help or "").split("\n\n")
     )
-    text = f"## edgespec {name}\n\n    {call}\n\n{about}\n\n"
-    text += _table("argument or option", rows + own)
-    also = ", ".join(names.split(",")[0] for names, help in options if (names, help) in shared)
-    if also:
-        text += "\n" + textwrap.fill(f"Also: {also}.", 110, break_on_hyphens=False) + "\n"
-    return text
+    own, also = [], []
+    for title, several in shared.items():
+        here = [one for one in several if any(_same(one, row[1:]) for row in rows)]
+        also += _also(title, several, here) if title != _EVERY_COMMAND else []
+    for row in rows:
+        if not any(_same(one, row[1:]) for one in chain(*shared.values())):
+            own.append(row[1:])
+    text = f"\n## edgespec {name}\n\n{call}{about}\n"
+    text += f"\n{_list(own)}" if own else ""
+    return text + ("\n" + textwrap.fill(f"Also: {', '.join(also)}.", 110) + "\n" if also else "")
+
+
+def _same(shared: tuple[str, str], own: tuple[str, str]) -> bool:
+    """Whether an option is the shared one; what may be given several times has no default."""
+    return own == shared or (own[0] == shared[0] and shared[1].startswith(f"{own[1]} Default: "))
+
+
+def _also(title: str, several: list[tuple[str, str]], here: list[tuple[str, str]]) -> list[str]:
+    """A group's name where a command has nearly all of its options, and else their names."""
+    missing = [names.split(",")[0] for names, _ in several if (names, _) not in here]
+    if not missing and len(several) > 1:
+        return [f"*{title}*"]
+    if len(missing) * 4 < len(several):
+        return [f"*{title}* without {' and '.join(missing)}"]
+    return [names.split(",")[0] for names, _ in here]
+
+
+def _list(rows: list[tuple[str, str]]) -> str:
+    return "".join(f"- {names}: {text}\n" for names, text in rows)
 
 
 def _is_argument(parameter: Any) -> bool:
     return isinstance(parameter, click.Argument) or parameter.param_type_name == "argument"
-
-
-def _table(head: str, rows: list[tuple[str, str]]) -> str:
-    if not rows:
-        return ""
-    text = "".join(f"| {left} | {right} |\n" for left, right in rows)
-    return f"| {head} | |\n| --- | --- |\n{text}"
 
 
 def _default(parameter: Any) -> str:
@@ -142,7 +179,7 @@ def _slash_commands(_rest: str) -> str:
 
 
 def _arguments(name: str) -> str:
-    """What a docstring says about the arguments of `edgespec.NAME`, and their defaults."""
+    """What a docstring says first about the arguments of `edgespec.NAME`, and their defaults."""
     function = attrgetter(name)(edgespec)
     defaults = inspect.signature(function).parameters
     text = str(inspect.getdoc(function)).split("Args:\n")[1].split("\n\n")[0]
@@ -150,9 +187,11 @@ def _arguments(name: str) -> str:
     for part in re.split(r"\n {4}(?=\w)", "\n" + text)[1:]:
         argument, _, about = part.partition(": ")
         default = defaults[argument].default
-        shown = "" if default is inspect.Parameter.empty else f"`{default!r}`"
-        rows.append(f"| `{argument}` | {shown} | {_one_line(about)} |\n")
-    return "| argument | default | |\n| --- | --- | --- |\n" + "".join(rows)
+        shown = "" if default in (None, inspect.Parameter.empty) else f" = `{default!r}`"
+        rows.append((f"`{argument}`{shown}", " ".join(about.split()).split(". ")[0].rstrip(".")))
+    return "".join(
+        f"{textwrap.fill(f'- {names}: {about}', 118, **_WRAPPED)}\n" for names, about in rows
+    )
 
 
 # -- results -------------------------------------------------------------------------------
@@ -217,45 +256,52 @@ def _categories(files: str) -> str:
 
 def _serving(_rest: str) -> str:
     """Several users of one server: each file that `benchmarks/serving.py` has written."""
-    text = ""
-    for file in sorted(RESULTS.glob("serving-*.json")):
-        found = json.loads(file.read_text())
-        repeats = f", the median of {found['repeats']} runs" if found["repeats"] > 1 else ""
-        rows = {(row["server"], row["users"]): row for row in found["rows"]}
-        servers = sorted({server for server, _ in rows})
-        text += (
-            f"{found['model'].removesuffix('.gguf')}, {_processor(file.name, found)}: "
-            f"{found['answers']} answers of at most {found['tokens']} tokens for each user{repeats}"
-            f".\n\n| users | | {' | '.join(servers)} |\n| --- | --- {'| --- ' * len(servers)}|\n"
-        )
-        for users in sorted({users for _, users in rows}):
-            several = [rows[server, users] for server in servers]
-            for label, cell in _SERVED.items():
-                text += f"| {users} | {label} | {' | '.join(map(cell, several))} |\n"
-        text += "\n"
+    found = [
+        (file.name, json.loads(file.read_text())) for file in sorted(RESULTS.glob("serving-*.json"))
+    ]
+    if not found:
+        return ""
+    users = sorted({row["users"] for _, one in found for row in one["rows"]})
+    return "\n".join(_served(title, cell, users, found) for title, cell in _SERVED.items())
+
+
+def _served(
+    title: str, cell: Callable[[dict[str, Any]], str], users: list[int], found: list[Any]
+) -> str:
+    """A table: a line for each file and a column for each number of users."""
+    heads = " | ".join(f"{number} user{'s' * (number > 1)}" for number in users)
+    text = f"{title}:\n\n| | {heads} |\n| --- |{' --- |' * len(users)}\n"
+    for name, one in found:
+        rows = {(row["server"], row["users"]): row for row in one["rows"]}
+        cells = []
+        for number in users:
+            servers = {server: row for (server, count), row in rows.items() if count == number}
+            cells.append(cell(servers))
+        place = f"{one['model'].removesuffix('.gguf')}, {_processor(name, one)}"
+        text += f"| {place} | {' | '.join(cells)} |\n"
     return text
 
 
-def _served_speed(row: dict[str, Any]) -> str:
-    text = f"{row['tokens_per_s']:.0f}"
-    if row.get("tokens_per_s_low", row["tokens_per_s"]) < row["tokens_per_s"]:
-        text += f" ({row['tokens_per_s_low']:.0f} to {row['tokens_per_s_high']:.0f})"
-    return text
+def _best_of_others(servers: dict[str, Any]) -> dict[str, Any]:
+    others = [row for name, row in servers.items() if not name.startswith("edgespec")]
+    return max(others, key=lambda row: float(row["tokens_per_s"]))
 
 
-def _median_and_most(row: dict[str, Any], name: str, unit: float, digits: int) -> str:
-    median, most = row[f"{name}_ms"] / unit, row[f"{name}_p95_ms"] / unit
-    return f"{median:.{digits}f} ({most:.{digits}f})"
+def _speeds(servers: dict[str, Any]) -> str:
+    rows = [servers["edgespec"], servers["edgespec plain"], _best_of_others(servers)]
+    return " / ".join(f"{row['tokens_per_s']:.0f}" for row in rows)
 
 
-# What the tables of several users show of each server.
+def _first_tokens(servers: dict[str, Any]) -> str:
+    rows = [servers["edgespec"], _best_of_others(servers)]
+    return " / ".join(f"{row['first_ms'] / 1e3:.2f}" for row in rows)
+
+
 _SERVED: dict[str, Callable[[dict[str, Any]], str]] = {
-    "tokens/s of all": _served_speed,
-    "first token, s (95%)": lambda row: (
-        f"{row['first_ms'] / 1e3:.2f} ({row['first_p95_ms'] / 1e3:.2f})"
+    "Tokens per second of all answers, edgespec / without drafts / llama-server's better setting": (
+        _speeds
     ),
-    "between two events, ms (95%)": lambda row: _median_and_most(row, "gap", 1, 0),
-    "slowest answer over the mean": lambda row: f"{row['slowest_over_mean']:.2f}",
+    "Seconds to the first token, edgespec / llama-server": _first_tokens,
 }
 
 
@@ -264,8 +310,8 @@ def _ratio(one: dict[str, Any]) -> str:
 
 
 _KINDS: dict[str, Callable[[str], str]] = {
-    "commands": _commands,
     "options": _options,
+    "group": _group,
     "chat": _slash_commands,
     "arguments": _arguments,
     "beside": _beside,

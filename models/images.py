@@ -21,6 +21,7 @@ from typing import Any
 
 from edgespec.errors import UnsupportedError
 from edgespec.models.writing import reason
+from edgespec.paths import expanded
 
 MAX_PIXELS = 1 << 24  # of one image; decoding takes up to twelve bytes each
 MAX_BYTES = 32 << 20  # of one image's file
@@ -28,8 +29,9 @@ _MOST_SCANS = 100  # of a progressive JPEG, of which each goes through the whole
 _MARK = re.compile("\ufdd2([0-9a-f]{64})\ufdd3")  # no characters of Unicode around the hash
 _JPEG_MARKER = re.compile(b"\xff+[^\xff]")
 _BMP_HEADERS = {12: "<HH", 40: "<ii", 56: "<ii", 108: "<ii", 124: "<ii"}
-_KINDS = ("image", "image_url", "input_image")  # of a message's parts
+KINDS = ("image", "image_url", "input_image")  # of a message's parts
 _PNG_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # by colour type
+_TYPES = {b"\x89PNG": "png", b"\xff\xd8": "jpeg", b"GIF8": "gif", b"BM": "bmp"}
 _INFLATED_AT_ONCE = 1 << 20
 _FORMATS = "use PNG, JPEG, BMP or GIF"
 
@@ -48,6 +50,12 @@ class Image:
         """What stands for it in a prompt's text."""
         return f"\ufdd2{self.digest}\ufdd3"
 
+    @property
+    def url(self) -> str:
+        """A `data:` URL of it."""
+        kind = next(kind for start, kind in _TYPES.items() if self.data.startswith(start))
+        return f"data:image/{kind};base64,{base64.b64encode(self.data).decode()}"
+
 
 ImageSource = Image | bytes | str | os.PathLike[str]
 
@@ -65,7 +73,7 @@ def read_image(source: ImageSource) -> Image:
         data, name = _of_url(source), "the image"
     else:
         name = os.fspath(source)
-        data = _of_file(Path(name))
+        data = _of_file(expanded(name))
     if len(data) > MAX_BYTES:
         raise UnsupportedError(f"{name} has more than {MAX_BYTES >> 20} MiB", hint="scale it down")
     try:
@@ -183,7 +191,7 @@ def _check_png(data: bytes, width: int, height: int) -> None:
 
 def is_image(part: Any) -> bool:
     """Whether a part of a message's content is an image, by any interface."""
-    return isinstance(part, Mapping) and part.get("type") in _KINDS
+    return isinstance(part, Mapping) and part.get("type") in KINDS
 
 
 def image_of(part: Mapping[str, Any]) -> Image:
@@ -196,8 +204,11 @@ def image_of(part: Mapping[str, Any]) -> Image:
 
     Raises UnsupportedError.
     """
-    if "image" in part:
-        return read_image(part["image"])
+    return read_image(part["image"]) if "image" in part else sent_image(part)
+
+
+def sent_image(part: Mapping[str, Any]) -> Image:
+    """The same of a part that a stranger sent, which has its bytes: no file here is read."""
     source, url = part.get("source"), part.get("image_url")
     if isinstance(source, Mapping):
         if source.get("type") == "base64" and isinstance(source.get("data"), str):
@@ -205,9 +216,20 @@ def image_of(part: Mapping[str, Any]) -> Image:
         url = source.get("url", "")
     elif isinstance(url, Mapping):
         url = url.get("url", "")
-    if not isinstance(url, str):
+    if not isinstance(url, str) or not url:
         raise UnsupportedError("an image needs its bytes", hint="data:image/png;base64,...")
     return read_image(_of_url(url))
+
+
+def joined(parts: Iterable[str | Image]) -> str:
+    """Texts as lines, with marks of images between them, as llama.cpp's server joins them."""
+    text, follows_text = "", False
+    for part in parts:
+        if isinstance(part, Image):
+            text, follows_text = text + part.mark, False
+        else:
+            text, follows_text = f"{text}\n{part}" if follows_text and text else text + part, True
+    return text
 
 
 def with_marks(parts: Sequence[Any]) -> str | None:

@@ -7,7 +7,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 from edgespec.errors import EdgespecError, UnsupportedError
-from edgespec.models.exits.early_exit import check_exit, read_exit
+from edgespec.models.early_exit import check_exit, read_exit
 from edgespec.models.gguf.reader import read_gguf
 from edgespec.models.gguf.values import read_strings
 from edgespec.models.heads import check_head, heads_beside

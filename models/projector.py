@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from edgespec.errors import ModelFileError, UnsupportedError
 from edgespec.models.gguf.reader import Gguf, read_gguf
+from edgespec.models.hub.choice import is_model, read_name
 
 _NOT_READ = ("hunyuanvl",)  # whose positions depend on how many images come before
 # Whose images see all of themselves (`llama.cpp: mtmd_decode_use_non_causal`).
 _SEES_ITSELF = ("gemma3", "gemma4v", "gemma4uv", "deepseek4v")
-# Most tokens of an image where its size is not fixed (`llama.cpp: tools/mtmd/clip.cpp`).
-_MOST_TOKENS = {
-    **dict.fromkeys(("qwen2vl_merger", "qwen2.5vl_merger", "qwen3vl_merger"), 4096),
-    **{"pixtral": 1024, "gemma4v": 1120, "gemma4uv": 1120, "lfm2": 256, "kimivl": 1024},
+# Most tokens of an image where its size is not fixed, and of the one that libmtmd makes its buffers
+# for when it is loaded, whatever an image may have; 0 is one of the most that it may have
+# (`llama.cpp: tools/mtmd/clip.cpp`).
+_TOKENS = {
+    **dict.fromkeys(("qwen2vl_merger", "qwen2.5vl_merger", "qwen3vl_merger"), (4096, 46**2)),
+    **dict.fromkeys(("ling3vl", "glm4v"), (4096, 46**2)),
+    **{"pixtral": (1024, 256), "gemma4v": (1120, 256), "gemma4uv": (1120, 256), "lfm2": (256, 0)},
+    **{"kimivl": (1024, 256), "kimik25": (4096, 0), "minimax_m3": (576, 256)},
+    **{"muse-glimmer": (4096, 1024), "youtuvl": (62500, 256)},
 }
 _BETWEEN = 8
 _MERGES = {"gemma3": 4, **dict.fromkeys(("qwen2vl_merger", "qwen2.5vl_merger"), 2)}  # by default
+_TYPE = re.compile(r"[-_.](ud-)?(i?q\d\w*|tq\d\w*|mxfp4\w*|bf16|fp?16|fp?32)(?=$|[-.])")
+_NO_NAMES = ("", "mmproj", "model")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +54,11 @@ class Projector:
         """All of it."""
         return sum(tensor.data_bytes for tensor in self.file.tensors)
 
+    def fits(self, width: int) -> bool:
+        """Whether it may be of a model whose embeddings have this width."""
+        own = (tensor.dims for tensor in self.file.tensors if not tensor.name.startswith("v.blk."))
+        return any(width in dims for dims in own)
+
     @property
     def is_causal(self) -> bool:
         """Whether tokens of an image see those before them alone."""
@@ -53,7 +67,7 @@ class Projector:
     def tokens(self, most: int | None) -> int:
         """Of the largest image that is encoded at once, where at most `most` are allowed."""
         fixed = max(1, self.image_size // self.patch_size // self.merge) ** 2
-        limit = _MOST_TOKENS.get(self.kind)
+        limit, _ = _TOKENS.get(self.kind, (None, 0))
         return fixed if limit is None else min(limit, most or limit)
 
     def cells(self, most: int | None) -> int:
@@ -61,8 +75,9 @@ class Projector:
         return self.pieces * (self.tokens(most) + _BETWEEN) + _BETWEEN
 
     def patches(self, most: int | None) -> int:
-        """Of the same image."""
-        return self.tokens(most) * self.merge**2
+        """Of the same image, or of the one that buffers are made for at first."""
+        _, first = _TOKENS.get(self.kind, (None, 0))
+        return max(self.tokens(most), first) * self.merge**2
 
 
 @cache
@@ -102,6 +117,35 @@ def read_projector(path: Path) -> Projector:
 
 
 def projector_beside(model: Path) -> Path | None:
-    """The one file `mmproj*.gguf` in the folder of a model; None without, or with several."""
-    found = [one for one in model.parent.glob("mmproj*.gguf") if one.is_file()]
-    return found[0] if len(found) == 1 else None
+    """The projector in the folder of a model, by the names of both; None where that says nothing.
+
+    Of several types of one projector the smallest file is taken.
+    """
+    files = [one for one in model.parent.glob("*.gguf") if one.is_file()]
+    found = [one for one in files if is_projector(one.name)]
+    name, names = _name(model), {one: _name(one) for one in found}
+    own = [one for one in found if names[one] and _begins(names[one], name)]
+    if not own:
+        is_alone = sum(is_model(one.name) for one in files) < 2
+        own = [one for one in found if is_alone or not names[one]]
+        own = own if len({names[one] for one in own}) == 1 else []
+    return min(own, key=lambda one: (-len(names[one]), one.stat().st_size, one.name), default=None)
+
+
+def is_projector(name: str) -> bool:
+    """Whether a file is called as projectors are."""
+    return "mmproj" in name.lower()
+
+
+def _begins(one: str, other: str) -> bool:
+    return one.startswith(other) or other.startswith(one)
+
+
+def _name(path: Path) -> str:
+    """What a file is called, without its type.
+
+    >>> _name(Path("mmproj-Tiny_VL-2B-Q8_0.gguf")), _name(Path("mmproj-model-f16.gguf"))
+    ('tiny-vl-2b', '')
+    """
+    text = _TYPE.sub("", read_name(path.name).prefix.lower())
+    return "-".join(word for word in re.split("[-_. ]+", text) if word not in _NO_NAMES)

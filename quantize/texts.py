@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.models.exits.openings import Chat
 from edgespec.progress import TimeLimit
 from edgespec.quantize.context import EvalContext
 
@@ -23,6 +22,23 @@ _SEQUENCES = 16  # written at once
 _USER_LENGTH = 48
 _LEAST_COUNTED = 8  # tokens of a text that time cut short
 _OPENED = 0.7  # of the turns begin with an opening
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """The fixed tokens of a conversation: before the user's words, and between them and the answer.
+
+    `ends` are the tokens that end a turn; `openings` are first words of a user's turn, `words` are
+    tokens that are whole words; `tasks` stand before and after passages, which open turns are asked
+    about.
+    """
+
+    before: Sequence[int]
+    between: Sequence[int]
+    ends: frozenset[int]
+    openings: Sequence[Sequence[int]]
+    words: Sequence[int] = ()
+    tasks: Sequence[tuple[Sequence[int], Sequence[int]]] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from edgespec.drafting.drafters.model import ModelDrafter
 from edgespec.drafting.drafters.proposal_builder import new_calibration
 from edgespec.drafting.proposal import DraftEstimate, Proposal, StepContext
 from edgespec.memory.times.curve import CostCurve
-from edgespec.models.exits.early_exit import ExitInfo
+from edgespec.models.early_exit import ExitInfo
 from edgespec.sampling.params import SamplingParams
 from edgespec.sampling.sampling import Sampler
 

@@ -7,11 +7,9 @@ from contextlib import closing
 
 from random_gguf import VOCABULARY
 
-from edgespec.backends.llama.writing import Places
-from edgespec.models.exits.openings import Chat
-from edgespec.models.exits.text_writer import LONG_LENGTH, TextWriter
-from edgespec.models.exits.training_texts import TrainingText
+from edgespec.exits.texts import LONG_LENGTH, Places, TextWriter, TrainingText
 from edgespec.models.spec import ModelSpec
+from edgespec.quantize.texts import Chat
 
 CHAT = Chat([1, 2], [3, 4], frozenset(range(200, VOCABULARY)), [])
 

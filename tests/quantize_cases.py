@@ -12,9 +12,9 @@ from typer.testing import CliRunner, Result
 from edgespec.cli.main import app
 from edgespec.files import comparison, quantizing
 from edgespec.memory.device import host
-from edgespec.models.exits.openings import Chat
 from edgespec.models.gguf.ggml_types import GGML_TYPES
 from edgespec.quantize import step_times
+from edgespec.quantize.texts import Chat
 
 CHAT = Chat(before=[1, 2], between=[3, 4], ends=frozenset({VOCABULARY - 1}), openings=[[5, 6]])
 

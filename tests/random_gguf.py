@@ -10,7 +10,7 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.models.exits.writer import write_exit
+from edgespec.exits.files import write_exit
 from edgespec.models.onnx.weights import float_rows
 from edgespec.models.spec import ModelSpec, read_model_spec
 
@@ -59,7 +59,7 @@ def write_model(
         "embedding_length": WIDTH,
         "block_count": LAYERS,
         "feed_forward_length": HIDDEN,
-        "attention.head_count": 2,
+        "attention.head_count": WIDTH // 32,
         "attention.head_count_kv": 1,
         "rope.dimension_count": 32,
     }
@@ -127,7 +127,9 @@ def floats(spec: ModelSpec, name: str) -> Any:
     return values.reshape(tuple(reversed(spec.tensors[name].dims)))
 
 
-def write_untrained(target: ModelSpec, path: Path, exit_layer: int, ids: Any = IDS) -> ModelSpec:
+def write_untrained(
+    target: ModelSpec, path: Path, exit_layer: int, ids: Any = IDS, report: Any = None
+) -> ModelSpec:
     """A drafter whose adapter is the target's next block."""
     start = f"blk.{exit_layer}."
     adapter = {
@@ -146,6 +148,6 @@ def write_untrained(target: ModelSpec, path: Path, exit_layer: int, ids: Any = I
         head=head,
         adapter=adapter,
         norm=norm,
-        report={"agreement": 0.5},
+        report={"agreement": 0.5} if report is None else report,
     )
     return read_model_spec(path)

@@ -66,14 +66,14 @@ KINDS = {
 }
 
 
-def write_vision(folder: Path, name: str, seed: int = 7) -> tuple[Path, Path]:
+def write_vision(folder: Path, name: str, seed: int = 7, weights: Any = F32) -> tuple[Path, Path]:
     """A text model of one of the `KINDS` that reads bytes, and its projector beside it."""
     kind = KINDS[name]
     folder.mkdir(parents=True, exist_ok=True)
     model = write_model(
         folder / f"{name}.gguf",
         kind.arch,
-        F32,
+        weights,
         seed,
         reads_bytes=True,
         controls=(*_CHAT, *kind.controls),
@@ -227,10 +227,15 @@ def bmp(pixels: Any) -> bytes:
     return head + data
 
 
-def jpeg(width: int = 16, height: int = 8, *, progressive: bool = False) -> bytes:
-    """A JPEG file."""
-    made = io.BytesIO()
-    PIL.Image.fromarray(picture(5, width, height)).save(made, "JPEG", progressive=progressive)
+def jpeg(
+    width: int = 16, height: int = 8, *, progressive: bool = False, turned: bool = False
+) -> bytes:
+    """A JPEG file; `turned` ones say that they are shown a quarter turned, as of phones."""
+    made, about = io.BytesIO(), PIL.Image.Exif()
+    if turned:
+        about[0x0112] = 6
+    image = PIL.Image.fromarray(picture(5, width, height))
+    image.save(made, "JPEG", progressive=progressive, exif=about)
     return made.getvalue()
 
 

@@ -24,6 +24,7 @@ from edgespec.backends.llama.batch import Batch, Embed
 from edgespec.backends.llama.branches import Branches
 from edgespec.backends.llama.context import LlamaContext, LlamaSettings
 from edgespec.backends.llama.library import LOG
+from edgespec.backends.llama.states import States, say_lost
 from edgespec.backends.llama.team import end_team
 from edgespec.backends.tree import DraftTree
 from edgespec.errors import BackendError, ModelNotFoundError, UnsupportedError
@@ -40,6 +41,7 @@ class _Shared:
     chain: Batch  # a step over one chain
     trees: Batch  # a step over trees, or over several sequences
     decode: Callable[[Batch, int], None]
+    states: States
 
 
 class LlamaSequence:
@@ -54,9 +56,10 @@ class LlamaSequence:
         self.tokenizer, self.capabilities = context.tokenizer, context.capabilities
         self._length = 0  # cells in the cache
         self._tokens: list[int] = []  # committed ids, the pending ones included
-        self._images: list[tuple[int, int, int]] = []  # first cell, cells and positions of each
+        self._images: list[Sequence[int]] = []  # first cell, cells and positions of each
         self._pending: list[int] = []  # accepted tokens that the next step feeds again
         self._tree: DraftTree | None = None  # verified and not committed yet
+        self._stops: Sequence[int] = ()  # where the state is to be kept
 
     # -- Backend protocol ------------------------------------------------------------------
 
@@ -140,19 +143,54 @@ class LlamaSequence:
     def truncate(self, length: int) -> int:
         """Keep at most the first `length` tokens; return how many could be kept.
 
-        Recurrent models and sliding windows cannot go back to an earlier token: nothing is
-        kept then, and the caller prefills again.
+        Recurrent models and sliding windows go back no further than to a state that was kept, and
+        without one nothing is kept: the caller prefills the rest.
         """
         length = self._whole_images(length)
         if length < self.length:
             self._pending = self._pending[: max(0, length - self._length)]
-            self._length = min(self._length, length if self.capabilities.truncate else 0)
+            if length < self._length:
+                kept = self.reach(length)
+                say_lost(length, kept)
+                self._go_back(kept, self)
             del self._tokens[self.length :]
-            self._images = [one for one in self._images if one[0] < self._length]
-            if self._length == 0:
-                self._empty()
         self._drop_uncommitted()
         return self.length
+
+    def stops(self, text: Sequence[int], start: int) -> Sequence[int]:
+        """As of `KeepsStates`."""
+        if not self.capabilities.truncate:
+            self._stops = self._shared.states.stops(self.number, text, start)
+        return self._stops
+
+    def reach(self, length: int, *, shared: bool = False) -> int:
+        """As of `KeepsStates`: cells that slide are not shared, as nobody could give them up."""
+        length = self._whole_images(length)
+        is_here = not shared and (length >= self._length or self._has_window(length))
+        if self.capabilities.truncate or is_here:
+            return min(length, self.length)
+        return self._shared.states.reach(self.number, length)
+
+    def _has_window(self, length: int) -> bool:
+        """Whether the cells are still there that sliding layers see from so many tokens on."""
+        context = self._context
+        if not self.capabilities.rollback or not context.window:
+            return False
+        first = int(context.lib.llama_memory_seq_pos_min(context.memory, self.number))
+        return 0 <= first <= max(0, self._position_of(length) - context.window)
+
+    def _go_back(self, kept: int, source: LlamaSequence) -> None:
+        """Hold the first `kept` tokens of a sequence, of which all cells of attention are here."""
+        is_here = source is self and self._has_window(kept)
+        if kept and not (self.capabilities.truncate or is_here):
+            self._shared.states.put_back(source.number, kept, self.number)
+        self._images = [one for one in self._images if one[0] < kept]
+        self._length = kept
+        self._shared.states.drop(self.number, kept + 1)
+        if kept:
+            self._context.remove(self.number, self._position)
+        else:
+            self._empty()
 
     def _whole_images(self, length: int) -> int:
         """The length without an image that is cut by it."""
@@ -160,7 +198,10 @@ class LlamaSequence:
         return min(cut, default=length)
 
     def save_cache(self, path: str) -> int:
-        """Write the cells to a new file; how many bytes it has. Tensors go out one by one."""
+        """Write the cells to a new file, and states behind them; how many bytes it has.
+
+        Tensors go out one by one.
+        """
         self._drop_uncommitted()
         ids = (self._context.lib.llama_token * self._length)(*self._tokens[: self._length])
         size_bytes = int(
@@ -170,10 +211,16 @@ class LlamaSequence:
         )
         if not size_bytes:
             raise BackendError(f"llama.cpp cannot write its cache: {LOG.problem() or 'no reason'}")
-        return size_bytes
+        return self._shared.states.write(self.number, path) if self.settings.states else size_bytes
 
-    def load_cache(self, path: str, tokens: Sequence[int]) -> None:
-        """Replace the cells by those of `save_cache`; what follows them in the file is ignored."""
+    @property
+    def images(self) -> Sequence[Sequence[int]]:
+        return self._images
+
+    def load_cache(
+        self, path: str, tokens: Sequence[int], images: Sequence[Sequence[int]] = ()
+    ) -> None:
+        """Replace the cells and states by those of `save_cache`."""
         self.truncate(0)
         ids = (self._context.lib.llama_token * len(tokens))()
         count = ctypes.c_size_t()
@@ -188,13 +235,17 @@ class LlamaSequence:
         if not read_bytes or list(ids[: count.value]) != list(tokens):
             self._empty()
             raise BackendError(f"llama.cpp cannot read its cache: {LOG.problem() or 'no reason'}")
-        self._length, self._tokens, self._images = len(tokens), list(tokens), []
+        self._length, self._tokens, self._images = len(tokens), list(tokens), list(images)
+        if self.settings.states:
+            self._shared.states.read(self.number, path, read_bytes, self._length)
 
     def memory_bytes(self) -> dict[str, int]:
         """What llama.cpp says it allocated, by component; logits as far as they were needed."""
         vision = self._context.vision
         of_images = {} if vision is None else vision.memory_bytes()
-        return {**self._context.buffer_bytes, "logits": self._context.logits.nbytes, **of_images}
+        states = self._shared.states.nbytes
+        told = {"logits": self._context.logits.nbytes} | ({"states": states} if states else {})
+        return {**self._context.buffer_bytes, **told, **of_images}
 
     def close(self) -> None:
         """Nothing: the backend, which is the first sequence, frees the cache of all."""
@@ -264,15 +315,16 @@ class LlamaSequence:
         """
         self.truncate(0)
         other._drop_uncommitted()
-        length = other._whole_images(min(length, other._length))
+        length = other.reach(min(length, other._length), shared=True)
         end = other._position_of(length)
         if self.settings.unified:
             self._context.copy(other.number, self.number, 0, end)
         else:
             self._context.copy(other.number, self.number, -1, -1)
             self._context.remove(self.number, end)
-        self._length, self._tokens = length, other._tokens[:length]
-        self._images = [one for one in other._images if one[0] < length]
+        self._images, self._tokens = list(other._images), other._tokens[:length]
+        self._go_back(length, other)
+        self._shared.states.share(other.number, self.number, length)
 
     def _require_step(self, count: int) -> None:
         if count > self.max_nodes:
@@ -280,6 +332,7 @@ class LlamaSequence:
 
     def _empty(self) -> None:
         self._shared.branches.forget(self.number)
+        self._shared.states.drop(self.number, 0)
         if self.settings.users == 1:
             self._context.lib.llama_memory_clear(self._context.memory, False)
         else:
@@ -337,6 +390,8 @@ class LlamaSequence:
         """A step has put a piece into the cache."""
         self._length += len(piece)
         self._tokens += piece
+        if self._length in self._stops:
+            self._shared.states.keep(self.number, self._length)
 
     def _assign_sequences(self, tree: DraftTree, lent: set[int]) -> list[list[int]]:
         """Sequence ids by node: those of the leaves below it. The first branch gets `number`."""
@@ -432,6 +487,7 @@ class LlamaBackend(LlamaSequence):
                 settings.max_leaves,
             ),
             decode=self._decoder(),
+            states=States(context, settings.states),
         )
         super().__init__(0, shared)
         others = (LlamaSequence(number, shared) for number in range(1, settings.users))

@@ -24,7 +24,7 @@ from edgespec.backends.llama.workers import Placed
 from edgespec.errors import BackendError, DoesNotFitError, EdgespecError, UnsupportedError
 from edgespec.memory.bytes.shape import GPU, HOST, Device
 from edgespec.memory.device.llama_binary import PACKAGE
-from edgespec.memory.device.track import give_back_memory
+from edgespec.memory.device.track import give_back_memory, limit_freed_memory
 
 if TYPE_CHECKING:
     from edgespec.backends.llama.batch import Batch
@@ -52,6 +52,7 @@ class LlamaSettings:
     own pages where the CPU backend makes repacked copies. With `kernels`, weights are packed for
     edgespec's own, where these fit this llama.cpp; a `tied` table, which is the head, too, once.
     With a `projector`, the path of its file, it sees images of at most `image_tokens` each.
+    Of recurrent and sliding-window models it keeps up to `states` copies of their states.
     The last `gpu_layers` lie on `devices` by their shares, those of the first one first; without
     any, llama.cpp spreads them over the GPUs it sees. `overrides` are as of `RunShape`.
     """
@@ -75,6 +76,7 @@ class LlamaSettings:
     overrides: tuple[tuple[str, str], ...] = ()
     projector: str = ""
     image_tokens: int | None = None
+    states: int = 0
 
 
 class LlamaContext:
@@ -180,9 +182,10 @@ class LlamaContext:
         settings = self.settings
         tied = settings.tied and not settings.devices  # whose last one has the head
         use = kernels(settings.kernels, tied=tied, threads=settings.threads)
+        limit_freed_memory()  # tensors are read into a buffer of their size before they are packed
         with interrupts_kept() as interrupted, use:
             self._model = self.lib.llama_model_load_from_file(os.fsencode(path), params)
-        give_back_memory()  # tensors were read into a buffer of their size before they were packed
+        give_back_memory()  # the header and its texts
         if problems:
             raise problems[0]
         if interrupted:  # and whoever was told of it raised nothing
@@ -258,6 +261,11 @@ class LlamaContext:
     def remove(self, sequence: int, start: int) -> None:
         """Take the cells from position `start` on from a sequence; others may still see them."""
         self.lib.llama_memory_seq_rm(self.memory, sequence, start, -1)
+
+    @property
+    def window(self) -> int:
+        """Tokens that sliding layers see; 0 where none slides."""
+        return int(self.lib.llama_model_n_swa(self._model))
 
     def look_again(self) -> None:
         """At the buffers, which the next step makes anew: one over any token, in an empty cache."""

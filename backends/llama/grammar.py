@@ -372,7 +372,7 @@ _NO_CONSTRAINT = (
 def closed_schema(text: str) -> dict[str, Any]:
     """A JSON schema as answers keep to it. Raises UnsupportedError for what is none."""
     try:
-        schema = json.loads(text)
+        schema = json.loads(text, parse_float=_number)
         schema = {} if schema is True else schema
         if not isinstance(schema, dict):
             raise ValueError(f"it is an object, not {text.strip()[:40]}")
@@ -390,6 +390,12 @@ def closed_schema(text: str) -> dict[str, Any]:
         reason = "it is nested too deeply" if isinstance(problem, RecursionError) else str(problem)
         raise _unusable("JSON schema", reason) from None
     return schema
+
+
+def _number(digits: str) -> float:
+    """Numbers that are equal, alike: 2 for 2.0, which llguidance takes for no length."""
+    value = float(digits)
+    return int(value) if value.is_integer() and abs(value) <= 2**53 else value
 
 
 def _tell_format(schema: dict[str, Any]) -> None:
@@ -563,12 +569,7 @@ def _values(schema: dict[str, Any]) -> set[str] | None:
     found = [schema["const"]] if "const" in schema else schema.get("enum")
     if not isinstance(found, list):
         return None
-    return {json.dumps(_whole(value), sort_keys=True) for value in found}
-
-
-def _whole(value: Any) -> Any:
-    """Numbers that are equal, alike; within lists and objects they are left as they are."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+    return {json.dumps(value, sort_keys=True) for value in found}
 
 
 def _property(schema: dict[str, Any], name: str) -> Any:

@@ -229,8 +229,10 @@ class Followed(LlamaBackend):
             self.head.truncate(kept)
         return kept
 
-    def load_cache(self, path: str, tokens: Sequence[int]) -> None:
-        super().load_cache(path, tokens)
+    def load_cache(
+        self, path: str, tokens: Sequence[int], images: Sequence[Sequence[int]] = ()
+    ) -> None:
+        super().load_cache(path, tokens, images)
         if self.head is not None:  # which has not read them; the text begins where it does
             self.head.skip(len(tokens))
 

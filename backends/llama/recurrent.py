@@ -20,6 +20,7 @@ from edgespec.backends.base import Capabilities, Logits
 from edgespec.backends.llama.backend import LlamaBackend
 from edgespec.backends.llama.batch import Batch, Embed
 from edgespec.backends.llama.context import LlamaSettings
+from edgespec.backends.llama.states import say_lost
 from edgespec.backends.tree import DraftTree
 from edgespec.errors import BackendError, UnsupportedError
 
@@ -80,26 +81,40 @@ class RecurrentBackend(LlamaBackend):
     def truncate(self, length: int) -> int:
         """Keep at most the first `length` tokens; return how many could be kept.
 
-        As many as a snapshot of the last step is of; without one nothing is kept.
+        As many as a snapshot of the last step is of, or else a state that was kept.
         """
-        kept = self._whole_images(min(length, self._length))
-        if kept < self._cells - self._back:
-            self._clear()
-            return 0
+        length = self._whole_images(min(length, self._length))
+        kept = self.reach(length)
         self._tree = None
+        if kept < self._cells - self._back:
+            say_lost(length, kept)
+            self._go_back(kept, self)
+            self._cells, self._back = kept, 0
         self._length = kept
         del self._tokens[kept:]
         self._images = [one for one in self._images if one[0] < kept]
         return kept
+
+    def reach(self, length: int, *, shared: bool = False) -> int:
+        """As of `KeepsStates`: any of the last step's nodes, too."""
+        length = self._whole_images(min(length, self._length))
+        if length >= self._cells - self._back:
+            return length
+        return self._shared.states.reach(self.number, length)
+
+    def _has_window(self, length: int) -> bool:
+        return False
 
     def save_cache(self, path: str) -> int:
         """Write the state behind the committed tokens, and the cells of the other layers."""
         self._take_back()
         return super().save_cache(path)
 
-    def load_cache(self, path: str, tokens: Sequence[int]) -> None:
+    def load_cache(
+        self, path: str, tokens: Sequence[int], images: Sequence[Sequence[int]] = ()
+    ) -> None:
         """As in LlamaBackend; snapshots are not in the file."""
-        super().load_cache(path, tokens)
+        super().load_cache(path, tokens, images)
         self._cells, self._back = self._length, 0
 
     def _decoder(self) -> Callable[[Batch, int], None]:
@@ -131,6 +146,6 @@ class RecurrentBackend(LlamaBackend):
         self._cells, self._back = self._length, 0  # llama.cpp goes back once
 
     def _clear(self) -> None:
-        self._context.lib.llama_memory_clear(self._context.memory, False)
+        self._empty()
         self._tree, self._tokens, self._images = None, [], []
         self._length = self._cells = self._back = 0

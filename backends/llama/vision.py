@@ -13,6 +13,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -29,7 +30,7 @@ from edgespec.models.gguf.reader import Gguf
 from edgespec.models.images import Image
 from edgespec.models.projector import read_projector
 
-_MOST_SOUND = 256  # images that are known to decode
+_MOST_KNOWN = 64  # images that decode, and whose pieces are known
 _INT32 = 1 << 31
 _FLOATS = {"F32": "<f4", "F16": "<f2"}
 
@@ -57,9 +58,9 @@ class Vision:
         max_tokens: int | None = None,
     ) -> None:
         self._lib, self._in_use = mtmd(), in_use
-        self._sound: OrderedDict[str, None] = OrderedDict()
+        self._pieces: OrderedDict[str, list[list[int] | ImageRun]] = OrderedDict()
         self._kept: OrderedDict[tuple[str, int], NDArray[np.float32]] = OrderedDict()
-        self._lock = threading.Lock()
+        self._lock, self._decoding = threading.Lock(), threading.Lock()
         self._context: Any = None
         projector = read_projector(path)
         self._row_end = _row_end(projector.file)
@@ -89,8 +90,10 @@ class Vision:
 
     def pieces(self, image: Image) -> list[list[int] | ImageRun]:
         """Token ids and runs of cells. Raises UnsupportedError for one that cannot be decoded."""
-        self._check(image)
-        with self._chunks(image, decoded=False) as chunks:
+        known = self._pieces.get(image.digest)
+        if known is not None:
+            return [_of(image, piece) for piece in known]
+        with self._decoding, self._chunks(image, decoded=True) as chunks:
             made: list[list[int] | ImageRun] = []
             for index, chunk in enumerate(chunks):
                 if self._is_text(chunk):
@@ -99,7 +102,10 @@ class Vision:
                 count = int(self._lib.mtmd_input_chunk_get_n_tokens(chunk))
                 positions = int(self._lib.mtmd_input_chunk_get_n_pos(chunk))
                 made.append(ImageRun(_ids(image, index, count), positions, image, index))
-            return made
+            self._pieces[image.digest] = [_of(replace(image, data=b""), piece) for piece in made]
+            while len(self._pieces) > _MOST_KNOWN:
+                self._pieces.popitem(last=False)
+        return made
 
     def positions(self, run: ImageRun, first: int) -> NDArray[np.int32]:
         """Of the cells of a run that begins at a position: [1, n], or [4, n] with M-RoPE."""
@@ -159,16 +165,6 @@ class Vision:
 
     # -- libmtmd ---------------------------------------------------------------------------
 
-    def _check(self, image: Image) -> None:
-        """Raise UnsupportedError unless all of an image decodes, and the model takes its shape."""
-        if image.digest in self._sound:
-            return
-        with self._chunks(image, decoded=True):
-            pass
-        self._sound[image.digest] = None
-        while len(self._sound) > _MOST_SOUND:
-            self._sound.popitem(last=False)
-
     def _bitmap(self, image: Image) -> Any:
         """A decoded image."""
         data = (ctypes.c_uint8 * len(image.data)).from_buffer_copy(image.data)
@@ -219,6 +215,11 @@ class Vision:
                 hint="--mmproj names the projector (mmproj) of the same model",
             )
         return found
+
+
+def _of(image: Image, piece: list[int] | ImageRun) -> list[int] | ImageRun:
+    """A piece of an image with these bytes."""
+    return replace(piece, image=image) if isinstance(piece, ImageRun) else piece
 
 
 def _row_end(file: Gguf) -> NDArray[np.float32] | None:

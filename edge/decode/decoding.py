@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 
-from edgespec.backends.base import Backend, Logits, SeesImages
+from edgespec.backends.base import Backend, KeepsStates, Logits, SeesImages
 from edgespec.backends.tree import DraftTree
 from edgespec.decode.generation import Run, Written
-from edgespec.decode.verification import accept, accept_sampled, cut
+from edgespec.decode.verification import TypicalPick, accept, accept_sampled, cut
 from edgespec.decode.writers import ALONE
 from edgespec.drafting import constants
 from edgespec.drafting.calibration import Calibration
@@ -102,6 +102,7 @@ class Decoding:
         self._reused = 0  # of that, what the cache had
         self._read_s = 0.0
         self._row: Logits | None = None  # [V], after the last piece
+        self._stops: Sequence[int] = ()  # where the backend keeps a state
         self._is_drafted_from = False  # whether the drafter was given it
         self._drafter = self._chosen_drafter()
         self._cooldown = 0  # plain rounds to come
@@ -143,11 +144,14 @@ class Decoding:
         known = common_prefix_length(self.backend.tokens, self._text[:-1])
         self._end = self._reused = self.backend.truncate(known if self._reuse else 0)
         self.run.num_read = self.run.num_reused = self._end
+        if self._reuse and isinstance(self.backend, KeepsStates):
+            self._stops = self.backend.stops(self._text, self._end)
 
     def next_piece(self, most: int) -> list[int]:
-        """The next tokens to be read, at most `most`, of a text that has begun, up to an image."""
+        """The next tokens to be read, at most `most`, up to an image or a state that is kept."""
         start, end = self._end, self._end + most
-        end = min((place for place in self.run.images if start < place < end), default=end)
+        places = (*self.run.images, *self._stops)
+        end = min((place for place in places if start < place < end), default=end)
         return self._text[start:end]
 
     @property
@@ -291,7 +295,12 @@ class Decoding:
         sampler, writers = self.run.sampler, self.run.writers
         if not tree.distributions or not isinstance(sampler, Sampler):
             hands_over = None if writers is ALONE else writers.hands_over
-            path, emitted = accept(tree, logits, sampler.pick, hands_over)
+            pick: Callable[[Logits], int] = sampler.pick
+            if isinstance(sampler, Sampler) and sampler.params.accept_typical and len(tree) > 1:
+                pick = TypicalPick(tree, sampler)
+            path, emitted = accept(tree, logits, pick, hands_over)
+            if isinstance(pick, TypicalPick):
+                self.run.counters.changed_tokens += pick.num_taken
         else:
             kept = accept_sampled(
                 tree,

@@ -7,11 +7,11 @@ and no probabilities (the drafter does).
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
-from edgespec.backends.base import Backend, ImageRun, KeepsSnapshots, sequences_of
+from edgespec.backends.base import Backend, ImageRun, KeepsSnapshots, SeesImages, sequences_of
 from edgespec.decode.decoding import Decoding, Known, Model
 from edgespec.decode.generation import Chunk, Result, Stream, TextStream, chunks_of
 from edgespec.decode.options import GenerationOptions
@@ -23,7 +23,7 @@ from edgespec.errors import ContextFullError, UnsupportedError
 from edgespec.memory.times.curve import CostCurve
 from edgespec.memory.times.speed import RoundHistory
 from edgespec.models.chat import Message, prompt_text
-from edgespec.models.images import Image, images_of
+from edgespec.models.images import Image, images_of, parts_of
 from edgespec.prefix import common_prefix_length
 from edgespec.sampling.constrained import ConstrainedSampler, LimitedThought, make_grammar
 from edgespec.sampling.params import SamplingParams
@@ -33,10 +33,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from edgespec.decode.options import GenerationKeywords
-from collections.abc import Iterable
 
-from edgespec.backends.base import SeesImages
-from edgespec.models.images import parts_of
 
 _PROMPT_END = 8  # tokens by which a drafter finds the beginning of a predicted answer
 _FEW = 32  # tokens of a cache that are read again at once
@@ -56,6 +53,7 @@ class Engine(Models):
         chat_template: Jinja source of the model's chat format, or None.
         tool_template: the same for conversations with tools, where the file has one.
         reuses_cache: whether a generation may go on from what the cache holds of its prompt.
+        is_exact: the answer must be plain decoding's, so no setting may change it.
         latency: most that reading one prompt adds to a step of others' answers, in steps; as of
             `Pace`.
         snapshots_cost: how many times as long plain steps take because the backend keeps snapshots
@@ -76,6 +74,7 @@ class Engine(Models):
         chat_template: str | None = None,
         tool_template: str | None = None,
         reuses_cache: bool = True,
+        is_exact: bool = False,
         latency: float = 1.0,
         snapshots_cost: float = 1.0,
         cache_key: str = "",
@@ -88,6 +87,7 @@ class Engine(Models):
         self.chat_template = chat_template
         self.tool_template = tool_template
         self.reuses_cache = reuses_cache
+        self._is_exact = is_exact
         self.cache_key = cache_key
         self._max_nodes = min(backend.max_nodes, max_nodes or backend.max_nodes)
         self._on_close = on_close
@@ -168,6 +168,11 @@ class Engine(Models):
                 hint="raise --ctx, or shorten the prompt",
             )
         params = asked.sampling or SamplingParams()
+        if self._is_exact and params.accept_typical:
+            raise UnsupportedError(
+                "typical acceptance changes what is written, and the model was loaded as exact",
+                hint="leave out --accept typical, or --exact",
+            )
         tokenizer = self.backend.tokenizer
         texts = [one for one in ids if one >= 0] if images else ids
         sampler = Sampler(params, self.vocab_size, texts, tokenizer.token_bytes)
@@ -393,6 +398,11 @@ class Engine(Models):
         return self._scheduler.exclusive(is_cancelled)
 
 
+def sees_images(backend: Backend) -> TypeGuard[SeesImages]:
+    """Whether a model was loaded with a projector."""
+    return isinstance(backend, SeesImages) and backend.sees_images
+
+
 class ShownImages:
     """A backend's tokenizer that knows some images by their marks in texts.
 
@@ -403,7 +413,7 @@ class ShownImages:
         self._tokenizer = backend.tokenizer
         self._pieces: dict[Image, Sequence[Sequence[int] | ImageRun]] = {}
         for image in dict.fromkeys(images):
-            if not isinstance(backend, SeesImages) or not backend.sees_images:
+            if not sees_images(backend):
                 raise UnsupportedError(
                     "this model reads text alone, and the prompt has an image",
                     hint="--mmproj FILE names the projector of a model that sees",

@@ -235,9 +235,10 @@ class Session:
             ids = list(backend.tokens[: backend.length - backend.pending])
             keeps = cache and bool(self.engine.cache_key) and isinstance(backend, KeepsCache)
             keeps = keeps and common_prefix_length(ids, self._known.ids) > 0
-            keeps = keeps and min(ids, default=0) >= 0  # positions of images are not in the file
-            kept = {"key": self.engine.cache_key, "token_ids": ids} if keeps else None
-            write = backend.save_cache if keeps and isinstance(backend, KeepsCache) else None
+            kept, write = None, None
+            if keeps and isinstance(backend, KeepsCache):
+                kept = {"key": self.engine.cache_key, "token_ids": ids}
+                kept["images"], write = list(backend.images), backend.save_cache
             write_session(Path(path), {**self._document(), "cache": kept}, write)
 
     @classmethod
@@ -250,7 +251,7 @@ class Session:
         session = cls._from_document(engine, document, Path(path))
         cache = document.get("cache")
         if cache_bytes and isinstance(cache, dict) and cache.get("key") == engine.cache_key:
-            session._load_cache(Path(path), cache.get("token_ids"))
+            session._load_cache(Path(path), cache.get("token_ids"), cache.get("images", []))
         return session
 
     def _document(self) -> dict[str, Any]:
@@ -302,16 +303,17 @@ class Session:
             raise SessionFileError(f"{path} is damaged: {problem}") from problem
         return session
 
-    def _load_cache(self, path: Path, ids: Any) -> None:
-        if not isinstance(ids, list):
+    def _load_cache(self, path: Path, ids: Any, images: Any) -> None:
+        if not isinstance(ids, list) or not isinstance(images, list):
             return
         with self.engine.exclusive():
             backend = self.engine.spare_sequence(len(ids))
             if not isinstance(backend, KeepsCache):
                 return
-            if 0 < len(ids) <= backend.context_size and all(isinstance(i, int) for i in ids):
+            are_ids = all(isinstance(one, int) for one in ids)
+            if 0 < len(ids) <= backend.context_size and are_ids and _are_cells(images, ids):
                 try:
-                    backend.load_cache(str(path), ids)
+                    backend.load_cache(str(path), ids, images)
                 except BackendError:
                     backend.truncate(0)  # it is computed again
 
@@ -360,6 +362,19 @@ class Session:
         self._hidden = turn.hidden
         tokenizer = self.engine.backend.tokenizer
         self._known.learn(turn.text, turn.prompt_ids, result.text, result.token_ids, tokenizer)
+
+
+def _are_cells(images: list[Any], ids: list[int]) -> bool:
+    """Whether images of a file are the runs of negative ids in it, each with its positions."""
+    shown = [place for place, one in enumerate(ids) if one < 0]
+    try:
+        if sum(count for _, count, _ in images) != len(shown):
+            return False
+        takes = all(0 < positions <= count <= len(shown) for _, count, positions in images)
+        cells = (range(first, first + count) for first, count, _ in images)
+        return takes and [place for one in cells for place in one] == shown
+    except (TypeError, ValueError):
+        return False
 
 
 class Turn:

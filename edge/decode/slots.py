@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Sequence
 
-from edgespec.backends.base import Backend, HoldsSequences, Rests, sequences_of
+from edgespec.backends.base import Backend, HoldsSequences, KeepsStates, Rests, sequences_of
 from edgespec.errors import ContextFullError
 from edgespec.prefix import common_prefix_length
 
@@ -37,6 +37,18 @@ class Slot:
     def tokens(self) -> Sequence[int]:
         """What its cells hold."""
         return self.backend.tokens
+
+    @property
+    def goes_back(self) -> bool:
+        """Whether it may hold a part of what another sequence has."""
+        return self.backend.capabilities.truncate or isinstance(self.backend, KeepsStates)
+
+    def reach(self, text: Sequence[int], *, shared: bool = False) -> int:
+        """How many tokens of a text it has and can go back to, or let another one share."""
+        length = common_prefix_length(self.tokens, text)
+        if isinstance(self.backend, KeepsStates):
+            return self.backend.reach(length, shared=shared)
+        return length
 
     def parts(self, size: int) -> _Parts:
         """The parts of its first `size` cells."""
@@ -139,12 +151,15 @@ class Slots:
         oldest = min(free, key=lambda slot: (len(slot.tokens) > 0, slot.last_used))
         if not reuse:
             return oldest, oldest, 0
-        known = {slot: common_prefix_length(slot.tokens, text[:-1]) for slot in self._slots}
+        known = {slot: slot.reach(text[:-1]) for slot in self._slots}
         best = max(free, key=lambda slot: known[slot])
         if known[best] >= max(1, _GOES_ON * (len(best.tokens) - known[best])):
             return best, best, known[best]
-        if self.count == 1 or not oldest.backend.capabilities.truncate:
+        if self.count == 1 or not oldest.goes_back:
             return oldest, oldest, known[oldest]
+        for slot in self._slots:
+            if slot is not oldest:
+                known[slot] = slot.reach(text[:-1], shared=True)
         source = max(self._slots, key=lambda slot: (known[slot], slot is oldest))
         return oldest, source, known[source]
 

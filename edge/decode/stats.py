@@ -19,7 +19,8 @@ class Counters:
     `reused_tokens` were in the cache already. Where two models take turns, the one that takes over
     read `caught_up_tokens` in `catch_up_s`, and its first token comes of that. `switches` are all
     hand-overs, those to a small model that hands back at once included. `crowded_rounds` had fewer
-    threads than the plan, because other processes computed.
+    threads than the plan, because other processes computed. `changed_tokens` were drafts that
+    typical acceptance took in place of what the target picked.
     """
 
     prompt_tokens: int = 0
@@ -39,6 +40,7 @@ class Counters:
     caught_up_tokens: int = 0
     catch_up_s: float = 0.0
     crowded_rounds: int = 0
+    changed_tokens: int = 0
 
     def add_reading(self, num_tokens: int, num_reused: int, seconds: float) -> None:
         """Count what was read before a first token: a prompt, or what another model wrote."""

@@ -56,6 +56,7 @@ from numpy.typing import NDArray
 from edgespec.backends.base import Logits
 from edgespec.backends.tree import DraftTree
 from edgespec.sampling.distributions import DraftDistribution, TargetDistribution
+from edgespec.sampling.sampling import Sampler
 
 
 class Dice(Protocol):
@@ -221,6 +222,33 @@ def accept(
         emitted.append(token)
         node = tree.child(node, token) if node < last else -1
     return path, emitted
+
+
+class TypicalPick:
+    """Picks for `accept` in one tree, which may take a drafted token in place of the sampler's.
+
+    Where no child of a node carries what the sampler chose, it is the likeliest child that typical
+    acceptance takes (`Sampler.typical`), and the sampler's own where there is none. `num_taken`
+    counts the tokens that the target would not have picked.
+    """
+
+    def __init__(self, tree: DraftTree, sampler: Sampler) -> None:
+        self.num_taken = 0
+        self._tree, self._sampler, self._node = tree, sampler, 0
+
+    def __call__(self, row: Logits) -> int:
+        tree, token = self._tree, self._sampler.choose(row)
+        child = tree.child(self._node, token)
+        if child < 0:
+            children = [node for node, parent in enumerate(tree.parents) if parent == self._node]
+            drafted = [tree.tokens[node] for node in children]
+            taken = self._sampler.typical(row, drafted) if drafted else None
+            if taken is not None:
+                token, child = taken, tree.child(self._node, taken)
+                self.num_taken += 1
+        self._sampler.record(token)
+        self._node = child
+        return token
 
 
 def cut(

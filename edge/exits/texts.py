@@ -1,87 +1,609 @@
-"""The text that a drafter is trained on: written by its target, for a part of the time there is."""
+"""The text that a drafter is trained on: the target writes it, many conversations at once.
+
+Each conversation is a user turn and an answer. The user turn is sampled after the chat template's
+user header, often from the first words of some task and a random word of the vocabulary, at a
+temperature that makes turns differ; some begin with a task and passages from earlier answers, so
+that long contexts occur. Most answers are greedy, some sampled. Beside each token, read or written,
+the target's likeliest next tokens and their logits are kept: what a drafter is trained on.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
+from edgespec.backends.base import Logits, Tokenizer
+from edgespec.backends.llama.batch import Batch
+from edgespec.backends.llama.context import LlamaContext, LlamaSettings
+from edgespec.backends.llama.hidden_rows import LayerRows, Rows
 from edgespec.backends.llama.tokenizer import open_tokenizer
-from edgespec.backends.llama.writing import Places
-from edgespec.errors import DoesNotFitError, UnsupportedError
-from edgespec.exits.chat import chat_of, read_prompts
+from edgespec.errors import DoesNotFitError, ModelFileError, UnsupportedError
+from edgespec.exits.network import work_s
 from edgespec.memory.device import host
-from edgespec.models.exits.early_exit import target_hash
-from edgespec.models.exits.network import import_torch
-from edgespec.models.exits.text_writer import LONG_LENGTH, TextWriter, write_texts
-from edgespec.models.exits.training_texts import alone_in, text_files, written
+from edgespec.models.chat import render_chat
 from edgespec.models.spec import ModelSpec
+from edgespec.models.writing import whole_file
+from edgespec.paths import read_text
 from edgespec.progress import Progress
+from edgespec.quantize.texts import Chat
 
-if TYPE_CHECKING:
-    from edgespec.models.exits.trainer import Quality
-    from edgespec.models.exits.training_texts import TrainingText
+OPENINGS = (
+    "Write a short story about", "Write a poem about", "Write an email to", "Compose a blog post",
+    "Write an article about", "Write a news report about", "Write a paragraph about",
+    "Write a Python function that", "Write a function in C++", "Fix this code:", "Explain",
+    "Explain to a child", "What is", "What is the", "What are", "What was", "Why", "Why is",
+    "How do I", "How does", "How many", "How much", "Who was", "Who is the", "Who wrote",
+    "When did", "When was the", "Where is", "Where was", "Which", "Can you", "Give me a list of",
+    "List", "Compare", "Summarize the following text:", "Summarize:", "Translate into German:",
+    "Translate into English:", "Translate to French:", "Translate German to English: Die",
+    "Translate German to English: Der", "Translate German to English: Ich",
+    "Translate German to English: Wir haben", "Translate from German: Es ist",
+    "Translate from Spanish: El", "Translate from French: Le", "Rewrite this sentence:",
+    "Given the following context, answer the question. Context:", "Extract all names from:",
+    "Solve:", "A train", "A shop sells", "A farmer has", "John has", "Mary buys", "There are",
+    "If a man has", "Tom and his sister", "Every day,", "Calculate", "Let", "Find the",
+    "Describe", "Imagine you are", "Act as", "Pretend to be", "Tell me", "Discuss", "Analyze",
+    "Evaluate the following", "Answer in JSON:", "Design", "Plan a", "Classify", "The", "I",
+    "My", "In",
+)  # fmt: skip
+# Before and after passages; where the end is open, the turn goes on.
+PASSAGE_TASKS = (
+    ("Summarize: ", ""), ("Summarize the following text in two sentences:\n", ""),
+    ("Write a short summary of this article:\n\n", ""), ("", "\n\nSummarize the text above."),
+    ("", "\nTL;DR"), ("What is the main idea of this text?\n", ""),
+    ("Answer the question from the context.\nContext: ", "\nQuestion:"),
+    ("Context:\n", "\n\nUsing only the context, answer:"),
+    ("Use these notes to answer the question below.\n\n", "\n\nQ:"),
+    ("Read this: ", "\nNow tell me"), ("", "\n\nWhat"), ("", "\n\nWho"), ("", "\n\nWhy"),
+    ("Translate into German: ", ""), ("Rewrite this in simple words: ", ""),
+    ("Correct the grammar:\n", ""), ("Continue: ", ""), ("List the key points of\n", ""),
+    ("Extract all names and dates from the text: ", ""),
+)  # fmt: skip
+_MARK = "\u2402user\u2402"  # in place of the user's words
 
-QUICK_MINUTES, FULL_MINUTES = 12.0, 120.0
-Note = Callable[[str], None]
-
-_BF16 = _F16 = 2  # bytes
+_SHORTEST_WORD = 4
+LENGTH, LONG_LENGTH = 320, 960  # most tokens of a text, and of one with passages
+LONG_PART = 0.2  # of the conversations have them
+CANDIDATES = 64  # that are sampled from
+_USER_LENGTH = 80
+_USER_TEMPERATURES = (1.0, 1.15, 1.3)
+_ANSWER_TEMPERATURES = (0.0, 0.0, 0.0, 0.8)
+_FIRST_TEMPERATURE = 2.0  # of a turn's first token, which decides most about it
+_OPENED = 0.7  # of the turns begin with an opening
+_WORDED = 0.6  # of the openings are followed by a random word
+_PASSAGES, _PASSAGE_LENGTH = 512, 40  # that are kept to be read, and the least of one
+_LEAST_DISTINCT = 0.6  # of a passage's pairs of tokens: greedy answers may go in circles
+_ANSWER_ROOM = 280  # kept for the answer to a passage
+TEACHER = 32  # tokens of the target's distribution that are kept
+_HELD_OUT = 20  # every so many-th text is never trained on
+# Why a token stands in a text.
+FORCED, USER, ANSWER = 0, 1, 2
+_MOST_AT_ONCE = 128  # tokens, or as many as there are places
+_COMPETING = 64  # logits of which one is looked at first
+_F16 = 2  # bytes
 _PLACES, _LEAST_PLACES = 128, 4  # conversations written at once
 _MOST_MEMORY = 0.8  # of what is free
 _LEAST_S = 1.0  # of writing, where only prompts are missing
 
 
+# -- what they begin with ----------------------------------------------------------------
+
+
+def chat_of(spec: ModelSpec, tokenizer: Tokenizer) -> Chat:
+    """The chat format of a model; without a template, texts just begin."""
+    before, between = tokenizer.bos_text, "\n"
+    if spec.chat_template:
+        message = {"role": "user", "content": _MARK}
+        text = render_chat(
+            spec.chat_template,
+            [message],
+            bos_token=tokenizer.bos_text,
+            eos_token=tokenizer.eos_text,
+        )
+        before, found, between = text.partition(_MARK)
+        if not found:
+            raise ModelFileError(f"{spec.path.name}: the chat template changes the user's words")
+    start = next((token for token in (spec.bos_id, spec.eos_id) if token is not None), 0)
+
+    def encode(text: str) -> list[int]:
+        return tokenizer.encode(text, add_special=False) if text else []
+
+    everything = range(tokenizer.vocab_size)
+    return Chat(
+        before=tokenizer.encode(before) or [start],
+        between=encode(between),
+        ends=frozenset(token for token in everything if tokenizer.is_end(token)),
+        openings=[encode(text) for text in OPENINGS],
+        words=[token for token in everything if _is_word(tokenizer.token_bytes(token))],
+        tasks=[(encode(first), encode(last)) for first, last in PASSAGE_TASKS],
+    )
+
+
+def _is_word(text: bytes) -> bool:
+    """Whether a token is a space and some letters."""
+    return len(text) > _SHORTEST_WORD and text[:1] == b" " and text[1:].isalpha()
+
+
+def read_prompts(path: Path, tokenizer: Tokenizer) -> list[Sequence[int]]:
+    """Prompts of a file, one a line: plain text, or JSON with "prompt", "text" or "turns".
+
+    Raises UnsupportedError for what is no text.
+    """
+    lines = read_text(path).split("\n")
+    texts = [text for line in lines if line.strip() for text in _texts(line)]
+    return [tokenizer.encode(text, add_special=False) for text in texts]
+
+
+def _texts(line: str) -> list[str]:
+    if not line.lstrip().startswith("{"):
+        return [line]
+    try:
+        document = json.loads(line)
+    except (ValueError, RecursionError):
+        return [line]
+    for key in ("prompt", "text", "question"):
+        if isinstance(document.get(key), str):
+            return [document[key]]
+    turns = document.get("turns")
+    return [turn for turn in turns if isinstance(turn, str)] if isinstance(turns, list) else []
+
+
+# -- their files ---------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True)
-class Job:
-    """A drafter being made: of which target, where its parts are kept, and how long it may take."""
+class TrainingText:
+    """One conversation of T tokens; row t of the teacher's says what may follow token t.
 
-    spec: ModelSpec
-    folder: Path
-    minutes: float
-    progress: Progress
-    note: Note
+    `kinds[t]` says why the token after token t stands there. `states` are the target's rows after
+    so many of its blocks, as the bits of bfloat16; a text that was read from its file has none.
+    """
 
-    def seconds_for(self, part: float) -> float:
-        """Of the whole time, in seconds."""
-        return self.minutes * 60 * part
+    tokens: NDArray[np.int32]  # [T]
+    kinds: NDArray[np.uint8]  # [T]
+    teacher_ids: NDArray[np.int32]  # [T, TEACHER]
+    teacher_logits: NDArray[np.float16]  # [T, TEACHER]
+    states: Mapping[int, NDArray[np.uint16]] = field(default_factory=dict)  # [T, width] each
 
 
-def check_head_size(spec: ModelSpec, size: int | None) -> None:
-    """Raise UnsupportedError for more tokens than there are, or none."""
-    if size is not None and not 1 <= size <= spec.vocab_size:
-        raise UnsupportedError(
-            f"--head-size {size} is not possible", hint=f"use 1 to {spec.vocab_size}"
+def save_training_texts(path: Path, texts: Sequence[TrainingText], seconds: float) -> None:
+    """Write texts to one file, which appears only when complete, and how long they took.
+
+    Their states come before it and lie beside it, a file for each number of blocks.
+    """
+    for layer in texts[0].states:
+        with whole_file(states_path(path, layer)) as partial, partial.open("wb") as file:
+            np.save(file, np.concatenate([text.states[layer] for text in texts]))
+    with whole_file(path) as partial, partial.open("wb") as file:
+        np.savez(
+            file,
+            seconds=seconds,
+            lengths=np.array([len(text.tokens) for text in texts], np.int32),
+            tokens=np.concatenate([text.tokens for text in texts]),
+            kinds=np.concatenate([text.kinds for text in texts]),
+            teacher_ids=np.concatenate([text.teacher_ids for text in texts]),
+            teacher_logits=np.concatenate([text.teacher_logits for text in texts]),
         )
 
 
+def states_path(texts: Path, layer: int) -> Path:
+    """Where the states after so many blocks are, of the texts in a file."""
+    return texts.with_name(f"{texts.stem}-states-{layer}.npy")
+
+
+def text_files(folder: Path) -> list[Path]:
+    """The files of a folder's texts, in the order in which they were written."""
+    return sorted(folder.glob("texts-*.npz"))
+
+
+def load_training_texts(path: Path) -> list[TrainingText]:
+    """All texts of a file, or of a folder's files, in the order in which they were written."""
+    texts: list[TrainingText] = []
+    for file_path in text_files(path) if path.is_dir() else [path]:
+        with np.load(file_path) as file:
+            ends = np.cumsum(file["lengths"])[:-1]
+            names = ("tokens", "kinds", "teacher_ids", "teacher_logits")
+            parts = [np.split(file[name], ends) for name in names]
+        texts += [TrainingText(*values) for values in zip(*parts, strict=True)]
+    return texts
+
+
 @contextmanager
-def begun(
-    spec: ModelSpec, output: Path, minutes: float, progress: Progress, note: Note
-) -> Iterator[Job]:
-    """A drafter being made into `output`, in a folder beside it that nobody else may use."""
-    import_torch().set_num_threads(host.usable_cores())
-    folder = output.with_name(f"{output.name}.{target_hash(spec)[:8]}.training")
+def alone_in(folder: Path) -> Iterator[None]:
+    """Keep other processes from writing texts and checkpoints of the same names.
+
+    Raises UnsupportedError where one is at it.
+    """
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(folder / ".lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise UnsupportedError(
+            f"another `edgespec draft train` is at work in {folder}",
+            hint="wait for it, or give another file with --output",
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def written(folder: Path) -> tuple[int, float]:
+    """How many texts a folder holds, and the seconds they took to write."""
+    count, seconds = 0, 0.0
+    for path in text_files(folder):
+        with np.load(path) as file:
+            count += len(file["lengths"])
+            seconds += float(file["seconds"])
+    return count, seconds
+
+
+def is_held_out(number: int) -> bool:
+    """Whether this one of a folder's texts is for judging, not for training."""
+    return number % _HELD_OUT == 0
+
+
+# -- the model that writes ---------------------------------------------------------------
+
+
+class Seen(NamedTuple):
+    """What a model knew after each of n tokens."""
+
+    ids: NDArray[np.int32]  # [n, CANDIDATES]: the likeliest next tokens, the best one first
+    logits: NDArray[np.float32]  # [n, CANDIDATES]
+    states: Mapping[int, NDArray[np.uint16]]  # [n, width] each, as TrainingText has them
+
+
+class Places:
+    """The model of `spec`, `places` texts of at most `length` tokens at once.
+
+    The states behind so many blocks as `layers` say are kept. Raises as `LlamaContext.open`.
+    """
+
+    def __init__(
+        self, spec: ModelSpec, *, places: int, length: int, layers: Sequence[int], threads: int
+    ) -> None:
+        self.places, self.length = places, length
+        most = self._most = max(places, _MOST_AT_ONCE)
+        settings = LlamaSettings(
+            length,
+            batch_size=most,
+            max_nodes=most,
+            max_leaves=1,
+            threads=threads,
+            kernels=True,
+            tied=spec.tied_embeddings,
+            users=places,
+            cells=places * length,
+            unified=False,
+        )
+        self._context = LlamaContext(settings)
+        self._layers = sorted(set(layers))
+        try:
+            self._context.open(str(spec.path), None, lambda _params: None)
+            self._kept = LayerRows(self._context, self._layers) if layers else None
+        except BaseException:
+            self._context.close()
+            raise
+        self._batch = Batch(self._context.lib, most, 1, None, self._context.width)
+
+    def begin(self, place: int, tokens: Sequence[int]) -> Seen:
+        """Read the first tokens of a new text in a place; what was there is forgotten."""
+        self._context.remove(place, 0)
+        parts = []
+        for start in range(0, len(tokens), self._most):
+            part = tokens[start : start + self._most]
+            positions = range(start, start + len(part))
+            parts.append(self._seen(part, positions, [place] * len(part)))
+        return Seen(
+            np.concatenate([part.ids for part in parts]),
+            np.concatenate([part.logits for part in parts]),
+            {
+                layer: np.concatenate([part.states[layer] for part in parts])
+                for layer in self._layers
+            },
+        )
+
+    def step(self, first: int, tokens: Sequence[int], positions: Sequence[int]) -> Seen:
+        """Read one token more of each text in so many places from `first` on."""
+        for place, position in enumerate(positions, first):
+            if position == 0:
+                self._context.remove(place, 0)
+        return self._seen(tokens, positions, range(first, first + len(tokens)))
+
+    def _seen(self, tokens: Sequence[int], positions: Sequence[int], places: Sequence[int]) -> Seen:
+        batch, count = self._batch, len(tokens)
+        batch.put(0, tokens)
+        batch.positions[:count] = positions
+        batch.ids[:count, 0] = places
+        self._context.decode(batch, count)
+        ids, logits = largest(self._context.rows(count), CANDIDATES)
+        return Seen(ids, logits, self._states(count))
+
+    def _states(self, count: int) -> dict[int, NDArray[np.uint16]]:
+        if self._kept is None:
+            return {}
+        rows = np.empty((count, self._kept.width), np.float32)
+        self._kept.copy(0, rows)
+        parts = np.split(_bits(rows), len(self._layers), 1)
+        return dict(zip(self._layers, parts, strict=True))
+
+    def close(self) -> None:
+        """Free the model; safe to call twice."""
+        self._context.close()
+
+
+def _bits(rows: Rows) -> NDArray[np.uint16]:
+    """The bits of rows in bfloat16, rounded to the nearest."""
+    half: NDArray[np.uint16] = (((rows.view(np.uint32) >> 15) + 1) >> 1).astype(np.uint16)
+    return half
+
+
+def largest(logits: Logits, count: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """Tokens of the largest logits of each row [n, V], the best one first, and these: [n, count].
+
+    Fewer where V is smaller. Logits of one column of a table compete first: where so many
+    columns are looked at as are asked for, none of the largest is missed.
+    """
+    size = logits.shape[1]
+    count, columns = min(count, size), size // _COMPETING
+    table = logits[:, : columns * _COMPETING].reshape(len(logits), _COMPETING, columns)
+    ids = np.empty((len(logits), count), np.int32)
+    rest = np.arange(columns * _COMPETING, size)
+    best = table.max(1) if columns > count else np.zeros((len(logits), columns), np.float32)
+    for row, (values, most) in enumerate(zip(logits, best, strict=True)):
+        asked = np.argpartition(most, -count)[-count:] if columns > count else np.arange(columns)
+        among = np.concatenate([(asked + columns * np.arange(_COMPETING)[:, None]).ravel(), rest])
+        found = among[np.argpartition(values[among], -count)[-count:]]
+        ids[row] = found[np.argsort(-values[found])]
+    return ids, np.take_along_axis(logits, ids, 1)
+
+
+# -- writing -------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Row:
+    """One conversation being written; `forced` are the tokens to come and why."""
+
+    forced: list[tuple[int, int]]
+    phase: int
+    length: int
+    user_temperature: float = 1.0
+    answer_temperature: float = 0.0
+    tokens: list[int] = field(default_factory=list)
+    kinds: list[int] = field(default_factory=list)
+    ids: list[NDArray[np.int32]] = field(default_factory=list)
+    logits: list[NDArray[np.float16]] = field(default_factory=list)
+    states: dict[int, list[NDArray[np.uint16]]] = field(default_factory=dict)
+    written: int = 0  # tokens of this turn
+
+    def append(self, token: int, kind: int) -> None:
+        self.tokens.append(token)
+        self.kinds.append(kind)
+
+    def note(self, seen: Seen, those: slice) -> None:
+        """Keep what the model knew after those tokens."""
+        self.ids.extend(seen.ids[those, :TEACHER])
+        self.logits.extend(seen.logits[those, :TEACHER].astype(np.float16))
+        for layer, states in seen.states.items():
+            self.states.setdefault(layer, []).extend(states[those])
+
+    def text(self) -> TrainingText:
+        count = len(self.ids)
+        return TrainingText(
+            np.array(self.tokens[:count], np.int32),
+            np.array(self.kinds[1 : count + 1], np.uint8),
+            np.stack(self.ids),
+            np.stack(self.logits),
+            {layer: np.stack(rows[:count]) for layer, rows in self.states.items()},
+        )
+
+
+class TextWriter:
+    """Writes conversations with the target, one in each of its places, token by token."""
+
+    def __init__(self, target: Places, chat: Chat, *, seed: int, written: int = 0) -> None:
+        self._target, self._chat = target, chat
+        self._written = written  # texts that there are already
+        self._random = np.random.default_rng(seed)
+        self._prompts: list[Sequence[int]] = []
+        self._passages: list[Sequence[int]] = []
+        # Those of one length take their steps together, as none should wait for longer ones.
+        many = int(target.places * LONG_PART) if chat.tasks else 0
+        parts = (
+            (range(many), min(LONG_LENGTH, target.length)),
+            (range(many, target.places), LENGTH),
+        )
+        self._lanes = [places for places, _ in parts if places]
+        self._rows = [_Row([], USER, length) for places, length in parts for _ in places]
+
+    def answer_first(self, prompts: Sequence[Sequence[int]]) -> None:
+        """Answer these user turns before writing others."""
+        self._prompts = list(prompts)
+
+    def write(self) -> Iterator[TrainingText]:
+        """Texts as they are finished, without end."""
+        while True:
+            for places in self._lanes:
+                yield from self._step(places)
+
+    def unfinished(self) -> list[TrainingText]:
+        """Conversations whose answers have begun; without them long ones would be too few."""
+        return [row.text() for row in self._rows if ANSWER in row.kinds[: len(row.ids)]]
+
+    def _step(self, places: range) -> Iterator[TrainingText]:
+        for place in places:
+            if not self._rows[place].tokens:
+                self._rows[place] = self._new_row(self._rows[place].length)
+                self._read(place)
+        rows = [self._rows[place] for place in places]
+        last = [len(row.tokens) - 1 for row in rows]
+        seen = self._target.step(places.start, [row.tokens[-1] for row in rows], last)
+        for number, (place, row) in enumerate(zip(places, rows, strict=True)):
+            row.note(seen, slice(number, number + 1))
+            if not self._advance(row, seen.logits[number], seen.ids[number]):
+                self._rows[place] = _Row([], USER, row.length)
+                # What is held out from training must not come back as part of another text.
+                if not is_held_out(self._written):
+                    self._keep_passage(row)
+                self._written += 1
+                yield row.text()
+
+    def _advance(self, row: _Row, logits: Any, candidates: Any) -> bool:
+        """Append the row's next token; whether the text goes on."""
+        if row.forced:
+            row.append(*row.forced.pop(0))
+            return len(row.tokens) < row.length
+        token = int(candidates[self._choice(row, logits)])
+        ended = token in self._chat.ends
+        if row.phase == USER and (ended or row.written >= _USER_LENGTH):
+            row.forced = [(token, FORCED) for token in self._chat.between]
+            row.phase, row.written = ANSWER, 0
+            return self._advance(row, logits, candidates)
+        row.append(token, row.phase)
+        row.written += 1
+        return not ended and len(row.tokens) < row.length
+
+    def _choice(self, row: _Row, logits: NDArray[np.float32]) -> int:
+        temperature = row.answer_temperature
+        if row.phase == USER:
+            temperature = row.user_temperature if row.written else _FIRST_TEMPERATURE
+        if temperature == 0.0:
+            return 0
+        noise = self._random.gumbel(size=len(logits))  # the largest sum is a sample
+        return int(np.argmax(logits / temperature + noise))
+
+    # -- what conversations begin with -----------------------------------------------------
+
+    def _new_row(self, length: int) -> _Row:
+        chat, random = self._chat, self._random
+        before = [(token, FORCED) for token in chat.before]
+        between = [(token, FORCED) for token in chat.between]
+        user: list[int] = []
+        is_open = True
+        if self._prompts:
+            user, is_open = self._prompt(length // 2), False
+        elif length > LENGTH and self._passages:
+            user, is_open = self._task(length - _ANSWER_ROOM)
+        elif chat.openings and random.random() < _OPENED:
+            user = list(chat.openings[int(random.integers(len(chat.openings)))])
+            if chat.words and random.random() < _WORDED:
+                user.append(chat.words[int(random.integers(len(chat.words)))])
+        forced = [*before, *((token, USER) for token in user), *(() if is_open else between)]
+        return _Row(
+            forced,
+            USER if is_open else ANSWER,
+            length,
+            user_temperature=float(random.choice(_USER_TEMPERATURES)),
+            answer_temperature=float(random.choice(_ANSWER_TEMPERATURES)),
+        )
+
+    def _prompt(self, room: int) -> list[int]:
+        """The next prompt of so many tokens at most; the next one's beginning if all are longer."""
+        fits = (i for i, prompt in enumerate(self._prompts) if len(prompt) <= room)
+        return list(self._prompts.pop(next(fits, 0)))[:room]
+
+    def _task(self, room: int) -> tuple[list[int], bool]:
+        """A task about some passages in so many tokens, and whether the user goes on after it."""
+        random = self._random
+        first, last = self._chat.tasks[int(random.integers(len(self._chat.tasks)))]
+        room = int(random.uniform(0.2, 1.0) * room) - len(first) - len(last)
+        passages: list[int] = []
+        while len(passages) < room:
+            passages += self._passages[int(random.integers(len(self._passages)))]
+        return [*first, *passages[:room], *last], bool(last)
+
+    def _keep_passage(self, row: _Row) -> None:
+        """Remember an answer as a passage for others, unless it goes in circles."""
+        answer = [t for t, kind in zip(row.tokens, row.kinds, strict=True) if kind == ANSWER]
+        answer = [token for token in answer if token not in self._chat.ends]
+        pairs = len(set(pairwise(answer)))
+        if len(answer) < _PASSAGE_LENGTH or pairs < _LEAST_DISTINCT * len(answer):
+            return
+        if len(self._passages) < _PASSAGES:
+            self._passages.append(answer)
+        else:
+            self._passages[int(self._random.integers(_PASSAGES))] = answer
+
+    def _read(self, place: int) -> None:
+        """Take in what a new row begins with, all but its last token at once."""
+        row = self._rows[place]
+        *known, last = row.forced
+        row.forced = []
+        for token, kind in known:
+            row.append(token, kind)
+        if known:
+            row.note(self._target.begin(place, row.tokens), slice(None))
+        row.append(*last)
+
+
+def write_texts(
+    writer: TextWriter,
+    folder: Path,
+    *,
+    seconds: float,
+    progress: Callable[[float, int], None],
+    at_least: int = 64,
+    per_file: int = 256,
+) -> int:
+    """Write for some time, and so many texts, into files of `folder`; returns the tokens.
+
+    Ctrl-C keeps what is done.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    with alone_in(folder):
-        yield Job(spec, folder, minutes, progress, note)
+    number = len(text_files(folder))
+    start, saved, tokens = work_s(), 0.0, 0
+    texts: list[TrainingText] = []
+    try:
+        for count, text in enumerate(writer.write(), 1):
+            texts.append(text)
+            tokens += len(text.tokens)
+            spent = work_s() - start
+            progress(min(1.0, spent / seconds), tokens)
+            is_done = spent >= seconds and count >= at_least
+            if is_done:
+                texts += writer.unfinished()
+            if len(texts) >= per_file or is_done:
+                save_training_texts(folder / f"texts-{number:05}.npz", texts, spent - saved)
+                number, texts, saved = number + 1, [], spent
+            if is_done:
+                break
+    except KeyboardInterrupt:
+        if texts:
+            spent = work_s() - start
+            save_training_texts(folder / f"texts-{number:05}.npz", texts, spent - saved)
+        raise
+    return tokens
 
 
 def write_training_texts(
-    job: Job, part: float, data: Path | None, layers: Sequence[int] = ()
+    spec: ModelSpec,
+    folder: Path,
+    seconds: float,
+    *,
+    data: Path | None,
+    layers: Sequence[int],
+    progress: Progress,
 ) -> None:
-    """Write text until that took its part of the time, earlier runs included.
+    """Write text into `folder` until that took so many seconds, earlier runs included.
 
-    The states after so many blocks as `layers` say are kept beside it.
+    Prompts of `data` are answered first. The states after so many blocks as `layers` say are kept
+    beside the texts.
     """
-    spec, folder = job.spec, job.folder
     num_written, spent = written(folder)
-    missing = job.seconds_for(part) - spent
+    missing = seconds - spent
     if missing <= 0 and data is None:
         return
     with open_tokenizer(spec.path) as tokenizer:
@@ -93,9 +615,9 @@ def write_training_texts(
         prompts = []
     if missing <= 0 and not prompts:
         return
-    threads = host.usable_cores()
+    places, threads = places_of(spec), host.usable_cores()
     with closing(
-        Places(spec, places=places_of(spec), length=LONG_LENGTH, layers=layers, threads=threads)
+        Places(spec, places=places, length=LONG_LENGTH, layers=layers, threads=threads)
     ) as target:
         writer = TextWriter(target, chat, seed=len(text_files(folder)), written=num_written)
         writer.answer_first(prompts)
@@ -104,7 +626,7 @@ def write_training_texts(
             folder,
             seconds=max(missing, _LEAST_S),
             at_least=max(64, len(prompts)),
-            progress=lambda part, tokens: job.progress(f"writing text, {tokens} tokens", part),
+            progress=lambda part, tokens: progress(f"writing text, {tokens} tokens", part),
         )
     if prompts:
         answered.touch()
@@ -122,33 +644,3 @@ def places_of(spec: ModelSpec) -> int:
             hint="train on a machine with more memory; the drafter's file runs on this one",
         )
     return min(_PLACES, fitting)
-
-
-def fitting(
-    spec: ModelSpec, texts: Sequence[TrainingText], num_layers: int = 1
-) -> Sequence[TrainingText]:
-    """As many texts as there is memory for: states after so many layers are kept in 16 bits.
-
-    Raises DoesNotFitError where there is memory for none.
-    """
-    room = _MOST_MEMORY * host.available_bytes() / (_BF16 * spec.embedding_size * num_layers)
-    ends = np.cumsum([len(text.tokens) for text in texts])
-    count = int(np.searchsorted(ends, room))
-    if count == 0:
-        raise DoesNotFitError(
-            f"there is no memory for what training reads of {spec.path.name}",
-            hint="train on a machine with more memory; the drafter's file runs on this one",
-        )
-    return texts[:count]
-
-
-def told(job: Job) -> Callable[[float, Quality | None], None]:
-    """Shows how far a training has come, and how well what it trains does."""
-
-    def report(part: float, quality: Quality | None) -> None:
-        if quality is None:
-            job.progress("training", part)
-        else:
-            job.note(f"{part:4.0%}  loss {quality.loss:.3f}, agreement {quality.agreement:.3f}")
-
-    return report

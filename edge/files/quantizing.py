@@ -21,7 +21,7 @@ import numpy as np
 from edgespec.backends.base import Tokenizer
 from edgespec.backends.llama.tokenizer import open_tokenizer
 from edgespec.errors import UnsupportedError
-from edgespec.exits.chat import chat_of, read_prompts
+from edgespec.exits.texts import chat_of, read_prompts
 from edgespec.memory.device import host
 from edgespec.models.spec import ONNX_FORMAT, ModelSpec
 from edgespec.models.writing import reason, whole_file

@@ -9,14 +9,15 @@ two best logits are closer than the noise.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.backends.base import Backend, Logits
+from edgespec.backends.base import Backend, ImageRun, Logits, SeesImages
 from edgespec.backends.tree import DraftTree
 from edgespec.errors import UnsupportedError
 from edgespec.sampling.sampling import top_two_gap
@@ -192,17 +193,31 @@ class Divergence:
 
 
 def find_divergence(
-    backend: Backend, prompt: Sequence[int], plain: Sequence[int], other: Sequence[int]
+    backend: Backend,
+    prompt: Sequence[int],
+    plain: Sequence[int],
+    other: Sequence[int],
+    images: Mapping[int, ImageRun] = MappingProxyType({}),
 ) -> Divergence | None:
-    """Compare two outputs for `prompt`; None when they are equal. Empties the cache."""
+    """Compare two outputs for `prompt`; None when they are equal. Empties the cache.
+
+    `images` are those of the prompt, by where they begin.
+    """
     if list(plain) == list(other):
         return None
     pairs = enumerate(zip(plain, other, strict=False))
     position = next((i for i, (a, b) in pairs if a != b), min(len(plain), len(other)))
     text = [*prompt, *plain[:position]]
     backend.truncate(0)
-    for start in range(0, len(text), backend.batch_size):
-        logits = backend.prefill(text[start : start + backend.batch_size])
+    start = 0
+    while start < len(text):
+        end = min(start + backend.batch_size, len(text))
+        if start in images and isinstance(backend, SeesImages):
+            logits, end = backend.read_image(images[start]), start + len(images[start].ids)
+        else:
+            end = min([end, *(place for place in images if place > start)])
+            logits = backend.prefill(text[start:end])
+        start = end
     gap = top_two_gap(logits)
     backend.truncate(0)
     return Divergence(position, gap)

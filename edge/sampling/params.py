@@ -76,6 +76,9 @@ class SamplingParams:
     mirostat_tau: float = 5.0
     # How fast it is approached.
     mirostat_eta: float = 0.1
+    # Epsilon of typical acceptance (Medusa, arXiv 2401.10774), the only setting with which drafts
+    # change an answer: a likely one is taken in place of the pick. 0 is off.
+    accept_typical: float = 0.0
     # Which samplers run, and in which order; what is left out is off.
     samplers: tuple[str, ...] = ORDER
 
@@ -93,8 +96,9 @@ class SamplingParams:
 
     @property
     def draws_freely(self) -> bool:
-        """True when earlier picks of a round do not change the distribution of later ones."""
-        return not (self.is_greedy or self.uses_history or self.uses_xtc or self.mirostat)
+        """True when drafts may be drawn: no pick of a round changes the law of later ones."""
+        is_free = not (self.is_greedy or self.uses_history or self.uses_xtc or self.mirostat)
+        return is_free and not self.accept_typical
 
     @property
     def uses_penalties(self) -> bool:
@@ -228,6 +232,7 @@ _RANGES: tuple[tuple[str, float, float, str, str], ...] = (
     ("dry_penalty_last_n", -1, _MANY, "-1 or more", "-1 searches all, 64 is the default"),
     ("mirostat_tau", 0, _LARGE, _SIZE, "5 is the default"),
     ("mirostat_eta", 0, 1, _SHARE, "0.1 is the default"),
+    ("accept_typical", 0, 1, _SHARE, "0 is lossless, 0.09 is what Medusa was measured with"),
 )
 
 

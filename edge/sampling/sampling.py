@@ -29,7 +29,7 @@ from __future__ import annotations
 import math
 import random
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -38,6 +38,7 @@ from numpy.typing import NDArray
 from edgespec.errors import BackendError, EdgespecError, UnsupportedError
 from edgespec.sampling.best_tokens import (
     head_reaching,
+    inverse_of,
     softmax_weights,
 )
 from edgespec.sampling.chain import Chain, Left, Mirostat
@@ -127,6 +128,33 @@ class Sampler:
             self._chain.record(token)
 
     force = record
+
+    def typical(self, logits_row: NDArray[np.float32], tokens: Sequence[int]) -> int | None:
+        """The likeliest of drafted tokens that typical acceptance takes at a row [V], if any.
+
+        That is those with a probability of at least min(eps, sqrt(eps) exp(-H)), H the entropy in
+        nats (Medusa, arXiv 2401.10774, section 3.3), at the temperature, or at 1 where that is 0.
+        What filters leave out is not taken.
+        """
+        epsilon = self.params.accept_typical
+        with np.errstate(all="ignore"):
+            row = self._change(logits_row)
+            for past in self._past:
+                if past is not None:
+                    past.change(row, None)
+            scale = 1.0 if self.params.is_greedy else inverse_of(self.params.temperature)
+            scaled = (row.astype(np.float64) - _finite_max(row)) * scale
+            weights = np.exp(scaled)
+            total = float(weights.sum())
+            places = weights > 0.0
+            entropy = math.log(total) - float(weights[places] @ scaled[places]) / total
+        least = min(epsilon, math.sqrt(epsilon) * math.exp(-entropy))
+        token = max(tokens, key=lambda token: float(weights[token]))
+        if float(weights[token]) / total < least:
+            return None
+        if not self.params.is_greedy and not self.params.keeps_all and not self.params.uses_xtc:
+            return token if token in self.distribution(logits_row)[0] else None
+        return token
 
     def distribution(
         self, logits_row: NDArray[np.float32]

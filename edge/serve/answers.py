@@ -10,16 +10,14 @@ from time import perf_counter
 from typing import Any
 
 import anyio
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from edgespec.decode.generation import Chunk
 from edgespec.serve.answer_reader import AnswerReader
-from edgespec.serve.generation import Generation
 from edgespec.serve.limits import Limits
-from edgespec.serve.pool import Lease
 from edgespec.serve.refusal import COME_AGAIN, Refusal, openai_error, refusal_of
 from edgespec.serve.shapes import Choice, Shape
-from edgespec.serve.worker import Worker
+from edgespec.serve.worker import Generation, Worker
 
 _DONE = b"data: [DONE]\n\n"
 _COMMENT = b": waiting\n\n"  # which every client skips
@@ -56,10 +54,14 @@ class Answer:
     Args:
         limits: `write_s` is how long a client may take to take what it is sent, and `comment_s`
             how long a stream may be silent.
+        release: called when it has ended.
     """
 
-    def __init__(self, prepared: Prepared, worker: Worker, limits: Limits) -> None:
-        self._prepared, self._worker = prepared, worker
+    def __init__(
+        self, prepared: Prepared, worker: Worker, limits: Limits, release: Callable[[], None]
+    ) -> None:
+        self._prepared, self._worker, self._release = prepared, worker, release
+        self.has_headers = False  # whether they were sent already
         self._write_s, self._comment_s = limits.write_s, limits.comment_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -70,10 +72,10 @@ class Answer:
         finally:
             watch.cancel()
             self._cancel()
+            self._release()
 
     async def _watch(self, receive: Receive) -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
+        await _left(receive)
         self._cancel()
 
     def _cancel(self) -> None:
@@ -94,7 +96,8 @@ class Answer:
 
     async def _stream(self, send: Send) -> None:
         """Headers go out at once: what fails from then on is an event."""
-        await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+        if not self.has_headers:
+            await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
         try:
             async for event in self._events():
                 await self._send(send, event)
@@ -145,9 +148,9 @@ class Answer:
         most_s = self._comment_s if progress is None else min(_PROGRESS_S, self._comment_s)
         sent_s, has_begun = perf_counter(), False
         async for chunks in generation.batches(most_s):
-            told = progress.event() if progress is not None and not has_begun else None
-            if told is not None:
-                yield _event(told, self._prepared.names_events)
+            told = progress.events() if progress is not None and not has_begun else []
+            if told:
+                yield _events(told, self._prepared.names_events)
             elif not chunks and perf_counter() - sent_s >= self._comment_s:
                 yield _COMMENT
             elif not chunks:
@@ -168,35 +171,22 @@ class _Progress:
     def __init__(self, generation: Generation, begun: Sequence[dict[str, Any]]) -> None:
         self._generation = generation
         self._begun = begun[-1] if begun else {"index": 0, "content": "", "stop": False}
-        self._began_s, self._last = perf_counter(), (-1, 0)
+        self._began_s, self._last = perf_counter(), -1
 
-    def event(self) -> dict[str, Any] | None:
-        """None where nothing was read since the last one."""
-        now = self._generation.stream.num_read
-        if now == self._last:
-            return None
-        self._last = now
+    def events(self) -> list[dict[str, Any]]:
+        """What was read since the last ones; the first one tells what the cache had."""
+        num_read, cached = self._generation.stream.num_read
+        if not num_read:
+            return []
+        news = [cached, num_read] if self._last < 0 else [num_read]
+        news = [one for one in dict.fromkeys(news) if one != self._last]
+        self._last = num_read
         told = {
             "total": len(self._generation.prompt_ids),
-            "cache": now[1],
-            "processed": now[0],
+            "cache": cached,
             "time_ms": round((perf_counter() - self._began_s) * 1e3),
         }
-        return {**self._begun, "prompt_progress": told}
-
-
-class Leased:
-    """An answer that gives its model back when it has ended."""
-
-    def __init__(self, answer: ASGIApp, lease: Lease) -> None:
-        self._answer, self._lease = answer, lease
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """By ASGI."""
-        try:
-            await self._answer(scope, receive, send)
-        finally:
-            self._lease.release()
+        return [{**self._begun, "prompt_progress": {**told, "processed": one}} for one in news]
 
 
 class LoadingAnswer:
@@ -210,7 +200,7 @@ class LoadingAnswer:
 
     def __init__(
         self,
-        begin: Callable[[], Awaitable[Leased]],
+        begin: Callable[[], Awaitable[Answer]],
         tell: Callable[[Refusal], dict[str, Any]],
         comment_s: float,
     ) -> None:
@@ -238,22 +228,13 @@ class LoadingAnswer:
             failed = _event(self._tell(refusal_of(problem)), named=True)
             await send({**_BODY, "body": failed})
             return
-        await answer(scope, receive, _after_headers(send))
+        answer.has_headers = True
+        await answer(scope, receive, send)
 
 
 async def _left(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-def _after_headers(send: Send) -> Send:
-    """The same, for an answer whose headers were sent already."""
-
-    async def rest(message: Message) -> None:
-        if message["type"] != "http.response.start":
-            await send(message)
-
-    return rest
 
 
 async def send_json(send: Send, status: int, document: Any) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any, Protocol, TypeAlias
+from importlib.resources import files
+from typing import Any, TypeAlias
 
 import anyio
 from starlette.applications import Starlette
@@ -15,32 +17,32 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from edgespec.serve.access import Access
-from edgespec.serve.answers import Answer, Leased, LoadingAnswer, Prepared
-from edgespec.serve.bodies import read_json
+from edgespec.serve.access import HISTORY, Access
+from edgespec.serve.answers import Answer, LoadingAnswer, Prepared
+from edgespec.serve.bodies import LargeBodies, read_json
+from edgespec.serve.embeddings import embeddings, rerank
 from edgespec.serve.guard import Guard
-from edgespec.serve.histories import HISTORY
-from edgespec.serve.limits import Limits
-from edgespec.serve.page import PAGE_HEADERS, page
-from edgespec.serve.pool import CHAT, Lease, Member, Pool, keep_alive_of
+from edgespec.serve.pool import ANY, CHAT, EMBED, Lease, Member, Pool, keep_alive_of
 from edgespec.serve.prepare import (
     apply_template,
     count_chat,
     count_message,
+    detokenize,
     prepare_chat,
     prepare_completion,
     prepare_infill,
     prepare_llama,
     prepare_message,
     prepare_response,
+    tokenize,
 )
 from edgespec.serve.refusal import COME_AGAIN, Refusal, anthropic_error, openai_error, refusal_of
 from edgespec.serve.service import Service, Shared
 from edgespec.serve.status import metrics, props, slots, status
-from edgespec.serve.tokens import detokenize, tokenize
 
 Prepare = Callable[[Service, Any, asyncio.AbstractEventLoop], Prepared]
 Handler = Callable[[Request], Awaitable[Response | ASGIApp]]
+Found: TypeAlias = "list[tuple[str, str, Handler]]"  # path, method, and what answers
 
 # What is answered by generating. Each path is also there without /v1.
 _GENERATING: dict[str, Prepare] = {
@@ -65,39 +67,32 @@ _ANSWERING: dict[str, Callable[[Service, Any], Any]] = {
     "/v1/messages/count_tokens": count_message,
     "/v1/chat/completions/input_tokens": count_chat,
 }
+_EMBEDDING: dict[str, Callable[[Any, Any], Any]] = {
+    "/v1/embeddings": embeddings,
+    "/v1/rerank": rerank,
+}
 _ANTHROPIC = "/v1/messages"  # below it errors have that interface's form
 
 
 def make_app(pool: Pool, shared: Shared, access: Access | None = None) -> ASGIApp:
     """The application of some models, which it closes when it is shut down."""
-    found = Routes(pool, shared).all()
-    return application(found, pool.close, access or Access(), shared.totals.add_status)
-
-
-Found: TypeAlias = "list[tuple[str, str, Handler]]"  # path, method, and what answers
-
-
-def application(
-    found: Found, close: Callable[[], None], access: Access, count: Callable[[int], None]
-) -> ASGIApp:
-    """An application of these routes, each also without /v1; it calls `close` at its end."""
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         try:
             yield
         finally:
-            await anyio.to_thread.run_sync(close)
+            await anyio.to_thread.run_sync(pool.close)
 
     routes = [
         Route(one, _answered(handler, path), methods=[method])
-        for path, method, handler in found
+        for path, method, handler in Routes(pool, shared).all()
         for one in _places(path)
     ]
     app = Starlette(routes=routes, lifespan=lifespan)
     app.add_exception_handler(HTTPException, _unknown)
     app.add_exception_handler(Exception, _failed)
-    return Guard(app, access, count)
+    return Guard(app, access or Access(), shared.totals.add_status)
 
 
 class Routes:
@@ -105,6 +100,7 @@ class Routes:
 
     def __init__(self, pool: Pool, shared: Shared) -> None:
         self._pool, self._shared = pool, shared
+        self._large = LargeBodies(shared.limits)
 
     def all(self) -> Found:
         """The routes of the application."""
@@ -115,13 +111,12 @@ class Routes:
             ("/v1/models/unload", "POST", self._unload_model),
             ("/v1/models/{name:path}", "GET", self._model),
             ("/", "GET", self._page),
-            ("/v1/embeddings", "POST", self._no_embeddings),
-            ("/v1/rerank", "POST", self._no_embeddings),
             ("/v1/responses/{name}", "GET", self._kept_response),
             ("/v1/responses/{name}", "DELETE", self._forget_response),
         ]
         found += [(path, "GET", self._told(tell)) for path, tell in _TELLING.items()]
         found += [(path, "POST", self._asked(answer)) for path, answer in _ANSWERING.items()]
+        found += [(path, "POST", self._asked(how, EMBED)) for path, how in _EMBEDDING.items()]
         found += [(path, "POST", self._generating(path, how)) for path, how in _GENERATING.items()]
         return found
 
@@ -131,14 +126,6 @@ class Routes:
 
     async def _page(self, _request: Request) -> Response:
         return Response(page(), media_type="text/html", headers=PAGE_HEADERS)
-
-    async def _no_embeddings(self, _request: Request) -> Response:
-        raise Refusal(
-            "this model writes text and makes no embeddings: serve one that was made for them, and "
-            "ask that; --pooling last serves this one for embeddings alone",
-            status=404,
-            code="unsupported_endpoint",
-        )
 
     async def _kept_response(self, request: Request) -> Response:
         name = request.path_params["name"]
@@ -151,7 +138,7 @@ class Routes:
 
     def _told(self, tell: Callable[[Pool, Shared, Member], Any]) -> Handler:
         async def handle(request: Request) -> Response:
-            member = self._pool.find(request.query_params.get("model"))
+            member = self._pool.find(request.query_params.get("model"), ANY)
             found = tell(self._pool, self._shared, member)
             return PlainTextResponse(found) if isinstance(found, str) else JSONResponse(found)
 
@@ -179,27 +166,28 @@ class Routes:
 
     async def _load_model(self, request: Request) -> Response:
         read = await reader_of(request, self._pool)
-        member, keep_alive_s = _take_model(self._pool, await anyio.to_thread.run_sync(read))
+        member, keep_alive_s = _take_model(self._pool, await anyio.to_thread.run_sync(read), ANY)
         (await self._pool.lease(member, keep_alive_s)).release()
         return JSONResponse({"success": True, **self._card(member)})
 
     async def _unload_model(self, request: Request) -> Response:
         read = await reader_of(request, self._pool)
-        member, _ = _take_model(self._pool, await anyio.to_thread.run_sync(read))
+        member, _ = _take_model(self._pool, await anyio.to_thread.run_sync(read), ANY)
         await self._pool.unload(member)
         return JSONResponse({"success": True, **self._card(member)})
 
     # -- requests to one of them -----------------------------------------------------------
 
-    def _asked(self, answer: Callable[[Service, Any], Any]) -> Handler:
+    def _asked(self, answer: Callable[[Any, Any], Any], kind: str = CHAT) -> Handler:
         async def handle(request: Request) -> Response:
-            read = await reader_of(request, self._pool)
-            document = await anyio.to_thread.run_sync(read)
-            lease = await self._pool.lease(*_take_model(self._pool, document))
-            try:
-                found = await anyio.to_thread.run_sync(lambda: answer(lease.loaded, document))
-            finally:
-                lease.release()
+            with self._large.admits() as check:
+                read = await reader_of(request, self._pool, check)
+                document = await anyio.to_thread.run_sync(read)
+                lease = await self._pool.lease(*_take_model(self._pool, document, kind))
+                try:
+                    found = await anyio.to_thread.run_sync(lambda: answer(lease.loaded, document))
+                finally:
+                    lease.release()
             return JSONResponse(found)
 
         return handle
@@ -208,10 +196,13 @@ class Routes:
         tell = _teller(path)
 
         async def handle(request: Request) -> ASGIApp:
-            loop = asyncio.get_running_loop()
-            read = await reader_of(request, self._pool)
+            with self._large.admits() as check:
+                return await handle_body(await reader_of(request, self._pool, check))
 
-            def begun(lease: Lease, document: Any) -> Leased:
+        async def handle_body(read: Callable[[], Any]) -> ASGIApp:
+            loop = asyncio.get_running_loop()
+
+            def begun(lease: Lease, document: Any) -> Answer:
                 service: Service = lease.loaded
                 try:
                     prepared = prepare(service, document, loop)
@@ -219,9 +210,9 @@ class Routes:
                 except BaseException:
                     lease.release()
                     raise
-                return Leased(Answer(prepared, service.worker, service.limits), lease)
+                return Answer(prepared, service.worker, service.limits, lease.release)
 
-            def begin() -> tuple[Leased | None, Any]:
+            def begin() -> tuple[Answer | None, Any]:
                 document = read()
                 wanted = _take_model(self._pool, document)
                 lease = self._pool.lease_now(*wanted)
@@ -232,7 +223,7 @@ class Routes:
                 return answer
             wanted, document = rest
 
-            async def loaded() -> Leased:
+            async def loaded() -> Answer:
                 lease = await self._pool.lease(*wanted)
                 return await anyio.to_thread.run_sync(begun, lease, document)
 
@@ -261,40 +252,29 @@ def _places(path: str) -> set[str]:
     return {path} if path == "/" else {short, f"/v1{short}"}
 
 
-class Answers(Protocol):
-    """What answers requests: it has limits, and raises Refusal where it can answer none."""
-
-    @property
-    def limits(self) -> Limits:
-        """What requests are held against."""
-
-    def check(self) -> None:
-        """Raise Refusal where no request can be answered."""
-
-
-async def reader_of(request: Request, service: Answers) -> Callable[[], Any]:
+async def reader_of(
+    request: Request, pool: Pool, admit: Callable[[int], None] | None = None
+) -> Callable[[], Any]:
     """Receive the body of a request; what is returned makes a document of it, in any thread.
 
-    Raises Refusal where nothing can be answered, and as `read_body`.
+    `admit` is asked for one that is larger, where a model sees images. Raises Refusal where nothing
+    can be answered, and for a body that is too large or takes too long.
     """
-    service.check()
-    body = await read_body(request, service.limits)
-    encoding = request.headers.get("content-encoding", "")
-    return lambda: read_json(body, service.limits, encoding)
-
-
-async def read_body(request: Request, limits: Limits) -> bytes:
-    """The body of a request. Raises Refusal for one that is too large or takes too long."""
-    most, parts, size = limits.body_bytes, [], 0
+    pool.check()
+    limits, body = pool.limits, bytearray()
+    sees = admit is not None and pool.sees_images
+    most = limits.image_body_bytes if sees else limits.body_bytes
     with anyio.move_on_after(limits.body_s) as patience:
         async for part in request.stream():
-            parts.append(part)
-            size += len(part)
-            if size > most:
+            body += part
+            if len(body) > most:
                 raise Refusal(f"the body has more than {most} bytes", status=413)
+            if admit is not None:
+                admit(len(body))
     if patience.cancelled_caught:
         raise Refusal("the body did not come in time", status=408)
-    return b"".join(parts)
+    encoding = request.headers.get("content-encoding", "")
+    return lambda: read_json(body, limits, encoding, most)
 
 
 def _answered(handler: Handler, path: str) -> ASGIApp:
@@ -347,3 +327,22 @@ async def _unknown(request: Request, problem: Exception) -> Response:
 async def _failed(_request: Request, problem: Exception) -> Response:
     """What nothing else caught."""
     return error_response(refusal_of(problem))
+
+
+# -- the page at `/` ---------------------------------------------------------------------------
+
+PAGE_HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
+        "img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
+        "frame-ancestors 'none'"
+    ),
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-cache",
+}
+
+
+@functools.cache
+def page() -> bytes:
+    """One file that needs nothing from outside, and fetches from its server alone."""
+    return files("edgespec.serve").joinpath("page.html").read_bytes()

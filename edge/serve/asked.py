@@ -7,11 +7,25 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from edgespec.decode.options import GenerationOptions
-from edgespec.serve.defaults import Defaults
+from edgespec.sampling.params import SamplingParams
 from edgespec.serve.fields import Fields, shown
 from edgespec.serve.limits import Limits
 from edgespec.serve.refusal import Refusal
+from edgespec.serve.shapes import Output
 from edgespec.serve.tools import Tools
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """Settings of answers.
+
+    `max_tokens` None goes on to the end of the context; a completion, by OpenAI's rule, ends after
+    16 tokens then. `think_budget` tokens of thoughts come before an answer; None is no limit.
+    """
+
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    max_tokens: int | None = None
+    think_budget: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,22 +41,6 @@ class Setup:
     defaults: Defaults
     limits: Limits
     any_model: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Output:
-    """How an answer is sent.
-
-    `usage` adds the usage to a stream; `sources` says in it which drafter wrote what;
-    `progress` says how much of the prompt was read; `functions` tells a call as `function_call`.
-    """
-
-    choices: int = 1
-    streams: bool = False
-    usage: bool = False
-    sources: bool = False
-    progress: bool = False
-    functions: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from edgespec.serve.fields import shown
@@ -15,14 +17,50 @@ _GZIP, _ZLIB, _NO_HEADER = 31, 15, -15
 _ENCODINGS = {"gzip": _GZIP, "x-gzip": _GZIP, "deflate": _ZLIB}
 
 
-def read_json(body: bytes, limits: Limits, encoding: str = "") -> Any:
+class LargeBodies:
+    """Bodies with images, of which a few are held at once. For one event loop."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits, self._count = limits, 0
+
+    @contextmanager
+    def admits(self) -> Iterator[Callable[[int], None]]:
+        """A check of how large a body is so far, until its document is not needed any more.
+
+        The check raises Refusal where others are held.
+        """
+        is_large = False
+
+        def check(size: int) -> None:
+            nonlocal is_large
+            if is_large or size <= self._limits.body_bytes:
+                return
+            if self._count >= self._limits.image_bodies:
+                raise Refusal(
+                    f"{self._count} other requests with images are being read: try again soon",
+                    status=503,
+                    code="too_many_images",
+                )
+            is_large = True
+            self._count += 1
+
+        try:
+            yield check
+        finally:
+            self._count -= is_large
+
+
+def read_json(
+    body: bytes | bytearray, limits: Limits, encoding: str = "", most: int | None = None
+) -> Any:
     """The document of a body. Raises Refusal for anything else.
 
-    `encoding` is the request's Content-Encoding. Halves of surrogate pairs, which no UTF-8 has,
-    become U+FFFD.
+    `encoding` is the request's Content-Encoding, `most` bytes are what it may have without.
+    Halves of surrogate pairs, which no UTF-8 has, become U+FFFD.
     """
+    most = most or limits.body_bytes
     try:
-        text = _decompressed(body, encoding.strip().lower(), limits.body_bytes).decode("utf-8")
+        text = _decompressed(body, encoding.strip().lower(), most).decode("utf-8")
         document = json.loads(text, parse_constant=_refuse_constant)
     except UnicodeDecodeError as problem:
         raise Refusal(f"the body is not UTF-8: {problem.reason}") from problem
@@ -33,7 +71,7 @@ def read_json(body: bytes, limits: Limits, encoding: str = "") -> Any:
     return _plain(document, limits.json_depth)
 
 
-def _decompressed(body: bytes, encoding: str, most: int) -> bytes:
+def _decompressed(body: bytes | bytearray, encoding: str, most: int) -> bytes | bytearray:
     """The body without its encoding, of at most `most` bytes."""
     if encoding in ("", "identity"):
         return body
@@ -59,7 +97,7 @@ def _decompressed(body: bytes, encoding: str, most: int) -> bytes:
     return data
 
 
-def _has_zlib_header(body: bytes) -> bool:
+def _has_zlib_header(body: bytes | bytearray) -> bool:
     return len(body) > 1 and body[0] & 15 == 8 and int.from_bytes(body[:2], "big") % 31 == 0
 
 

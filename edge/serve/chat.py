@@ -8,21 +8,21 @@ from typing import Any
 
 from edgespec.decode.generation import Chunk
 from edgespec.decode.options import GenerationOptions
-from edgespec.serve.asked import ChatAsked, Output, Setup, take_model, take_output
+from edgespec.errors import UnsupportedError
+from edgespec.models.images import KINDS as IMAGES
+from edgespec.models.images import Image, joined, sent_image
+from edgespec.serve.asked import ChatAsked, Setup, take_model, take_output
 from edgespec.serve.fields import Fields, shown
 from edgespec.serve.generation_fields import take_format, take_max_tokens, take_sampling, take_stops
 from edgespec.serve.limits import Limits
 from edgespec.serve.shapes import (
     Choice,
     Delta,
+    OpenAIShape,
+    Output,
     ToldTokens,
     ToolCall,
-    fingerprint,
-    new_id,
-    now_s,
-    sources,
     timings,
-    usage,
 )
 from edgespec.serve.tools import call_arguments, take_tools
 
@@ -38,8 +38,8 @@ NOT_THERE = {
     "audio": "answers are text",
     "web_search_options": "offer a tool that searches",
     "prompt_logprobs": "ask /v1/completions, with echo and logprobs",
-    "image_data": "this model reads text alone",
-    "mm_processor_kwargs": "this model reads text alone",
+    "image_data": "send images as parts of messages",
+    "mm_processor_kwargs": "images are read as --image-max-tokens says",
     "use_beam_search": "set temperature to 0 for the likeliest tokens",
     "lora": "merge the adapter into the file of the model",
     "ignore_eos": "/completion has it",
@@ -236,19 +236,27 @@ def text_of(
     Args:
         may_lack: "" where there is none; else that is refused.
     """
-    return "\n".join(_texts(fields, field, kinds, may_lack, []))
+    return joined(take_parts(fields, field, kinds, may_lack=may_lack))
 
 
-def _texts(
-    fields: Fields, field: str, kinds: tuple[str, ...], may_lack: bool, thoughts: list[str]
-) -> list[str]:
-    """The texts of a field; those of thoughts are put into `thoughts`."""
+def take_parts(
+    fields: Fields,
+    field: str,
+    kinds: tuple[str, ...] = ("text",),
+    *,
+    may_lack: bool = False,
+    thoughts: list[str] | None = None,
+) -> list[str | Image]:
+    """The texts of a field, and its images where `kinds` has theirs.
+
+    Thoughts are put into `thoughts`.
+    """
     value = fields.any(field, "" if may_lack else None)
     if isinstance(value, str):
         return [value]
     if not isinstance(value, list):
         fields.refuse(field, f"must be a text or a list of text parts, not {shown(value)}")
-    texts = []
+    texts: list[str | Image] = []
     for index, part in enumerate(value):
         if isinstance(part, str):
             texts.append(part)
@@ -256,9 +264,13 @@ def _texts(
         inner = Fields(part, f"{fields.name(field)}[{index}]")
         kind = inner.text("type", "text")
         if kind in _THOUGHTS and may_lack:
-            thoughts.append(inner.text(kind, "") or inner.text("text", ""))
+            thought = inner.text(kind, "") or inner.text("text", "")
+            if thoughts is not None:
+                thoughts.append(thought)
         elif kind == "refusal" and may_lack:
             texts.append(inner.text("refusal", ""))
+        elif kind in IMAGES and kind in kinds:
+            texts.append(take_image(inner))
         elif kind in kinds:
             texts.append(inner.text("text", ""))
         else:
@@ -268,6 +280,24 @@ def _texts(
     return texts
 
 
+def take_image(part: Fields) -> Image:
+    """The image of a part, in any interface's form. Raises Refusal."""
+    name = "source" if "source" in part else "image_url"
+    part.refuse_set({"file_id": "send the image itself, as a data: URL"})
+    try:
+        image = sent_image({name: part.any(name)})
+    except UnsupportedError as problem:
+        part.refuse(name, f"is not taken: {problem}" + f" ({problem.hint})" * bool(problem.hint))
+    part.ignore("detail", "prompt_cache_breakpoint")
+    return image
+
+
+def content_of(parts: list[str | Image]) -> dict[str, Any]:
+    """What a message says, with marks where it shows images, and these."""
+    images = [one for one in parts if isinstance(one, Image)]
+    return {"content": joined(parts), **({"images": images} if images else {})}
+
+
 def _message(fields: Fields, limits: Limits) -> dict[str, Any]:
     role = fields.text("role")
     if role not in _ROLES:
@@ -275,7 +305,9 @@ def _message(fields: Fields, limits: Limits) -> dict[str, Any]:
     message: dict[str, Any] = {"role": _ROLES[role]}
     is_answer, thoughts = role == "assistant", list[str]()
     may_lack = _ROLES[role] in ("assistant", "tool")
-    message["content"] = "\n".join(_texts(fields, "content", ("text",), may_lack, thoughts))
+    kinds = ("text",) if is_answer else ("text", *IMAGES)
+    parts = take_parts(fields, "content", kinds, may_lack=may_lack, thoughts=thoughts)
+    message |= content_of(parts)
     if is_answer:
         if calls := _calls(fields, limits):
             message["tool_calls"] = calls
@@ -287,7 +319,7 @@ def _message(fields: Fields, limits: Limits) -> dict[str, Any]:
     if "name" in fields:
         message["name"] = fields.text("name")
     fields.ignore("id", "annotations", "refusal", "provider_specific_fields")
-    fields.refuse_set(dict.fromkeys(("audio", "images"), "this model reads text alone"))
+    fields.refuse_set({"audio": "no model here hears", "images": "send them as parts of content"})
     fields.end()
     return message
 
@@ -327,27 +359,18 @@ def _call(fields: Fields) -> dict[str, Any]:
     }
 
 
-class ChatShape:
-    """Answers to one request.
-
-    Args:
-        tokens: tells logprobs, where there are any.
-    """
+class ChatShape(OpenAIShape):
+    """Answers to one request."""
 
     def __init__(self, model: str, output: Output, tokens: ToldTokens) -> None:
-        self._output, self._tokens = output, tokens
-        self._head = {
-            "id": new_id("chatcmpl-"),
-            "created": now_s(),
-            "model": model,
-            "system_fingerprint": fingerprint(),
-        }
+        kinds = "chat.completion.chunk", "chat.completion"
+        super().__init__("chatcmpl-", kinds, model, output, tokens)
         self._calls = dict[str, int]()  # of the answer that is being sent: numbers by identity
 
     def begin(self, index: int) -> list[dict[str, Any]]:
         """The role."""
         self._calls = {}
-        return [self._chunk(index, {"role": "assistant", "content": ""})]
+        return [self._event(_choice(index, {"role": "assistant", "content": ""}))]
 
     def add(self, index: int, delta: Delta, chunks: Sequence[Chunk]) -> list[dict[str, Any]]:
         """One event."""
@@ -361,33 +384,20 @@ class ChatShape:
             values["function_call"] = parts[0]["function"]
         elif parts:
             values["tool_calls"] = parts
-        more = {"sources": sources(chunks)} if self._output.sources else {}
+        more = self._more(chunks)
         told = self._tokens.chat([one for chunk in chunks for one in chunk.logprobs])
         if not (values or more or told):
             return []
-        return [{**self._chunk(index, values, logprobs=told), **more}]
+        return [self._event(_choice(index, values, logprobs=told), **more)]
 
     def end(self, choice: Choice) -> list[dict[str, Any]]:
         """The reason, with the timings of this answer."""
-        last = self._chunk(choice.index, {}, self._reason(choice))
-        return [{**last, "timings": timings([choice])}]
-
-    def close(self, choices: Sequence[Choice]) -> list[dict[str, Any]]:
-        """The usage, where it was asked for."""
-        if not self._output.usage:
-            return []
-        head = self._document("chat.completion.chunk", [])
-        return [
-            {**head, "usage": usage(choices, self._output.choices), "timings": timings(choices)}
-        ]
+        last = _choice(choice.index, {}, self._reason(choice))
+        return [self._event(last, timings=timings([choice]))]
 
     def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
         """All answers."""
-        return {
-            **self._document("chat.completion", [self._whole(choice) for choice in choices]),
-            "usage": usage(choices, self._output.choices),
-            "timings": timings(choices),
-        }
+        return self._document(self._kinds[1], [self._whole(one) for one in choices], choices)
 
     def _part(self, call: ToolCall) -> dict[str, Any]:
         """A call, or more of one: arguments alone."""
@@ -396,16 +406,6 @@ class ChatShape:
             return {"index": self._calls[call.identity], "function": more}
         self._calls[call.identity] = len(self._calls)
         return {"index": self._calls[call.identity], **_call_document(call)}
-
-    def _chunk(
-        self, index: int, delta: Any, reason: str | None = None, logprobs: Any = None
-    ) -> Any:
-        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
-        chunk = self._document("chat.completion.chunk", [choice])
-        return {**chunk, "usage": None} if self._output.usage else chunk
-
-    def _document(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        return {**self._head, "object": kind, "choices": choices}
 
     def _reason(self, choice: Choice) -> str:
         is_function = choice.is_calling and self._output.functions
@@ -429,6 +429,12 @@ class ChatShape:
             "logprobs": self._tokens.chat(choice.result.logprobs),
             "finish_reason": self._reason(choice),
         }
+
+
+def _choice(
+    index: int, delta: Any, reason: str | None = None, logprobs: Any = None
+) -> dict[str, Any]:
+    return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
 
 
 def _call_document(call: ToolCall) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from edgespec.decode.generation import Chunk
 from edgespec.decode.options import GenerationOptions
 from edgespec.sampling.logprobs import TokenLogprob
-from edgespec.serve.asked import CompletionAsked, Output, Setup, take_model, take_output
+from edgespec.serve.asked import CompletionAsked, Setup, take_model, take_output
 from edgespec.serve.chat import NO_EFFECT, NOT_THERE, take_prediction
 from edgespec.serve.fields import Fields, shown
 from edgespec.serve.generation_fields import take_format, take_max_tokens, take_sampling, take_stops
@@ -17,14 +17,11 @@ from edgespec.serve.limits import Limits
 from edgespec.serve.shapes import (
     Choice,
     Delta,
+    OpenAIShape,
+    Output,
     TextPlace,
     ToldTokens,
-    fingerprint,
-    new_id,
-    now_s,
-    sources,
     timings,
-    usage,
 )
 
 _MAX_TOKENS = 16  # OpenAI's
@@ -112,11 +109,10 @@ class Echo(NamedTuple):
     first: int = -1
 
 
-class CompletionShape:
+class CompletionShape(OpenAIShape):
     """Answers to one request.
 
     Args:
-        tokens: tells logprobs, where there are any.
         echoes: by answer.
         writes: whether more than the prompts is told.
     """
@@ -130,59 +126,39 @@ class CompletionShape:
         *,
         writes: bool = True,
     ) -> None:
-        self._output, self._tokens, self._echoes = output, tokens, echoes
-        self._writes = writes
+        super().__init__("cmpl-", ("text_completion",) * 2, model, output, tokens)
+        self._echoes, self._writes = echoes, writes
         self._places = [TextPlace() for _ in echoes]
-        self._head = {
-            "id": new_id("cmpl-"),
-            "object": "text_completion",
-            "created": now_s(),
-            "model": model,
-            "system_fingerprint": fingerprint(),
-        }
 
     def begin(self, index: int) -> list[dict[str, Any]]:
         """The prompt, where it was asked for."""
         echo = self._echoes[index].text
-        return [self._chunk(index, echo)] if echo else []
+        return [self._event(_choice(index, echo))] if echo else []
 
     def add(self, index: int, delta: Delta, chunks: Sequence[Chunk]) -> list[dict[str, Any]]:
         """One event."""
-        more = {"sources": sources(chunks)} if self._output.sources else {}
+        more = self._more(chunks)
         told = self._told(index, [one for chunk in chunks for one in chunk.logprobs])
         if not (delta.content or more or told):
             return []
-        return [{**self._chunk(index, delta.content, logprobs=told), **more}]
+        return [self._event(_choice(index, delta.content, None, told), **more)]
 
     def end(self, choice: Choice) -> list[dict[str, Any]]:
         """The reason, with the timings of this answer."""
-        last = self._chunk(choice.index, "", choice.reason)
-        return [{**last, "timings": timings([choice])}]
-
-    def close(self, choices: Sequence[Choice]) -> list[dict[str, Any]]:
-        """The usage, where it was asked for."""
-        if not self._output.usage:
-            return []
-        head = {**self._head, "choices": []}
-        return [
-            {**head, "usage": usage(choices, self._output.choices), "timings": timings(choices)}
-        ]
+        last = _choice(choice.index, "", choice.reason)
+        return [self._event(last, timings=timings([choice]))]
 
     def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
         """All answers."""
-        told = usage(choices, self._output.choices)
+        document = self._document(self._kinds[1], [self._whole(one) for one in choices], choices)
+        told = document["usage"]
         for echo in self._echoes:  # of scored prompts, whose tokens were those of answers
             told["prompt_tokens"] += len(echo.scored)
             told["completion_tokens"] -= len(echo.scored)
         if not self._writes:
             told["completion_tokens"] = 0
         told["total_tokens"] = told["prompt_tokens"] + told["completion_tokens"]
-        return {
-            **self._head,
-            "choices": [self._whole(one) for one in choices],
-            "usage": told,
-            "timings": timings(choices),
-        }
+        return document
 
     def _whole(self, choice: Choice) -> dict[str, Any]:
         echo, content, logprobs = self._echoes[choice.index], choice.content, choice.result.logprobs
@@ -196,16 +172,11 @@ class CompletionShape:
             )
         return _choice(choice.index, echo.text + content, choice.reason, told)
 
-    def _chunk(
-        self, index: int, text: str, reason: str | None = None, logprobs: Any = None
-    ) -> dict[str, Any]:
-        choice = _choice(index, text, reason, logprobs)
-        chunk: dict[str, Any] = {**self._head, "choices": [choice]}
-        return {**chunk, "usage": None} if self._output.usage else chunk
-
     def _told(self, index: int, logprobs: Sequence[TokenLogprob]) -> dict[str, Any] | None:
         return self._tokens.columns(logprobs, self._places[index]) if logprobs else None
 
 
-def _choice(index: int, text: str, reason: str | None, logprobs: Any) -> dict[str, Any]:
+def _choice(
+    index: int, text: str, reason: str | None = None, logprobs: Any = None
+) -> dict[str, Any]:
     return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}

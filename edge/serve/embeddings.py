@@ -4,33 +4,19 @@ from __future__ import annotations
 
 import base64
 import threading
-import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 from edgespec.errors import ContextFullError, UnsupportedError
-from edgespec.serve.access import Access
-from edgespec.serve.asked import Setup, take_model
-from edgespec.serve.defaults import Defaults
+from edgespec.serve.asked import Defaults, Setup, take_model
 from edgespec.serve.fields import Fields, shown
 from edgespec.serve.limits import Limits
-from edgespec.serve.packages import require_packages
 from edgespec.serve.refusal import Refusal
-from edgespec.serve.server import Server
-from edgespec.serve.service import Shared
-from edgespec.serve.totals import Totals
 from edgespec.setup.embedding import Embedder, Text
-
-if TYPE_CHECKING:
-    from starlette.requests import Request
-    from starlette.types import ASGIApp
 
 _MOST_TEXTS = 4096  # of a request
 _AT_ONCE = 32  # requests: each waits in a thread
-_CHAT_PATHS = (
-    *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"),
-    *("/completion", "/infill", "/apply-template"),
-)
 
 
 class EmbeddingService:
@@ -51,7 +37,7 @@ class EmbeddingService:
         self.embedder, self.limits = embedder, limits or Limits()
         size = embedder.chosen.context_size
         self.setup = Setup(tuple(names), size, Defaults(), self.limits, any_model)
-        self.totals, self.started_s = Totals(), int(time.time())
+        self.plan = embedder.chosen
         self._running = 0
         self._lock = threading.Lock()
 
@@ -60,6 +46,8 @@ class EmbeddingService:
         """Whether an answer is under way."""
         return self._running > 0
 
+    sees_images = False
+
     def check(self) -> None:
         """Raise Refusal where no request can be answered."""
         try:
@@ -67,15 +55,20 @@ class EmbeddingService:
         except UnsupportedError as problem:
             raise Refusal(str(problem), status=503, code="engine_unusable") from problem
 
-    def answer(self, how: Callable[[EmbeddingService, Any], Any], body: Any) -> Any:
-        """The answer to a request. Raises Refusal, also where too many others wait."""
+    def memory_bytes(self) -> dict[str, int]:
+        """What was allocated, by component."""
+        return self.embedder.memory_bytes()
+
+    @contextmanager
+    def answering(self) -> Iterator[Embedder]:
+        """What answers a request. Raises Refusal, also where too many others wait."""
         with self._lock:
             if self._running >= _AT_ONCE:
                 problem = f"{_AT_ONCE} requests are under way: try again later"
                 raise Refusal(problem, status=429, code="queue_full")
             self._running += 1
         try:
-            return how(self, body)
+            yield self.embedder
         except ContextFullError as problem:
             message = f"{problem} ({problem.hint})"
             raise Refusal(message, param="input", code="context_length_exceeded") from problem
@@ -100,7 +93,8 @@ def embeddings(service: EmbeddingService, body: Any) -> dict[str, Any]:
     truncate = fields.flag("truncate")
     fields.ignore("user")
     fields.end()
-    made = service.embedder.embed(texts, dimensions=dimensions, truncate=truncate)
+    with service.answering() as embedder:
+        made = embedder.embed(texts, dimensions=dimensions, truncate=truncate)
     rows: Sequence[Any] = (
         [base64.b64encode(row.tobytes()).decode() for row in made.rows.astype("<f4")]
         if form == "base64"
@@ -132,7 +126,8 @@ def rerank(service: EmbeddingService, body: Any) -> dict[str, Any]:
     tells = fields.flag("return_documents")
     truncate = fields.flag("truncate", True)
     fields.end()
-    made = service.embedder.rerank(query, documents, truncate=truncate)
+    with service.answering() as embedder:
+        made = embedder.rerank(query, documents, truncate=truncate)
     scores = made.rows[:, 0].tolist()
     best = sorted(range(len(scores)), key=lambda index: -scores[index])[:most]
     told = [
@@ -179,75 +174,3 @@ def _document(fields: Fields, value: Any) -> str:
     if not isinstance(text, str):
         fields.refuse("documents", f"must be texts, or objects with a text, not {shown(value)}")
     return text
-
-
-# -- a server of one model that makes embeddings alone -------------------------------------------
-
-
-class EmbeddingServer(Server):
-    """A server of a model that makes embeddings or ranks, and writes no text.
-
-    Arguments and errors as of `Server`.
-    """
-
-    def __init__(
-        self,
-        service: EmbeddingService,
-        *,
-        keys: Sequence[str] | None = None,
-        origins: Sequence[str] = (),
-        hosts: Sequence[str] = (),
-    ) -> None:
-        require_packages()
-        self._let_in(keys, origins, hosts)
-        self._service, self.pool = service, service  # type: ignore[assignment]  # it is closed alike
-        self._shared = Shared(service.limits)
-        self._running = self._thread = None
-
-    def _app(self, hosts: Sequence[str], *, takes_any: bool) -> ASGIApp:
-        known = None if takes_any or "*" in hosts else hosts
-        return make_embedding_app(self._service, Access(self._keys, self._origins, known))
-
-
-def make_embedding_app(service: EmbeddingService, access: Access) -> ASGIApp:
-    """The application of a model that makes embeddings alone; it is closed with it."""
-    import anyio
-    from starlette.responses import JSONResponse, Response
-
-    from edgespec.serve.app import Found, application, reader_of
-
-    name, size = service.setup.names[0], service.setup.context_size
-    card = {"id": name, "object": "model", "created": service.started_s, "owned_by": "edgespec"}
-    card |= {"context_length": size, "embedding_length": service.embedder.size}
-
-    async def health(_request: Request) -> Response:
-        service.check()
-        return JSONResponse({"status": "ok"})
-
-    async def models(_request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [card]})
-
-    async def writes_no_text(_request: Request) -> Response:
-        raise Refusal(
-            f"{name} makes embeddings and writes no text: ask /v1/embeddings or /v1/rerank, or "
-            "serve a model that writes",
-            status=404,
-            code="unsupported_endpoint",
-        )
-
-    def asked(how: Callable[[EmbeddingService, Any], Any]) -> Any:
-        async def handle(request: Request) -> Response:
-            read = await reader_of(request, service)
-            made = await anyio.to_thread.run_sync(lambda: service.answer(how, read()))
-            return JSONResponse(made)
-
-        return handle
-
-    found: Found = [
-        ("/health", "GET", health),
-        ("/v1/models", "GET", models),
-        ("/v1/embeddings", "POST", asked(embeddings)),
-        ("/v1/rerank", "POST", asked(rerank)),
-        *((path, "POST", writes_no_text) for path in _CHAT_PATHS),
-    ]
-    return application(found, service.close, access, service.totals.add_status)

@@ -15,9 +15,8 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgespec.log import REQUEST_ID
-from edgespec.serve.access import Access
+from edgespec.serve.access import HISTORY, Access, history_of
 from edgespec.serve.answers import send_json
-from edgespec.serve.histories import HISTORY, history_of
 from edgespec.serve.refusal import LOGGER, Refusal, refusal_of
 from edgespec.serve.shapes import new_id
 

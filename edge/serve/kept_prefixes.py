@@ -31,8 +31,9 @@ _BYTES_PER_S = 300e6  # of a disk that was not written to yet
 class _Kept:
     """Some tokens with their cells, in a file that goes with this object."""
 
-    def __init__(self, tokens: Sequence[int], key: str) -> None:
-        self.tokens, self.key = tokens, key  # of the engine whose cells they are
+    def __init__(self, tokens: Sequence[int], images: Sequence[Sequence[int]], key: str) -> None:
+        self.tokens, self.images = tokens, images
+        self.key = key  # of the engine whose cells they are
         with tempfile.TemporaryFile(dir=_folder()) as file:
             number = os.dup(file.fileno())
         self.path = str(_OPEN_FILES / str(number))
@@ -69,7 +70,7 @@ class KeptPrefixes:
         return sum(len(one.tokens) for one in self._kept)
 
     def _write(self, sequence: KeepsCache, tokens: Sequence[int], key: str) -> int:
-        kept, began = _Kept(tokens, key), perf_counter()
+        kept, began = _Kept(tokens, list(sequence.images), key), perf_counter()
         nbytes = sequence.save_cache(kept.path)
         self._bytes_per_s = nbytes / max(1e-3, perf_counter() - began)
         self._kept.append(kept)
@@ -84,7 +85,7 @@ class KeptPrefixes:
             with suppress(OSError, EdgespecError), engine.exclusive():
                 sequence = engine.spare_sequence(len(one.tokens))
                 if isinstance(sequence, KeepsCache):
-                    sequence.load_cache(one.path, one.tokens)
+                    sequence.load_cache(one.path, one.tokens, one.images)
                     count += len(one.tokens)
         self._kept.clear()
         return count

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from edgespec.memory.bytes.projector import BODY_BYTES, MOST_BODIES
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Sizes are of one request."""
 
     body_bytes: int = 4 << 20
+    image_body_bytes: int = BODY_BYTES  # where a model sees images, in place of `body_bytes`
+    image_bodies: int = MOST_BODIES  # larger than `body_bytes`, of all requests at once
     json_depth: int = 64
     messages: int = 4096
     choices: int = 8

@@ -15,11 +15,11 @@ from edgespec.decode.generation import Chunk, Result
 from edgespec.decode.options import GenerationOptions
 from edgespec.serve.asked import Setup, take_model
 from edgespec.serve.fields import Fields, shown
-from edgespec.serve.generation import Generation
 from edgespec.serve.generation_fields import take_format, take_sampling, take_stops
 from edgespec.serve.limits import Limits
 from edgespec.serve.refusal import Refusal
-from edgespec.serve.shapes import Choice, Delta, ToldTokens, speeds, timings
+from edgespec.serve.shapes import Choice, Delta, Shape, ToldTokens, speeds, timings
+from edgespec.serve.worker import Generation
 
 Prompt = str | list[int | str]  # texts between token ids are one prompt with them
 _MAX_TOKENS = ("n_predict", "max_completion_tokens", "max_tokens")
@@ -182,7 +182,7 @@ class LlamaPrompt:
     is_cut: bool = False
 
 
-class LlamaShape:
+class LlamaShape(Shape):
     """Answers to one request.
 
     Args:
@@ -205,10 +205,6 @@ class LlamaShape:
         self._model, self._tokens, self._settings = model, tokens, settings
         self._asked, self._generations, self._prompts = asked, generations, prompts
         self._written = [0] * len(prompts)  # tokens so far
-
-    def begin(self, index: int) -> list[dict[str, Any]]:
-        """Nothing."""
-        return []
 
     def add(self, index: int, delta: Delta, chunks: Sequence[Chunk]) -> list[dict[str, Any]]:
         """One event."""
@@ -236,10 +232,6 @@ class LlamaShape:
     def end(self, choice: Choice) -> list[dict[str, Any]]:
         """Everything but the text."""
         return [self._final(choice, "", [])]
-
-    def close(self, choices: Sequence[Choice]) -> list[dict[str, Any]]:
-        """Nothing more."""
-        return []
 
     def whole(self, choices: Sequence[Choice]) -> Any:
         """The answer, or a list of them for several prompts."""

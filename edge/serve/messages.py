@@ -8,8 +8,17 @@ from typing import Any
 
 from edgespec.decode.generation import Chunk, Result
 from edgespec.decode.options import GenerationOptions
-from edgespec.serve.asked import ChatAsked, Output, Setup, take_model
-from edgespec.serve.chat import take_effort, take_thinking, text_of
+from edgespec.models.images import KINDS as IMAGES
+from edgespec.models.images import Image
+from edgespec.serve.asked import ChatAsked, Setup, take_model
+from edgespec.serve.chat import (
+    content_of,
+    take_effort,
+    take_image,
+    take_parts,
+    take_thinking,
+    text_of,
+)
 from edgespec.serve.fields import Fields, note_ignored, shown
 from edgespec.serve.generation_fields import (
     AnswerForm,
@@ -19,7 +28,7 @@ from edgespec.serve.generation_fields import (
     typed_format,
 )
 from edgespec.serve.limits import Limits
-from edgespec.serve.shapes import Choice, Delta, ToolCall, new_id
+from edgespec.serve.shapes import Choice, Delta, Output, Shape, ToolCall, new_id
 from edgespec.serve.tools import Tools, checked, take_function
 
 Messages = list[dict[str, Any]]
@@ -92,22 +101,23 @@ def _message(fields: Fields, limits: Limits) -> Messages:
 
 
 def _of_user(blocks: list[Fields], role: str) -> Messages:
-    """Results of tools are messages of their own; texts between them are one each."""
-    found: Messages = []
+    """Results of tools are messages of their own; what is between them is one each."""
+    found: list[tuple[dict[str, Any], list[str | Image]]] = []
     for block in blocks:
-        kind = _kind(block, "text", "tool_result")
+        kind = _kind(block, "text", "image", "tool_result")
         if kind == "tool_result":
             identity = block.text("tool_use_id", "")
             block.flag("is_error")  # its text says what went wrong
-            text = text_of(block, "content", may_lack=True)
-            found.append({"role": "tool", "content": text, "tool_call_id": identity})
-        elif found and found[-1]["role"] == role:
-            found[-1]["content"] += "\n" + block.text("text")
+            parts = take_parts(block, "content", ("text", *IMAGES), may_lack=True)
+            found.append(({"role": "tool", "tool_call_id": identity}, parts))
         else:
-            found.append({"role": role, "content": block.text("text")})
+            if not found or found[-1][0]["role"] != role:
+                found.append(({"role": role}, []))
+            found[-1][1].append(take_image(block) if kind == "image" else block.text("text"))
         block.ignore("citations")
         block.end()
-    return found or [{"role": role, "content": ""}]
+    made = [{**message, **content_of(parts)} for message, parts in found]
+    return made or [{"role": role, "content": ""}]
 
 
 def _of_assistant(blocks: list[Fields]) -> dict[str, Any]:
@@ -205,7 +215,7 @@ _REASONS = {
 _THOUGHT, _TEXT = "thinking", "text"
 
 
-class MessagesShape:
+class MessagesShape(Shape):
     """The answer to one request; there is only one choice.
 
     Args:
@@ -241,10 +251,6 @@ class MessagesShape:
         }
         last = {"type": "message_delta", "delta": delta, "usage": _usage(choice.result)}
         return [*self._close_block(), last, {"type": "message_stop"}]
-
-    def close(self, choices: Sequence[Choice]) -> list[Event]:
-        """Nothing more."""
-        return []
 
     def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
         """The answer, for who asked for no stream."""

@@ -29,13 +29,19 @@ from edgespec.serve.limits import Limits
 from edgespec.serve.refusal import Refusal, refusal_of
 from edgespec.setup.model_sets import Capacity, Sizes
 
-CHAT = "chat"
+CHAT, EMBED, ANY = "chat", "embed", ""  # kinds of models
 LOG = logging.getLogger("edgespec.serve.pool")
 _LOOK_S = 0.05  # between two looks at whether a model that ends its answers is idle
 _BYTES_PER_S = 1e9  # of a load, before there was one
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
 _SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _NAMED = 20  # models, in an error
+_ELSE = {  # what a model is told that is asked for the other kind
+    CHAT: "makes embeddings and writes no text: ask /v1/embeddings or /v1/rerank, or a model that "
+    "writes",
+    EMBED: "writes text and makes no embeddings (--pooling last serves it for embeddings alone): "
+    "ask a model that was made for them",
+}
 
 
 class Loaded(Protocol):
@@ -45,6 +51,12 @@ class Loaded(Protocol):
     def is_busy(self) -> bool:
         """Whether an answer is under way."""
 
+    def check(self) -> None:
+        """Raise Refusal where no request can be answered."""
+
+    def memory_bytes(self) -> dict[str, int]:
+        """What was allocated, by component."""
+
     def close(self) -> None:
         """Give back its memory."""
 
@@ -52,7 +64,9 @@ class Loaded(Protocol):
 class Loadable(Protocol):
     """A model that may be loaded."""
 
-    kind: str
+    @property
+    def kind(self) -> str:
+        """What it answers: `CHAT` or `EMBED`."""
 
     @property
     def names(self) -> Sequence[str]:
@@ -99,6 +113,7 @@ class Member:
     loaded: Any = None  # a `Loaded`, of the type that its kind has
     is_loading: bool = False
     is_leaving: bool = False  # no request gets it any more, and its memory is still there
+    leaves: Any = None  # what was loaded, until that is closed: nobody else may refer to it
     must_leave: bool = False  # as soon as it is idle, pinned or not
     problem: str = ""  # why it could not be loaded the last time
     holders: int = 0
@@ -190,6 +205,11 @@ class Pool:
         return shared + sum(one.nbytes for one in self.members if one.loaded is not None)
 
     @property
+    def sees_images(self) -> bool:
+        """Whether a model has a projector."""
+        return any(one.model.about.get("modalities", {}).get("vision") for one in self.members)
+
+    @property
     def limit_bytes(self) -> int:
         """The most that it may hold; 0 where that is another's business."""
         return 0 if self.capacity is None else self.capacity.host_bytes
@@ -201,7 +221,7 @@ class Pool:
         if self.is_closed:
             raise _stopping()
         for one in self.members:
-            if one.model.kind == CHAT and one.loaded is not None:
+            if one.loaded is not None:
                 one.loaded.check()
 
     def ready(self, kind: str = CHAT) -> list[Any]:
@@ -211,23 +231,31 @@ class Pool:
 
     def find(self, name: Any, kind: str = CHAT) -> Member:
         """The model that a request means. Raises Refusal where there is none of that name."""
-        of_kind = [one for one in self.members if one.model.kind == kind]
         found = self._by_name.get(name) if isinstance(name, str) else None
-        if found is None and of_kind and (name is None or self._any_model):
+        if found is not None and kind in (ANY, found.model.kind):
+            return found
+        of_kind = [one for one in self.members if kind in (ANY, one.model.kind)]
+        # Requests to the only model say themselves what is wrong with a name.
+        is_any = name is None or self._any_model or self.capacity is None
+        if found is None and of_kind and is_any:
             return of_kind[0]
-        if found is None and self.capacity is None:
-            return self.members[0]  # whose requests say what is wrong with a name
-        if found is None or found.model.kind != kind:
-            names = [one.name for one in of_kind]
-            more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-            what = "no model" if found is None else f"no {kind} model"
+        names = [one.name for one in of_kind]
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        others = f"{', '.join(names[:_NAMED])}{more}"
+        if found is not None or not of_kind:
             raise Refusal(
-                f"there is {what} {shown(name)} here, only {', '.join(names[:_NAMED])}{more}",
+                f"{(found or self.members[0]).name} {_ELSE[kind]}"
+                + (f", such as {others}" if others else ""),
                 status=404,
                 param="model",
-                code="model_not_found",
+                code="unsupported_endpoint",
             )
-        return found
+        raise Refusal(
+            f"there is no model {shown(name)} here, only {others}",
+            status=404,
+            param="model",
+            code="model_not_found",
+        )
 
     def lease_now(self, member: Member, keep_alive_s: float | None = None) -> Lease | None:
         """A lease of a model that is ready; None where it has to be waited for."""
@@ -354,7 +382,8 @@ class Pool:
             is_over = not one.is_pinned and now - one.idle_since_s >= one.lives_s
             if one.is_idle and (is_over or one.must_leave):
                 why = f"nobody used it for {one.lives_s:g} s" if is_over else "it was asked to"
-                return partial(self._free, one, self._detach(one, evicted=False), why)
+                self._detach(one, evicted=False)
+                return partial(self._free, one, why)
         step = next_step([self._seen(one) for one in self.members], self._values, self._fit, now)
         self._drained = step.drained
         for one in self.members:
@@ -370,7 +399,8 @@ class Pool:
         gone = []
         for one in map(self._by_name.__getitem__, step.leaving):
             for_whom = f"for {wanted.name}, worth {1e9 * self._values.of(one.name):.3g} s/GB"
-            gone.append(partial(self._free, one, self._detach(one, evicted=True), for_whom))
+            self._detach(one, evicted=True)
+            gone.append(partial(self._free, one, for_whom))
         wanted.is_loading = True
         return partial(self._load, wanted, why, gone)
 
@@ -452,12 +482,12 @@ class Pool:
         if self.is_closed:
             raise _Stopped
 
-    def _free(self, member: Member, loaded: Loaded, why: str) -> None:
+    def _free(self, member: Member, why: str) -> None:
         try:
-            member.model.unload(loaded)
+            member.model.unload(member.leaves)
         except Exception as problem:  # what it has learned could not be kept, for one
             LOG.warning("%s: %s", member.name, problem)
-        del loaded
+        member.leaves = None
         _collect()
         with self._change:  # who leaves gives up what the process has reserved, for all of them
             left = [one.model.sizes or {} for one in self.members if one.loaded is not None]
@@ -467,12 +497,10 @@ class Pool:
         member.is_leaving = member.must_leave = False
         LOG.info("%s unloaded: %s", member.name, why)
 
-    def _detach(self, member: Member, *, evicted: bool) -> Loaded:
+    def _detach(self, member: Member, *, evicted: bool) -> None:
         """Take what is loaded from a model, so that no request gets it any more."""
-        loaded: Loaded = member.loaded
-        member.loaded, member.is_leaving = None, True
+        member.leaves, member.loaded, member.is_leaving = member.loaded, None, True
         self._values.remove(member.name, evicted=evicted)
-        return loaded
 
     def _hold(self, member: Member) -> None:
         member.holders += 1
@@ -538,8 +566,10 @@ def _collect() -> None:
     give_back_memory()
 
 
-def keep_alive_of(value: Any) -> float:
+def keep_alive_of(value: Any, name: str = "keep_alive") -> float:
     """Seconds of `keep_alive`, as Ollama takes it: a number, or "5m", "1h30m"; negative: for ever.
+
+    An error calls it by its name, that of the option or field.
 
     Raises UnsupportedError.
 
@@ -555,6 +585,6 @@ def keep_alive_of(value: Any) -> float:
         seconds = sum(float(count) * _SECONDS[unit] for count, unit in parts)
         return inf if text.startswith("-") else seconds
     raise UnsupportedError(
-        f"keep_alive {shown(value)} is no time such as 5m, 30s or 0",
+        f"{name} {shown(value)} is no time such as 5m, 30s or 0",
         hint="a negative time keeps the model until others need its memory",
     )

@@ -9,14 +9,16 @@ from math import inf
 from typing import Any
 
 from edgespec.decode.options import GenerationOptions
+from edgespec.models.images import images_of
 from edgespec.sampling.params import SamplingParams
+from edgespec.serve.access import HISTORY
 from edgespec.serve.answers import Prepared
 from edgespec.serve.asked import ChatAsked, CompletionAsked
 from edgespec.serve.chat import ChatShape, read_chat
 from edgespec.serve.completions import CompletionShape, Echo, read_completion
 from edgespec.serve.conversation import Conversation, conversation_of
+from edgespec.serve.fields import Fields
 from edgespec.serve.generation_fields import biases_by_id
-from edgespec.serve.histories import HISTORY
 from edgespec.serve.llama import (
     Gap,
     LlamaAsked,
@@ -103,8 +105,9 @@ def apply_template(service: Service, body: Any) -> dict[str, str]:
 
 def _prompt(service: Service, asked: ChatAsked) -> tuple[Conversation, list[int]]:
     template = service.prompts.template(with_tools=bool(asked.tools.offered)) or ""
-    talk = conversation_of(asked, service.prompts, template)
-    return talk, service.prompts.ids_of(talk.text)
+    talk, images = conversation_of(asked, service.prompts, template), images_of(asked.messages)
+    talk = replace(talk, options=replace(talk.options, images=images))
+    return talk, service.prompts.ids_of(talk.text, images)
 
 
 def _chat(
@@ -253,3 +256,42 @@ def _told_settings(options: GenerationOptions, context_size: int) -> dict[str, A
     sampling = options.sampling or SamplingParams()
     told = {**settings_of(sampling), "n_ctx": context_size, "n_predict": options.max_tokens}
     return {**told, "stop": list(options.stop), "n_probs": options.logprobs or 0}
+
+
+# -- `/tokenize` and `/detokenize`, as llama.cpp's server has them -----------------------------
+
+
+def tokenize(service: Service, body: Any) -> dict[str, Any]:
+    """Ids of a text; with `with_pieces`, each with its own. Raises Refusal."""
+    fields = Fields(body)
+    text = fields.text("content")
+    add_special, with_pieces = fields.flag("add_special"), fields.flag("with_pieces")
+    tokenizer = service.engine.backend.tokenizer
+    if not fields.flag("parse_special", True):
+        text = tokenizer.control_texts.mark(text)
+    fields.end()
+    ids = tokenizer.encode(text, add_special=add_special)
+    if not with_pieces:
+        return {"tokens": ids}
+    return {"tokens": [{"id": one, "piece": _piece(tokenizer.token_bytes(one))} for one in ids]}
+
+
+def detokenize(service: Service, body: Any) -> dict[str, Any]:
+    """The text of ids. Raises Refusal."""
+    fields = Fields(body)
+    ids = fields.list("tokens", service.limits.body_bytes)
+    fields.end()
+    size = service.engine.vocab_size
+    for one in ids:
+        if type(one) is not int or not 0 <= one < size:
+            fields.refuse("tokens", f"must be whole numbers from 0 to {size - 1}")
+    tokenizer = service.engine.backend.tokenizer
+    return {"content": b"".join(map(tokenizer.token_bytes, ids)).decode(errors="replace")}
+
+
+def _piece(data: bytes) -> str | list[int]:
+    """Text, or the bytes of a part of a character."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return list(data)

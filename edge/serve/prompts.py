@@ -15,6 +15,7 @@ from edgespec.decode.generation import Result
 from edgespec.decode.session import KnownText
 from edgespec.errors import UnsupportedError
 from edgespec.models.chat import Message, render_chat
+from edgespec.models.images import Image
 from edgespec.prefix import common_prefix_length
 
 
@@ -54,11 +55,12 @@ class Prompts:
             variables=variables,
         )
 
-    def ids_of(self, text: str) -> list[int]:
-        """Ids of a prompt's text."""
+    def ids_of(self, text: str, images: Sequence[Image] = ()) -> list[int]:
+        """Ids of a prompt's text, which has marks of these images. Raises as `Engine.encode`."""
+        shown = self._engine.shown("", images)
         with self._lock:
-            ids = self._known_of(text).encode(text, self._engine.backend.tokenizer)
-        return self._engine.encode(ids)
+            ids = self._known_of(text).encode(text, shown)
+        return self._engine.encode(ids, images=images)
 
     def learn(self, text: str, prompt_ids: Sequence[int], result: Result) -> None:
         """Keep the ids of what was said."""

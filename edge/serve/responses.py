@@ -14,8 +14,9 @@ from typing import Any
 
 from edgespec.decode.generation import Chunk
 from edgespec.decode.options import GenerationOptions
-from edgespec.serve.asked import ChatAsked, Output, Setup, take_model
-from edgespec.serve.chat import take_thinking, text_of
+from edgespec.models.images import KINDS as IMAGES
+from edgespec.serve.asked import ChatAsked, Setup, take_model
+from edgespec.serve.chat import content_of, take_parts, take_thinking, text_of
 from edgespec.serve.fields import Fields, note_ignored, shown
 from edgespec.serve.generation_fields import (
     AnswerForm,
@@ -25,7 +26,17 @@ from edgespec.serve.generation_fields import (
 )
 from edgespec.serve.limits import Limits
 from edgespec.serve.refusal import Refusal
-from edgespec.serve.shapes import Choice, Delta, ToolCall, new_id, now_s, timings, usage
+from edgespec.serve.shapes import (
+    Choice,
+    Delta,
+    Output,
+    Shape,
+    ToolCall,
+    new_id,
+    now_s,
+    timings,
+    usage,
+)
 from edgespec.serve.tools import call_arguments, take_tools
 
 Items = list[dict[str, Any]]
@@ -172,9 +183,9 @@ def _item(fields: Fields, before: list[dict[str, Any]]) -> list[dict[str, Any]]:
         content = _content(fields, role)
         fields.end()
         if role == "assistant" and last is not None and not last["content"]:
-            last["content"] = content
+            last |= content
             return []
-        return [{"role": _ROLES[role], "content": content}]
+        return [{"role": _ROLES[role], **content}]
     if kind == "function_call":
         call = _call(fields)
         if last is not None:
@@ -184,7 +195,7 @@ def _item(fields: Fields, before: list[dict[str, Any]]) -> list[dict[str, Any]]:
     if kind == "function_call_output":
         identity, output = fields.text("call_id", ""), _content(fields, "tool", "output")
         fields.end()
-        return [{"role": "tool", "content": output, "tool_call_id": identity}]
+        return [{"role": "tool", **output, "tool_call_id": identity}]
     if kind == "reasoning":
         return _thought(fields)
     if kind in _SKIPPED:
@@ -193,8 +204,9 @@ def _item(fields: Fields, before: list[dict[str, Any]]) -> list[dict[str, Any]]:
     fields.refuse("type", f"{shown(kind)} is not supported", code="unsupported_value")
 
 
-def _content(fields: Fields, role: str, field: str = "content") -> str:
-    return text_of(fields, field, _PARTS, may_lack=role in ("assistant", "tool"))
+def _content(fields: Fields, role: str, field: str = "content") -> dict[str, Any]:
+    kinds = _PARTS if role == "assistant" else (*_PARTS, *IMAGES)
+    return content_of(take_parts(fields, field, kinds, may_lack=role in ("assistant", "tool")))
 
 
 def _thought(fields: Fields) -> list[dict[str, Any]]:
@@ -238,7 +250,7 @@ def _end(fields: Fields, limits: Limits) -> None:
 Event = dict[str, Any]
 
 
-class ResponsesShape:
+class ResponsesShape(Shape):
     """The answer to one request; there is only one choice.
 
     Args:
@@ -303,10 +315,6 @@ class ResponsesShape:
         response = self._response("failed", self._done)
         error = {"code": refusal.code or "server_error", "message": str(refusal)}
         return self._event("response.failed", response={**response, "error": error})
-
-    def close(self, choices: Sequence[Choice]) -> list[Event]:
-        """Nothing more."""
-        return []
 
     def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
         """The answer, for who asked for no stream."""
@@ -463,15 +471,13 @@ class KeptResponses:
 
     def __init__(self, most_bytes: int, most: int) -> None:
         self._most_bytes, self._most = most_bytes, most
-        self._kept: dict[str, OrderedDict[str, _Kept]] = {}
-        self._of_item: dict[tuple[str, str], str] = {}  # the response of an item
-        self._bytes = Counter[str]()
+        self._kept: OrderedDict[tuple[str, str], _Kept] = OrderedDict()  # by key and identity
         self._lock = threading.Lock()
 
     @property
     def nbytes(self) -> int:
         """Bytes of those that are kept."""
-        return self._bytes.total()
+        return sum(one.nbytes for one in self._kept.values())
 
     def add(self, owner: str, document: dict[str, Any], items: list[Any]) -> None:
         """Keep a response; `items` is the conversation with its output at the end."""
@@ -480,13 +486,11 @@ class KeptResponses:
         if kept.nbytes > self._most_bytes:
             return
         with self._lock:
-            self._kept.setdefault(owner, OrderedDict())[document["id"]] = kept
-            self._of_item |= {(owner, one): document["id"] for one in item_ids}
-            self._bytes[owner] += kept.nbytes
-            while self._bytes.total() > self._most_bytes:
-                self._drop_oldest(max(self._bytes, key=self._bytes.__getitem__))
-            while sum(map(len, self._kept.values())) > self._most:
-                self._drop_oldest(max(self._kept, key=lambda one: len(self._kept[one])))
+            self._kept[owner, document["id"]] = kept
+            while self.nbytes > self._most_bytes:
+                self._drop_one(lambda one: one.nbytes)
+            while len(self._kept) > self._most:
+                self._drop_one(lambda _: 1)
 
     def document(self, owner: str, identity: str) -> dict[str, Any]:
         """A response. Raises Refusal where it is not there."""
@@ -500,25 +504,23 @@ class KeptResponses:
 
     def item(self, owner: str, identity: str) -> dict[str, Any] | None:
         """An item of the output of any of them; None where it is not there."""
-        response = self._of_item.get((owner, identity))
-        if response is None:
-            return None
-        output: list[dict[str, Any]] = self.document(owner, response)["output"]
+        with self._lock:
+            own = [kept for (whose, _), kept in self._kept.items() if whose == owner]
+        text = next((kept.text for kept in own if identity in kept.item_ids), b'[{"output": []}]')
+        output: list[dict[str, Any]] = json.loads(text)[0]["output"]
         return next((one for one in output if one.get("id") == identity), None)
 
     def remove(self, owner: str, identity: str) -> None:
         """Forget one. Raises as `document`."""
         self._text(owner, identity)
         with self._lock:
-            if identity in self._kept.get(owner, ()):
-                self._drop(owner, identity)
+            self._kept.pop((owner, identity), None)
 
     def _text(self, owner: str, identity: str) -> bytes:
         with self._lock:
-            own = self._kept.get(owner, OrderedDict())
-            if identity in own:
-                own.move_to_end(identity)
-                return own[identity].text
+            if (owner, identity) in self._kept:
+                self._kept.move_to_end((owner, identity))
+                return self._kept[owner, identity].text
         raise Refusal(
             "there is no such response here: responses are kept in memory, the last ones, and "
             "only with store: true; send the whole conversation as input",
@@ -526,13 +528,10 @@ class KeptResponses:
             code="response_not_found",
         )
 
-    def _drop_oldest(self, owner: str) -> None:
-        self._drop(owner, next(iter(self._kept[owner])))
-
-    def _drop(self, owner: str, identity: str) -> None:
-        kept = self._kept[owner].pop(identity)
-        self._bytes[owner] -= kept.nbytes
-        for one in kept.item_ids:
-            self._of_item.pop((owner, one), None)
-        if not self._kept[owner]:
-            del self._kept[owner], self._bytes[owner]
+    def _drop_one(self, size: Callable[[_Kept], int]) -> None:
+        """Forget the least recently used one of the key that has most."""
+        sizes = Counter[str]()
+        for (owner, _), kept in self._kept.items():
+            sizes[owner] += size(kept)
+        most = max(sizes, key=sizes.__getitem__)
+        del self._kept[next(one for one in self._kept if one[0] == most)]

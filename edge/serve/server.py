@@ -6,11 +6,12 @@ import errno
 import socket
 import threading
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from edgespec.annotations import check_arguments
 from edgespec.decode.engine import Engine
-from edgespec.errors import BackendError, UnsupportedError
+from edgespec.errors import BackendError, MissingDependencyError, UnsupportedError
 from edgespec.memory.plan.plan import Plan
 from edgespec.serve.access import (
     Access,
@@ -19,9 +20,8 @@ from edgespec.serve.access import (
     checked_origins,
     is_loopback,
 )
-from edgespec.serve.defaults import Defaults
+from edgespec.serve.asked import Defaults
 from edgespec.serve.limits import Limits
-from edgespec.serve.packages import require_packages
 from edgespec.serve.service import Service, Shared
 
 if TYPE_CHECKING:
@@ -73,8 +73,7 @@ class Server:
     ) -> None:
         check_arguments(Server.__init__, names=names, keys=keys, origins=origins)
         require_packages()
-        from edgespec.serve.chat_model import LoadedModel
-        from edgespec.serve.pool import Member, Pool
+        from edgespec.serve.model_file import pool_of
 
         self._let_in(keys, origins, hosts)
         shared = Shared(limits or Limits())
@@ -87,8 +86,7 @@ class Server:
             file_name=file_name,
             any_model=any_model,
         )
-        only = Member(LoadedModel(service), is_pinned=True, loaded=service)
-        self._begin(Pool([only], limits=shared.limits), shared)
+        self._begin(pool_of(service, shared.limits), shared)
 
     @classmethod
     def of_pool(
@@ -137,6 +135,8 @@ class Server:
     def _app(self, hosts: Sequence[str], *, takes_any: bool) -> ASGIApp:
         from edgespec.serve.app import make_app
 
+        for service in self.pool.ready():
+            service.prepare_formats()
         known = None if takes_any or "*" in hosts else hosts
         return make_app(self.pool, self._shared, Access(self._keys, self._origins, known))
 
@@ -230,3 +230,12 @@ def address_of(listener: socket.socket) -> str:
     """`http://HOST:PORT` of a socket."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def require_packages() -> None:
+    """Raise MissingDependencyError where the packages of the `serve` extra are missing."""
+    missing = [name for name in ("starlette", "uvicorn") if find_spec(name) is None]
+    if missing:
+        raise MissingDependencyError(
+            f"a server needs the package {missing[0]}", hint="pip install 'edgespec[serve]'"
+        )

@@ -5,30 +5,73 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
-from contextlib import ExitStack
-from dataclasses import replace
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from edgespec.backends.base import AnswerFormat
 from edgespec.decode.engine import Engine
 from edgespec.decode.generation import Result
 from edgespec.decode.options import GenerationOptions
+from edgespec.decode.stats import Counters
 from edgespec.errors import ContextFullError, UnsupportedError
 from edgespec.log import PROMPTS, REQUEST_ID
 from edgespec.memory.device.energy import energy_meter
 from edgespec.memory.plan.plan import Plan
+from edgespec.sampling.constrained import make_grammar
 from edgespec.sampling.params import SamplingParams
-from edgespec.serve.asked import Setup
-from edgespec.serve.defaults import Defaults
-from edgespec.serve.generation import Generation
+from edgespec.serve.access import HISTORY
+from edgespec.serve.asked import Defaults, Setup
 from edgespec.serve.generation_fields import seed_of_choice
-from edgespec.serve.histories import HISTORY
 from edgespec.serve.limits import Limits
 from edgespec.serve.prompts import Prompts
 from edgespec.serve.refusal import LOGGER, Refusal
 from edgespec.serve.responses import KeptResponses
-from edgespec.serve.totals import Totals
-from edgespec.serve.worker import Worker
+from edgespec.serve.worker import Generation, Worker
+
+
+@dataclass(slots=True)
+class Totals:
+    """Sums over all generations, and how many requests had which status."""
+
+    generations: int = 0
+    cancelled: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    rounds: int = 0
+    prompt_s: float = 0.0
+    decode_s: float = 0.0
+    drafted_by: Counter[str] = field(default_factory=Counter)
+    accepted_by: Counter[str] = field(default_factory=Counter)
+    statuses: Counter[int] = field(default_factory=Counter)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def add(self, counters: Counters, *, cancelled: bool) -> None:
+        """Count a generation that has ended."""
+        with self._lock:
+            self.generations += 1
+            self.cancelled += cancelled
+            self.prompt_tokens += counters.prompt_tokens
+            self.cached_tokens += counters.reused_tokens
+            self.generated_tokens += counters.generated_tokens
+            self.drafted_tokens += counters.drafted_tokens
+            self.accepted_tokens += counters.accepted_tokens
+            self.rounds += counters.rounds
+            self.prompt_s += counters.time_to_first_token_s
+            self.decode_s += counters.decode_s
+            self.drafted_by.update(counters.drafted_by)
+            self.accepted_by.update(counters.accepted_by)
+
+    def add_status(self, status: int) -> None:
+        """Count a request that was answered."""
+        with self._lock:
+            self.statuses[status] += 1
+
 
 _POWER_EVERY_S = 1.0  # often enough for an hour's mean, and an idle board goes on sleeping
 
@@ -100,6 +143,14 @@ class Service:
         if self.worker.is_closed:
             raise Refusal("the server stops", status=503, code="stopping")
 
+    def prepare_formats(self) -> None:
+        """Build what all schemas share, which keeps the interpreter for up to a second.
+
+        Before anybody is answered: with the first schema it would halt everybody's answers.
+        """
+        with suppress(UnsupportedError):  # of a vocabulary that has none
+            make_grammar(self.engine.backend.tokenizer, AnswerFormat("json_schema", "{}"))
+
     def generations(
         self,
         loop: asyncio.AbstractEventLoop,
@@ -129,6 +180,10 @@ class Service:
                 ) from problem
             made.append(Generation(loop, stream, cancel, text, ids, most_s))
         return made
+
+    def memory_bytes(self) -> dict[str, int]:
+        """What was allocated, by component."""
+        return self.engine.memory_bytes()
 
     @property
     def prompt_s_per_token(self) -> float:

@@ -6,12 +6,13 @@ import codecs
 import math
 import secrets
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.metadata import version
-from typing import Any, Protocol
+from typing import Any
 
 from edgespec.backends.base import Tokenizer
 from edgespec.decode.generation import Chunk, Result
@@ -89,21 +90,26 @@ class Choice:
             raise Refusal("the answer was cancelled", status=503, code="cancelled")
 
 
-class Shape(Protocol):
+class Shape(ABC):
     """One interface's way to say things. Events are documents, in the order they are sent."""
 
     def begin(self, index: int) -> list[dict[str, Any]]:
         """Before anything of an answer is known."""
+        return []
 
+    @abstractmethod
     def add(self, index: int, delta: Delta, chunks: Sequence[Chunk]) -> list[dict[str, Any]]:
         """What a delta, which came of these chunks, added to an answer."""
 
+    @abstractmethod
     def end(self, choice: Choice) -> list[dict[str, Any]]:
-        """When an answer is complete."""
+        """When an answer is complete: why it ended."""
 
     def close(self, choices: Sequence[Choice]) -> list[dict[str, Any]]:
         """After all answers."""
+        return []
 
+    @abstractmethod
     def whole(self, choices: Sequence[Choice]) -> Any:
         """Everything at once, for who did not ask for a stream."""
 
@@ -177,6 +183,65 @@ def _by_drafter(several: Sequence[Counters]) -> dict[str, Any]:
         "accepted_by": dict(accepted),
         "acceptance_length": tokens / rounds if rounds else 1.0,
     }
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """How an answer is sent.
+
+    `usage` adds the usage to a stream; `sources` says in it which drafter wrote what;
+    `progress` says how much of the prompt was read; `functions` tells a call as `function_call`.
+    """
+
+    choices: int = 1
+    streams: bool = False
+    usage: bool = False
+    sources: bool = False
+    progress: bool = False
+    functions: bool = False
+
+
+class OpenAIShape(Shape):
+    """What chats and completions have in common.
+
+    Args:
+        kinds: of the document of an event, and of a whole answer.
+        tokens: tells logprobs, where there are any.
+    """
+
+    def __init__(
+        self, prefix: str, kinds: tuple[str, str], model: str, output: Output, tokens: ToldTokens
+    ) -> None:
+        self._kinds, self._output, self._tokens = kinds, output, tokens
+        self._head = {
+            "id": new_id(prefix),
+            "created": now_s(),
+            "model": model,
+            "system_fingerprint": fingerprint(),
+        }
+
+    def _event(self, choice: dict[str, Any], **more: Any) -> dict[str, Any]:
+        if self._output.usage:
+            more["usage"] = None
+        return {**self._head, "object": self._kinds[0], "choices": [choice], **more}
+
+    def _more(self, chunks: Sequence[Chunk]) -> dict[str, Any]:
+        return {"sources": sources(chunks)} if self._output.sources else {}
+
+    def close(self, choices: Sequence[Choice]) -> list[dict[str, Any]]:
+        """The usage, where it was asked for."""
+        if not self._output.usage:
+            return []
+        return [self._document(self._kinds[0], [], choices)]
+
+    def _document(self, kind: str, told: Any, choices: Sequence[Choice]) -> dict[str, Any]:
+        return {
+            **self._head,
+            "object": kind,
+            "choices": told,
+            "usage": usage(choices, self._output.choices),
+            "timings": timings(choices),
+        }
 
 
 def sources(chunks: Sequence[Chunk]) -> list[list[str]]:

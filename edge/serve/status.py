@@ -9,11 +9,10 @@ from typing import Any
 
 from edgespec.memory.device.track import peak_resident_bytes, resident_bytes
 from edgespec.sampling.params import SamplingParams, bias_pairs
-from edgespec.serve.generation import Generation
 from edgespec.serve.pool import Member, Pool
-from edgespec.serve.service import Service, Shared
+from edgespec.serve.service import Service, Shared, Totals
 from edgespec.serve.shapes import fingerprint
-from edgespec.serve.totals import Totals
+from edgespec.serve.worker import Generation
 
 _NAMES = {"repetition_penalty": "repeat_penalty", "penalty_last_n": "repeat_last_n"}
 _HELP = {
@@ -54,11 +53,11 @@ def _slot(one: Generation | None) -> dict[str, Any]:
 def props(_pool: Pool, _shared: Shared, member: Member) -> dict[str, Any]:
     """The model and the settings of answers, under the names that llama.cpp's server gives them.
 
-    Of a model that is not loaded only what its plan says.
+    Of a model that is not loaded, or makes embeddings, only what its plan says.
     """
-    service: Service | None = member.loaded
+    service = member.loaded
     told = {"model_alias": member.name, "build_info": fingerprint(), "is_sleeping": service is None}
-    if service is None:
+    if not isinstance(service, Service):
         size = member.model.about["context_length"]
         return {**told, "default_generation_settings": {"n_ctx": size}}
     engine, setup = service.engine, service.setup
@@ -78,7 +77,7 @@ def props(_pool: Pool, _shared: Shared, member: Member) -> dict[str, Any]:
             "supports_tool_calls": "tool_calls" in template,
             "supports_system_role": "system" in template,
         },
-        "modalities": {"vision": False, "audio": False},
+        "modalities": member.model.about["modalities"],
         "bos_token": engine.backend.tokenizer.bos_text,
         "eos_token": engine.backend.tokenizer.eos_text,
     }
@@ -96,8 +95,8 @@ def settings_of(sampling: SamplingParams) -> dict[str, Any]:
 
 def status(pool: Pool, shared: Shared, member: Member) -> dict[str, Any]:
     """Everything that changes while it runs, and the plan of a model with its reasons."""
-    service: Service | None = member.loaded
-    plan = None if service is None else service.plan
+    loaded = member.loaded
+    plan = None if loaded is None else loaded.plan
     running, waiting = _queue(pool)
     return {
         "model": member.name,
@@ -115,9 +114,9 @@ def status(pool: Pool, shared: Shared, member: Member) -> dict[str, Any]:
             "planned_peak_bytes": pool.planned_bytes,
             "limit_bytes": pool.limit_bytes or (0 if plan is None else plan.limit_bytes),
             "planned": {} if plan is None else plan.component_bytes,
-            "allocated": {} if service is None else service.engine.memory_bytes(),
+            "allocated": {} if loaded is None else loaded.memory_bytes(),
         },
-        "draft_failure": None if service is None else service.engine.draft_failure,
+        "draft_failure": loaded.engine.draft_failure if isinstance(loaded, Service) else None,
         "totals": _numbers(shared.totals),
         "plan": {} if plan is None else plan.as_json(),
     }

@@ -8,7 +8,6 @@ json      <tool_call>{"name": ..., "arguments": {...}}</tool_call>; one, several
 named     [TOOL_CALLS]name[ARGS]{...}; the name outside of the JSON text of the arguments
 tags      <function=name><parameter=key>value</parameter></function>; values are texts
 python    <|tool_call_start|>[name(key="value")]<|tool_call_end|>
-nested    <invoke name="name"><key>value</key></invoke>; tags have the names of keys, at any depth
 gemma     <|tool_call>call:name{key:<|"|>value<|"|>}<tool_call|>
 harmony   <|channel|>commentary to=functions.name<|message|>{...}; texts and thoughts have channels
 
@@ -33,8 +32,7 @@ ANY = "…"  # in a marker: a few characters that differ from call to call
 NAME = rf"(?P<name>{NAME_CHARS}{{1,160}})"  # a pattern
 _SHORTEST_OPENING = 8  # of a marker that begins a call where the one before it was left out
 _MARKER = re.compile(r"<[^<>\s…]{1,60}>|\[[A-Z_/]{2,40}\]")
-# Before a marker; not within MiniMax's, which are ]<]minimax[>[<name>.
-_PIECE = re.compile(r"(?<![<\]\[])(?=<)|(?=\[[A-Z_/]{2,40}\])")
+_PIECE = re.compile(r"(?<!<)(?=<)|(?=\[[A-Z_/]{2,40}\])")  # before a marker
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +73,8 @@ class ToolFormat:
     def markers(self) -> frozenset[str]:
         """Texts in it that may be control tokens of a vocabulary."""
         own = (self.opening, self.begin, self.after, self.key, self.value, self.value_end)
-        marks = [self.key] if self.kind == "nested" and self.key else []
         found = markers_in(*own, self.closing, self.last)
-        return frozenset([*found, *marks, *_MORE_MARKERS.get(self.kind, ())])
+        return frozenset([*found, *_MORE_MARKERS.get(self.kind, ())])
 
     def header(self, name: str) -> str:
         """What comes before the arguments of a call; "" where that cannot be said beforehand."""
@@ -202,7 +199,7 @@ def _found(template: str) -> ToolFormat | None:
     several = _after_thought(two[start:]) if two and _NAMES[1] in two else ""
     if _KEYS[0] not in call:  # the marks are in what both begin with
         return None
-    return _of_json(call) or _of_named(call, several) or _of_nested(call) or _of_tags(call, several)
+    return _of_json(call) or _of_named(call, several) or _of_tags(call, several)
 
 
 def _before_marker(text: str, place: int) -> int:
@@ -312,29 +309,6 @@ def _of_named(call: str, several: str) -> ToolFormat | None:
     rest = several and _json_at(several, several.find("{", several.find(_NAMES[0])))
     made = ToolFormat("named", "named", "", after=_numbered(call[name + len(_NAMES[0]) : brace]))
     return _framed(made, call[:name], call[found[1] :], several[rest[1] :] if rest else "")
-
-
-def _of_nested(call: str) -> ToolFormat | None:
-    """Calls whose arguments are between tags of their names, each behind a mark or without one."""
-    found = re.search(rf"<{_KEYS[0]}>{_TEXT}(\S*)</{_KEYS[0]}>", call)
-    first = found.start() - len(found[1]) if found else 0
-    name = call.rfind(_NAMES[0], 0, first)
-    if found is None or name < 0 or not call.startswith(found[1], first):
-        return None
-    mark, after = found[1], call[name + len(_NAMES[0]) : first]
-    before = call[:name]
-    place = max(0, before.rfind(f"{mark}<"))
-    ends = re.findall(rf"{re.escape(mark)}</[^<>]+>", call[call.rfind(f"</{_KEYS[1]}>") + 1 :])
-    return ToolFormat(
-        "nested",
-        "nested",
-        before[:place] or before,
-        before[place:] if place else "",
-        after=after,
-        key=mark,
-        closing=ends[0] if ends else "",
-        last=ends[1] if len(ends) > 1 else "",
-    )
 
 
 def _numbered(after: str) -> str:
@@ -460,7 +434,7 @@ def header_pattern(how: ToolFormat, *, first: bool) -> str:
 
 def followed_by(how: ToolFormat) -> str:
     """A pattern of what shows that a header is whole."""
-    begins = how.key if how.kind in ("tags", "nested") else "{"
+    begins = how.key if how.kind == "tags" else "{"
     ends = [begins, first_piece(how.closing)]
     return "|".join(re.escape(one) for one in ends if one)
 

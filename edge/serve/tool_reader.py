@@ -16,10 +16,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 from edgespec.serve.shapes import Delta, ToolCall, joined
@@ -44,7 +43,6 @@ from edgespec.serve.tool_values import (
     gemma_arguments,
     json_text,
     mended,
-    nested_arguments,
     python_calls,
     tidied,
 )
@@ -547,8 +545,6 @@ class ToolReader:
             return None
         if how.kind == "tags":
             return (yield from self._tagged(how, name, found.end()))
-        if how.kind == "nested":
-            return (yield from self._nested(how, name, found.end()))
         return (yield from self._braced(how, name, found.end()))
 
     def _braced(self, how: ToolFormat, name: str, place: int) -> Steps[int]:
@@ -565,24 +561,10 @@ class ToolReader:
         if not is_gemma:
             self._end(self._text[self._sent : stop].rstrip(), is_whole=closed >= 0)
             return stop
-        self._give([self._parsed(name, self._text[place:stop], gemma_arguments, closed >= 0)])
-        return stop
-
-    def _parsed(
-        self, name: str, text: str, parse: Callable[[str], dict[str, Any]], is_whole: bool
-    ) -> ToolCall:
-        """A call whose arguments are no JSON; what cannot be read stays as it is."""
-        text = text.strip()
-        with suppress(ValueError, RecursionError):
-            text = json_text(parse(text))
-        return ToolCall(name, tidied(text), is_whole=is_whole)
-
-    def _nested(self, how: ToolFormat, name: str, place: int) -> Steps[int]:
-        """The place after arguments in tags of their names."""
-        end = yield from self._find(how.closing, place)
-        stop = end if end >= 0 else len(self._text)
-        parse = partial(nested_arguments, mark=how.key, schema=self._schemas[name])
-        self._give([self._parsed(name, self._text[place:stop], parse, end >= 0)])
+        text = self._text[place:stop].strip()
+        with suppress(ValueError, RecursionError):  # what cannot be read stays as it is
+            text = json_text(gemma_arguments(text))
+        self._give([ToolCall(name, tidied(text), is_whole=closed >= 0)])
         return stop
 
     def _tagged(self, how: ToolFormat, name: str, place: int) -> Steps[int]:

@@ -26,7 +26,7 @@ from edgespec.memory.device import host
 from edgespec.memory.plan.plan import DRAFT_MODEL_BATCH, DRAFT_MODEL_NODES, Plan, draft_context
 from edgespec.memory.plan.settings import Settings
 from edgespec.memory.times.curve import CostCurve
-from edgespec.models.exits.early_exit import gains_of, read_exit, read_made_for
+from edgespec.models.early_exit import gains_of, read_exit, read_made_for
 from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.progress import Progress
 from edgespec.setup.stored import (

@@ -18,14 +18,13 @@ from edgespec.drafting.constants import NO_DIFFERENCE, TELLING_ROUNDS
 from edgespec.drafting.drafters import HEAD, MODEL
 from edgespec.drafting.ledger import SAVINGS
 from edgespec.errors import DoesNotFitError
-from edgespec.memory.plan.drafts import DRAFT_SIZES
+from edgespec.memory.plan.layout import DRAFT_SIZES
 from edgespec.memory.plan.options import LLAMACPP
 from edgespec.memory.plan.plan import Plan
 from edgespec.memory.plan.request import Choice, Request
 from edgespec.memory.plan.settings import settings_of
 from edgespec.memory.times.speed import predicted_speedup
-from edgespec.models.embedded import embedded_drafter_path
-from edgespec.models.exits.early_exit import (
+from edgespec.models.early_exit import (
     ExitInfo,
     MadeFor,
     gains_of,
@@ -33,6 +32,7 @@ from edgespec.models.exits.early_exit import (
     read_made_for,
     target_hash,
 )
+from edgespec.models.embedded import embedded_drafter_path
 from edgespec.models.heads import has_head
 from edgespec.models.pairing import check_pair, heads_for
 from edgespec.models.spec import ModelSpec, read_model_spec

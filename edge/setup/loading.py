@@ -42,7 +42,8 @@ from edgespec.memory.times.curve import CostCurve
 from edgespec.models.embedded import embedded_model
 from edgespec.models.hub.resolve import model_file
 from edgespec.models.onnx.folder import read_model
-from edgespec.models.spec import ONNX_FORMAT, ModelSpec, read_model_spec
+from edgespec.models.projector import read_projector
+from edgespec.models.spec import ONNX_FORMAT, ModelSpec, content_hash, read_model_spec
 from edgespec.progress import Progress
 from edgespec.setup.draft_loading import load_draft_model
 from edgespec.setup.kernel_choice import prepare_kernels
@@ -226,6 +227,9 @@ def _load_one(
     """One model of a plan."""
     settings = settings_of(plan)
     key = settings_key(spec, settings)
+    if plan.projector is not None:  # cells may be of images
+        file = read_projector(plan.projector).file
+        key += f" | {content_hash([(file.path, file.file_bytes)])} {plan.image_tokens}"
     with ExitStack() as stack:  # what is open when a later step fails
         backend = stack.enter_context(closing(_BACKENDS[plan.backend](spec, plan, report)))
         max_nodes, reuses_cache = backend.max_nodes, True
@@ -253,6 +257,7 @@ def _load_one(
             chat_template=spec.chat_template,
             tool_template=spec.tool_template,
             reuses_cache=reuses_cache,
+            is_exact=plan.exact,
             latency=plan.latency,
             snapshots_cost=1.0 if plan.drafter_is_asked else cost,
             cache_key=f"{key} | exact" if plan.exact else key,
@@ -291,6 +296,7 @@ def _load_llamacpp(spec: ModelSpec, plan: Plan, report: Progress) -> Backend:
         overrides=plan.overrides,
         projector="" if plan.projector is None else str(plan.projector),
         image_tokens=plan.image_tokens,
+        states=plan.states,
     )
     has_head = HEAD in plan.drafter.split(",") and plan.draft_max > 0
     more: dict[str, Any] = {"inside": plan.draft_model is None} if has_head else {}

@@ -10,10 +10,12 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
+from typing import TypeVar
 
 from edgespec.errors import DoesNotFitError, EdgespecError
 from edgespec.memory.bytes.footprint import Component, beside_another
 from edgespec.memory.bytes.shape import HOST, WORKER
+from edgespec.memory.plan.embedding import EmbeddingPlan, embeds, plan_embedding
 from edgespec.memory.plan.machine import Machine
 from edgespec.memory.plan.plan import Plan
 from edgespec.memory.plan.request import Request
@@ -24,9 +26,10 @@ _ONCE = ("interface", "process")  # of a process, whatever it loads; its runtime
 _MOST_NAMED = 12  # models of which all sets are looked at
 
 Sizes = Mapping[str, int]  # bytes by label of a device
+AnyPlan = TypeVar("AnyPlan", bound=Plan | EmbeddingPlan)
 
 
-def own_bytes(spec: ModelSpec, plan: Plan) -> Sizes:
+def own_bytes(spec: ModelSpec, plan: Plan | EmbeddingPlan) -> Sizes:
     """What a model adds to a process that has a runtime already."""
     parts = [part for part in plan.components if part.name not in _ONCE]
     sizes = Counter[str]()
@@ -35,12 +38,12 @@ def own_bytes(spec: ModelSpec, plan: Plan) -> Sizes:
     return sizes
 
 
-def shared_bytes(spec: ModelSpec, plan: Plan) -> int:
+def shared_bytes(spec: ModelSpec, plan: Plan | EmbeddingPlan) -> int:
     """What the process has once: the rest of a plan."""
     return plan.predicted_peak_bytes - own_bytes(spec, plan)[HOST]
 
 
-def beside(plan: Plan, others: Sequence[Sizes]) -> Plan:
+def beside(plan: AnyPlan, others: Sequence[Sizes]) -> AnyPlan:
     """The plan of a model that is loaded beside others: as its own, with their bytes in it."""
     held = sum(sizes.get(HOST, 0) for sizes in others)
     parts = (*plan.components, Component("other_models", held)) if held else plan.components
@@ -86,7 +89,7 @@ def plan_beside(
     machine: Machine,
     pinned: Sequence[Sizes] = (),
     others: Sequence[Sizes] = (),
-) -> tuple[Plan, bool]:
+) -> tuple[Plan | EmbeddingPlan, bool]:
     """A plan in what pinned models leave, and others as well, where that costs no context.
 
     Also whether it fits beside all of them. Raises as `make_run_plan` where the pinned ones leave
@@ -100,7 +103,9 @@ def plan_beside(
     return (alone, False) if plan.context_size < alone.context_size else (plan, True)
 
 
-def _made(spec: ModelSpec, request: Request, machine: Machine, taken: Sequence[Sizes]) -> Plan:
+def _made(
+    spec: ModelSpec, request: Request, machine: Machine, taken: Sequence[Sizes]
+) -> Plan | EmbeddingPlan:
     """A plan beside models with these sizes, told with the limits of all of them."""
     total = Counter[str]()
     for sizes in taken:
@@ -113,9 +118,26 @@ def _made(spec: ModelSpec, request: Request, machine: Machine, taken: Sequence[S
     left, asked = replace(machine, free_bytes=free, accelerators=tuple(gpus)), request
     if request.budget_bytes:
         asked = replace(request, budget_bytes=max(1, request.budget_bytes - total.total()))
-    plan = make_run_plan(spec, asked, left)
     limit = min(machine.free_bytes, request.budget_bytes or machine.free_bytes)
+    if embeds(spec):
+        return replace(
+            plan_embedding(spec, _for_embedding(spec, asked), machine=left), limit_bytes=limit
+        )
+    plan = make_run_plan(spec, asked, left)
     return replace(plan, limit_bytes=limit, available_bytes=machine.free_bytes)
+
+
+def _for_embedding(spec: ModelSpec, request: Request) -> Request:
+    """What a request for all models says to one that makes embeddings."""
+    asked = request.context_size
+    return Request(
+        budget_bytes=request.budget_bytes,
+        context_size=None if asked is None else min(asked, spec.context_length),
+        threads=request.threads,
+        gpu_layers=request.gpu_layers,
+        kernels=request.kernels,
+        interface_bytes=request.interface_bytes,
+    )
 
 
 @dataclass(frozen=True)
@@ -123,12 +145,12 @@ class Planned:
     """A model of a set: its plan and what it adds to the process, or why it cannot be there."""
 
     spec: ModelSpec
-    plan: Plan | None
+    plan: Plan | EmbeddingPlan | None
     sizes: Sizes
     problem: EdgespecError | None = None
 
     @classmethod
-    def of(cls, spec: ModelSpec, plan: Plan) -> Planned:
+    def of(cls, spec: ModelSpec, plan: Plan | EmbeddingPlan) -> Planned:
         """Of a plan."""
         return cls(spec, plan, own_bytes(spec, plan))
 

@@ -37,7 +37,7 @@ from edgespec.memory.plan.request import Choice, Request, users_of
 from edgespec.memory.plan.settings import Settings, settings_of
 from edgespec.memory.times.curve import CostCurve
 from edgespec.memory.times.speed import SpeedModel, estimated_curve
-from edgespec.models.exits.early_exit import read_exit
+from edgespec.models.early_exit import read_exit
 from edgespec.models.heads import DRAFTED, require_head
 from edgespec.models.onnx.facts import check_supported
 from edgespec.models.pairing import check_pair
@@ -249,6 +249,8 @@ def with_projector(spec: ModelSpec, request: Request) -> tuple[Request, bool]:
         return replace(request, mmproj=None), False
     reason, is_found = _unsupported_reason(spec, request), request.mmproj is None
     path = projector_beside(spec.path) if request.mmproj is None else Path(request.mmproj)
+    if is_found and path is not None and not read_projector(path).fits(spec.embedding_size):
+        path = None  # of another model
     if path is None and request.images:
         raise UnsupportedError(
             f"there is no projector beside {spec.path.name}, and the prompt has an image",

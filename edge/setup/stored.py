@@ -32,7 +32,7 @@ from edgespec.drafting.ledger import TIME, dated, is_recent, recalled
 from edgespec.memory.bytes.shape import KV_TYPE_BYTES
 from edgespec.memory.device import host
 from edgespec.memory.device.kernels import kernels_key
-from edgespec.memory.plan.drafts import DRAFT_SIZES
+from edgespec.memory.plan.layout import DRAFT_SIZES
 from edgespec.memory.plan.options import ONNX
 from edgespec.memory.plan.plan import Plan, draft_kv_type
 from edgespec.memory.plan.settings import Settings, draft_shares, settings_of

@@ -12,7 +12,7 @@ from typing import Any
 from edgespec.decode.writers import LARGE, SMALL, ModelTurn
 from edgespec.errors import UnsupportedError
 from edgespec.memory.store import cache
-from edgespec.models.exits.early_exit import read_exit
+from edgespec.models.early_exit import read_exit
 from edgespec.models.pairing import check_pair
 from edgespec.models.spec import ModelSpec
 from edgespec.switching.policy import MOST_TOKENS, SwitchPolicy, SwitchPrices

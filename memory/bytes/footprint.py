@@ -8,6 +8,7 @@ it is used).
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from math import prod
@@ -21,6 +22,7 @@ from edgespec.memory.device.kernels import (
     packed_bytes,
     product_work_bytes,
 )
+from edgespec.memory.device.track import MOST_FREED_BYTES
 from edgespec.models.gguf.ggml_types import GGML_NUMBERS
 from edgespec.models.gguf.reader import GgufTensor
 from edgespec.models.spec import ModelSpec
@@ -70,10 +72,10 @@ _OTHER_TOKEN_BYTES = {"t5": 370, "rwkv": 370, "plamo2": 370, "tokenizers": 860}
 # keep nearly all tokens, and what a grammar asks of each. Measured: up to 53 bytes a token.
 SAMPLING_TOKEN_BYTES = 64
 # Of a vocabulary, for schemas and grammars: what is known of each token and of usual strings, built
-# at the first use. Measured: 285 to 403 bytes a token. The state of an answer: of 185 public
-# schemas under 3 MiB, mostly far less; 8 MiB of one with ten long patterns.
+# at the first use. Measured: 285 to 403 bytes a token. The state of an answer: of 464 public
+# schemas 11 MiB at most, one in a hundred over 3.2; 13 MiB with as many states as may be.
 GRAMMAR_TOKEN_BYTES = 410
-GRAMMAR_STATE_BYTES = 4 << 20
+GRAMMAR_STATE_BYTES = 13 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,20 +194,27 @@ def footprint(
 def loading_bytes(spec: ModelSpec, shape: RunShape, here: Bytes) -> int:
     """Most bytes of weights while they are read: a tensor lies beside its packed copy.
 
-    The header is there as well until then. llama.cpp reads all tensors into one buffer, which
-    stays as large as the largest of them (`llama.cpp: src/llama-model-loader.cpp`,
-    `load_all_data`). A tied table that is not packed is read to where it stays.
+    The header is there as well until then. llama.cpp first reads what stays as it is, then what is
+    packed, the largest first, each into a buffer of its size; what goes to workers comes last
+    (`llama.cpp: src/llama-model-loader.cpp`, `load_all_data`). A tied table that is not packed is
+    read to where it stays.
     """
-    if shape.mapped or not here.packed:
+    has_workers = any(one.worker for one in shape.devices)
+    if shape.mapped or not (here.packed or has_workers):
         return 0
     tensors = {tensor.name: tensor for tensor in multiplied_tensors(spec)}
     head = tensors.get(spec.head_name)
     if head is not None and not (_packed_bytes(head) if shape.kernels else head.name == HEAD):
         del tensors[spec.head_name]
-    largest = max((tensor.data_bytes for tensor in tensors.values()), default=0)
+    sizes = sorted((tensor.data_bytes for tensor in tensors.values()), reverse=True)
+    kept = min(MOST_FREED_BYTES, max(sizes, default=0))
+    packed = [min(size, here.packed) for size in itertools.accumulate(sizes)]
+    peak = max((sum(one) for one in zip(sizes, packed, strict=True)), default=0)
+    if has_workers:
+        peak = max(peak, here.packed + max(sizes, default=0))
     header = _HEADER_TOKEN_BYTES * spec.vocab_size + _HEADER_MERGE_BYTES * spec.num_merges
     header += spec.token_text_bytes
-    return header + here.weights + here.packed + min(largest, here.packed)
+    return header + here.weights + max(peak, here.packed + kept)
 
 
 def context_parts(answer: Answer) -> Iterator[Component]:

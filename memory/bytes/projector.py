@@ -15,20 +15,30 @@ from edgespec.models.images import MAX_PIXELS
 from edgespec.models.projector import Projector
 
 KEPT_BYTES = 64 << 20  # of embeddings, so that an image that comes again is not computed again
-# A decoded image, a copy of it, and what a decoder holds beside it (coefficients of a JPEG).
-_DECODED_BYTES = 12 * MAX_PIXELS
+# A decoded image, a copy of it, what a decoder holds beside it (coefficients of a JPEG), and
+# another decoded image, which is encoded meanwhile.
+_DECODED_BYTES = 15 * MAX_PIXELS
+BODY_BYTES = 24 << 20  # of a request with images to a server
+MOST_BODIES = 2  # that a server reads at once
+# A body, its text, and what was made of it.
+_BODIES_BYTES = 3 * BODY_BYTES * MOST_BODIES
 _STORE = "projectors"
 
 
 def projector_parts(
-    projector: Projector, most_tokens: int | None, *, on_gpu: bool
+    projector: Projector, most_tokens: int | None, *, on_gpu: bool, serves: bool = False
 ) -> Iterator[Component]:
-    """The components of a projector that encodes images of at most so many tokens."""
+    """The components of a projector that encodes images of at most so many tokens.
+
+    Args:
+        serves: images come by HTTP.
+    """
     place = GPU if on_gpu else HOST
     yield Component("projector", projector.weight_bytes, device=place)
     size = _compute_bytes(projector, projector.patches(most_tokens), on_gpu=on_gpu)
     yield Component("projector_compute", size, is_ceiling=True, device=place)
-    yield Component("images", _DECODED_BYTES + KEPT_BYTES, is_ceiling=True)
+    sent = _BODIES_BYTES * serves
+    yield Component("images", _DECODED_BYTES + KEPT_BYTES + sent, is_ceiling=True)
 
 
 def _compute_bytes(projector: Projector, patches: int, *, on_gpu: bool) -> int:

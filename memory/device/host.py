@@ -60,16 +60,22 @@ def usable_cores() -> int:
     saturate a core's vector units or its memory bandwidth. Cores that are slow enough to hold up
     the others are left out.
     """
-    cpus = _fast_cpus(allowed_cpus())
-    siblings = {
-        read_text(_CPUS / f"cpu{cpu}" / "topology" / "thread_siblings_list") or str(cpu)
-        for cpu in cpus
-    }
-    cores = len(siblings)
+    cores = _fast_cores(_CPUS, *allowed_cpus())
     if platform.system() != "Linux":
         fast = _sysctl_number("hw.perflevel0.physicalcpu")
         cores = min(cores, fast or psutil.cpu_count(logical=False) or cores)
     return max(1, int(min(cores, cgroups.quota()[0])))
+
+
+@functools.cache
+def _fast_cores(folder: Path, *cpus: int) -> int:
+    """Physical cores of the fast ones among some CPUs: a plan asks often, and they stay."""
+    return len(
+        {
+            read_text(folder / f"cpu{cpu}" / "topology" / "thread_siblings_list") or str(cpu)
+            for cpu in _fast_cpus(list(cpus))
+        }
+    )
 
 
 def _fast_cpus(cpus: list[int]) -> list[int]:

@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from edgespec.memory.bytes.snapshots import most_snapshots
-from edgespec.memory.plan.layout import Layout
+from edgespec.memory.plan.layout import DRAFT_SIZES, Layout
 from edgespec.memory.plan.request import Choice
 from edgespec.memory.times.speed import SpeedModel
 
-DRAFT_SIZES = (3, 7, 15, 31)
 CHEAP = 1.02  # of the bytes with the smallest draft: hardly more
 _KEPT_SPEED = 0.98  # under a budget
 _KEPT_SPEED_UNASKED = 0.995

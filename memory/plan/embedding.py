@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 
 from edgespec.errors import DoesNotFitError, UnsupportedError
-from edgespec.memory.bytes.footprint import Component, footprint
+from edgespec.memory.bytes.footprint import RUNTIME_BYTES, Component, footprint
 from edgespec.memory.bytes.shape import HOST, RunShape
 from edgespec.memory.bytes.simulation import Wanted
 from edgespec.memory.plan.machine import Machine, this_machine
@@ -204,10 +204,12 @@ def _planned(
         spec, str(pooling.value), context, batch, texts, int(threads.value),
         options.gpu_layers or 0, kernels, limit, (), choices,
     )  # fmt: skip
-    return _with_bytes(plan, machine)
+    return _with_bytes(
+        plan, machine, options.interface_bytes if isinstance(options, Request) else 0
+    )
 
 
-def _with_bytes(plan: EmbeddingPlan, machine: Machine) -> EmbeddingPlan:
+def _with_bytes(plan: EmbeddingPlan, machine: Machine, interface_bytes: int) -> EmbeddingPlan:
     """The plan with what llama.cpp says that it allocates, and what that does not know of."""
     shape = RunShape(
         context_size=plan.context_size,
@@ -220,7 +222,12 @@ def _with_bytes(plan: EmbeddingPlan, machine: Machine) -> EmbeddingPlan:
         sequences=plan.texts,
     )
     (answer,) = machine.sizes([Wanted(plan.spec, shape, plan.parameters)])
-    return replace(plan, components=footprint(plan.spec, shape, answer))
+    others = (
+        Component("interface", interface_bytes, is_ceiling=True),
+        Component("process", machine.process_bytes - RUNTIME_BYTES - interface_bytes),
+    )
+    parts = (*footprint(plan.spec, shape, answer), *(one for one in others if one.nbytes > 0))
+    return replace(plan, components=parts)
 
 
 def _too_large(plan: EmbeddingPlan, options: LoadOptions) -> DoesNotFitError:

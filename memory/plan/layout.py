@@ -29,7 +29,14 @@ from edgespec.memory.bytes.head_footprint import (
 )
 from edgespec.memory.bytes.onnx_footprint import onnx_footprint
 from edgespec.memory.bytes.projector import projector_parts
-from edgespec.memory.bytes.shape import GPU, HOST, WORKER, RunShape, padded
+from edgespec.memory.bytes.shape import (
+    GPU,
+    HOST,
+    KV_TYPE_BYTES,
+    WORKER,
+    RunShape,
+    padded,
+)
 from edgespec.memory.bytes.simulation import Answer, Wanted
 from edgespec.memory.device.kernels import attends
 from edgespec.memory.plan.machine import Machine
@@ -48,6 +55,13 @@ from edgespec.models.projector import Projector, read_projector
 from edgespec.models.spec import ModelSpec
 
 BATCH_SIZES = (512, 256, 128, 64, 32)
+DRAFT_SIZES = (3, 7, 15, 31)
+_GPU_BATCH = 512  # a GPU is idle on smaller ones
+# Prompt tokens a second with batches of 64, 128 and 512 on two cores: 0.80, 0.93 and 1 of the best
+# on a model 576 wide, 0.96, 1 and 0.94 on one 1536 wide.
+_CPU_BATCHES = ((1024, 64), (0, 128))  # from this width on
+# What llama.cpp writes of a cell, and of a layer, besides values, when it copies a state.
+_CELL_HEADER, _LAYER_HEADER = 16, 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +126,7 @@ class Layout:
     draft_spec: ModelSpec | None = None
     switch_spec: ModelSpec | None = None
     sharing: Sharing = ALONE
+    states: int = 0  # of prefixes, that are kept
 
     @property
     def gpu_layers(self) -> int:
@@ -184,6 +199,14 @@ class Layout:
         return smallest_batch(least)
 
     @property
+    def wanted_batch(self) -> int:
+        """Prompt tokens evaluated at once where memory is no limit: more would not be faster."""
+        if self.gpu_layers:
+            return _GPU_BATCH
+        width = self.spec.embedding_size
+        return next(size for from_width, size in _CPU_BATCHES if width >= from_width)
+
+    @property
     def limit_bytes(self) -> int:
         """What may be taken of the processor's memory."""
         free = self.machine.free_bytes
@@ -246,9 +269,16 @@ class Layout:
             return self.machine.maps_files
         shape = RunShape(256, 32, 1, kernels=self.kernels)
         wanted = [Wanted(spec, shape)]
-        if spec.reads is not None:
+        if spec is self.spec:  # as a plan that memory does not limit asks anyway
+            drafts = self.has_drafter and not spec.keeps_state
+            draft_max = self.request.draft_max or (DRAFT_SIZES[-1] if drafts else 0)
+            context, batch = self.contexts.longest, self.wanted_batch
+            shape = self._shape(context, batch, draft_max)
+            wanted = [*self._wanted(shape, context, draft_max).values()]
+        elif spec.reads is not None:
             wanted = [Wanted(self.spec, shape), wanted_head(spec, shape, shape)]
-        return not self.machine.sizes(wanted)[-1][HOST].packed
+        of_spec = next(i for i, one in enumerate(wanted) if one.spec is spec)
+        return not self.machine.sizes(wanted)[of_spec][HOST].packed
 
     # -- bytes -----------------------------------------------------------------------------
 
@@ -328,11 +358,44 @@ class Layout:
             size = GRAMMAR_TOKEN_BYTES * max(spec.vocab_size for spec in self.specs)
             size += GRAMMAR_STATE_BYTES * self.users
             yield Component("schemas", size, is_ceiling=True)
+        if self.states:
+            yield Component("states", self.states * self.state_bytes, is_ceiling=True)
         if self.projector is not None:
             on_gpu = bool(self.gpu_layers and self.machine.accelerators and self._uses_gpu)
-            yield from projector_parts(self.projector, self.image_tokens, on_gpu=on_gpu)
+            serves = self.request.serves
+            parts = projector_parts(self.projector, self.image_tokens, on_gpu=on_gpu, serves=serves)
+            yield from parts
         if held := self._held_bytes():
             yield Component("process", held)
+
+    @cached_property
+    def state_bytes(self) -> int:
+        """Of a copy of what a prefix needs besides cells of attention in full; 0: nothing.
+
+        What recurs is what a cache has whatever its length; of sliding layers the window's cells.
+        A cache that is exact has its cells in the order of the text, which a copy does not keep.
+        """
+        spec, nbytes = self.spec, 0.0
+        if self.backend == ONNX:
+            return 0
+        if spec.keeps_state:
+            shapes = (RunShape(cells, 32, 1) for cells in (256, 512))
+            answers = [self.machine.sizes([Wanted(spec, shape)])[0] for shape in shapes]
+            short, long = (sum(one.cache for one in answer.values()) for answer in answers)
+            nbytes += max(0, 2 * short - long)
+        if spec.sliding_window and not self.exact:
+            sizes = KV_TYPE_BYTES[self.kv_type_k], KV_TYPE_BYTES[self.kv_type_v]
+            layers = zip(
+                spec.is_sliding, spec.num_kv_heads, spec.key_length, spec.value_length, strict=True
+            )
+            nbytes += spec.sliding_window * (
+                _CELL_HEADER
+                + sum(
+                    slides * heads * (key * sizes[0] + value * sizes[1])
+                    for slides, heads, key, value in layers
+                )
+            )
+        return round(nbytes) + _LAYER_HEADER * spec.num_layers if nbytes else 0
 
     def _held_bytes(self) -> int:
         """What the process holds beyond the runtime: a program around it, an engine that is open.
@@ -430,6 +493,10 @@ class Layout:
 
     def shape(self, context: int, batch: int, draft_max: int) -> RunShape:
         """The settings that decide how much llama.cpp allocates for the model."""
+        return replace(self._shape(context, batch, draft_max), mapped=self.mapped)
+
+    def _shape(self, context: int, batch: int, draft_max: int) -> RunShape:
+        """As `shape`, which also says whether the file is mapped."""
         return RunShape(
             context_size=self.cells(context),
             batch_size=max(batch, self.max_nodes(draft_max)),
@@ -440,7 +507,6 @@ class Layout:
             gpu_layers=self.gpu_layers,
             devices=devices_of(self.shares),
             overrides=self.overrides,
-            mapped=self.mapped,
             kernels=self.kernels,
             snapshots=snapshots_of(self.spec, draft_max),
             sequences=self.users,

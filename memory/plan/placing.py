@@ -17,8 +17,7 @@ from functools import partial
 from edgespec.errors import UnsupportedError
 from edgespec.memory.bytes.footprint import kv_type_fits, multiplied_tensors
 from edgespec.memory.bytes.shape import HOST
-from edgespec.memory.plan.drafts import DRAFT_SIZES
-from edgespec.memory.plan.layout import Layout, Offloaded
+from edgespec.memory.plan.layout import DRAFT_SIZES, Layout, Offloaded
 from edgespec.memory.plan.options import ONNX
 from edgespec.memory.plan.request import Choice, Request
 from edgespec.models.onnx.facts import EXACTLY_PACKED

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ DRAFT_MODEL_BATCH = 64
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """A plan that somebody could prefer: the options that make it, and what it would bring."""
+    """A plan that somebody could prefer: the options that make it, and what they would bring."""
 
     name: str  # "smaller", "longer context", "faster"
     options: str
@@ -96,7 +96,8 @@ class Plan:
     tokens_per_s: float
     goal: Goal
     speed_source: str
-    alternatives: tuple[Alternative, ...] = ()
+    # plans them, and therefore only if asked
+    find_alternatives: Callable[[], Iterable[Alternative]] = field(default=tuple, compare=False)
     users: int = 1  # generations at once
     cells: int = 0  # of the cache, for all of them; 0: a context
     parts: tuple[Part, ...] = ()  # of one user, of each of two, and so on; empty for one alone
@@ -107,7 +108,13 @@ class Plan:
     switch_snapshots: int = 0
     projector: Path | None = None  # with which it sees images
     image_tokens: int | None = None  # most of one, where the projector leaves it open
+    states: int = 0  # of prefixes that are kept, where the cache cannot go back without
     drafter_is_asked: bool = True  # for by name, and not one that was chosen
+
+    @property
+    def alternatives(self) -> tuple[Alternative, ...]:
+        """What a person could prefer: less memory, more context, more speed."""
+        return tuple(self.find_alternatives())
 
     @property
     def max_leaves(self) -> int:
@@ -131,6 +138,7 @@ class Plan:
             mapped=self.switch_mapped,
             snapshots=self.switch_snapshots,
             overrides=(),
+            states=0,
             switch_snapshots=0,
         )
 

@@ -13,10 +13,11 @@ and loads nothing. The search is small on purpose:
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
+from typing import Any
 
 from edgespec.errors import DoesNotFitError
 from edgespec.memory.bytes.footprint import Component, kv_type_fits
@@ -114,7 +115,20 @@ def make_plan(
     def speed_with(draft_max: int) -> SpeedModel:
         return known(replace(settings, snapshots=snapshots_of(spec, draft_max)))
 
-    return _sized(layout, Drafts(layout, speed_with, max_step_of(settings)), choices)
+    def again(**changes: Any) -> Plan:
+        return make_plan(
+            spec,
+            replace(request, **changes),
+            machine,
+            speed_of,
+            drafter_bytes=drafter_bytes,
+            draft_spec=draft_spec,
+            switch_spec=switch_spec,
+            max_step_of=max_step_of,
+            kv_losses=kv_losses,
+        )
+
+    return _sized(layout, Drafts(layout, speed_with, max_step_of(settings)), choices, again)
 
 
 def _draft_model(layout: Layout) -> Iterator[Choice]:
@@ -122,16 +136,17 @@ def _draft_model(layout: Layout) -> Iterator[Choice]:
         yield Choice("draft_model", layout.draft_spec.path.name, "as asked")
 
 
-def _sized(layout: Layout, drafts: Drafts, choices: Sequence[Choice]) -> Plan:
+def _sized(
+    layout: Layout, drafts: Drafts, choices: Sequence[Choice], again: Callable[..., Plan]
+) -> Plan:
     """The plan of a layout: its context, drafts and batch, as large as memory allows."""
+    layout, states = with_states(layout, drafts.sizes[0])
     ladder = Ladder(layout, drafts.sizes)
     context, draft_max = ladder.climb()
     batch = batch_of(layout, context, draft_max)
-    sizes = [ladder.choice(context, draft_max), *drafts.choices(draft_max), batch]
+    sizes = [ladder.choice(context, draft_max), *drafts.choices(draft_max), batch, *states]
     batch_size = max(int(batch.value), layout.max_nodes(draft_max))
-    alternatives = _alternatives(ladder, drafts, context, batch_size, draft_max)
     if layout.users > 1:
-        alternatives = iter(())  # these are of one user's context
         layout, cells = with_cells_for_all(layout, context, batch_size, draft_max)
         sizes.append(cells)
     components = layout.footprint(context, batch_size, draft_max)
@@ -162,7 +177,9 @@ def _sized(layout: Layout, drafts: Drafts, choices: Sequence[Choice]) -> Plan:
         tokens_per_s=drafts.tokens_per_s(draft_max),
         goal=_goal(layout, drafts),
         speed_source=drafts.speed_of(draft_max).source,
-        alternatives=tuple(alternatives),
+        find_alternatives=partial(
+            _alternatives, ladder, drafts, (context, batch_size, draft_max), again
+        ),
         users=layout.users,
         cells=layout.cells(context),
         parts=_parts(layout, context, components, drafts.speed_of(draft_max)),
@@ -173,6 +190,7 @@ def _sized(layout: Layout, drafts: Drafts, choices: Sequence[Choice]) -> Plan:
         switch_snapshots=snapshots_of(layout.switch_spec, draft_max),
         projector=layout.projector.path if layout.projector else None,
         image_tokens=layout.image_tokens,
+        states=layout.states,
     )
 
 
@@ -192,29 +210,43 @@ def _goal(layout: Layout, drafts: Drafts) -> Goal:
 
 
 def _alternatives(
-    ladder: Ladder, drafts: Drafts, context: int, batch_size: int, draft_max: int
+    ladder: Ladder, drafts: Drafts, sizes: tuple[int, int, int], again: Callable[..., Plan]
 ) -> Iterator[Alternative]:
-    """What a person could prefer: less memory, more context, more speed."""
-    layout, contexts = ladder.layout, ladder.layout.contexts
+    """What a person could prefer to a plan of these sizes; `again` plans with other options.
 
-    def alternative(name: str, options: str, context: int, draft_max: int) -> Alternative:
-        batch_size = int(batch_of(layout, context, draft_max).value)
-        nbytes = layout.nbytes(context, batch_size, draft_max)
-        return Alternative(name, options, nbytes, context, drafts.tokens_per_s(draft_max))
+    None for several users, who share the context.
+    """
+    layout, request = ladder.layout, ladder.layout.request
+    context, batch, draft_max = sizes
+    if layout.users > 1:
+        return
 
-    least = contexts.least
-    smaller = alternative("smaller", f"--ctx {least} --draft-max 0", least, 0)
-    if smaller.peak_bytes < layout.nbytes(context, batch_size, draft_max):
-        yield smaller
-    longest = ladder.longest_context(draft_max, contexts.trained)
+    def alternative(name: str, options: str, **changes: Any) -> Iterator[Alternative]:
+        with suppress(DoesNotFitError):
+            plan = again(**changes)
+            nbytes = plan.predicted_peak_bytes + plan.predicted_gpu_bytes
+            yield Alternative(name, options, nbytes, plan.context_size, plan.tokens_per_s)
+
+    least, taken = layout.contexts.least, layout.nbytes(context, batch, draft_max)
+    options = f"--ctx {least} --draft-max 0"
+    for other in alternative("smaller", options, context_size=least, draft_max=0):
+        if other.peak_bytes < taken:
+            yield other
+    longest = ladder.longest_context(draft_max, layout.contexts.trained)
     if longest > context:
-        yield alternative("longer context", f"--ctx {longest}", longest, draft_max)
-    if layout.request.budget_bytes and layout.request.draft_max is None:
-        faster = alternative("faster", "", context, drafts.sizes[-1])
-        gain = faster.tokens_per_s / drafts.tokens_per_s(draft_max)
-        if gain > _WORTH_TELLING and faster.peak_bytes <= layout.machine.free_bytes:
-            needed = -(-faster.peak_bytes // _MEBIBYTE)
-            yield replace(faster, options=f"--budget {needed}MiB")
+        yield from alternative("longer context", f"--ctx {longest}", context_size=longest)
+    if not request.budget_bytes or request.draft_max is not None or draft_max == ladder.drafts[-1]:
+        return
+    now = drafts.tokens_per_s(draft_max)
+    for size in (context, layout.contexts.longest):  # a draft comes before a longer context, or not
+        needed = -(-layout.nbytes(size, batch, ladder.drafts[-1]) // _MEBIBYTE)
+        if needed * _MEBIBYTE > layout.machine.free_bytes:
+            return
+        options, budget = f"--budget {needed}MiB", needed * _MEBIBYTE
+        for other in alternative("faster", options, budget_bytes=budget):
+            if other.tokens_per_s > _WORTH_TELLING * now:
+                yield other
+                return
 
 
 # -- context and drafts ----------------------------------------------------------------
@@ -238,16 +270,19 @@ class Ladder:
 
         Raises DoesNotFitError where the first step does not fit.
         """
+        longest, last = self.layout.contexts.longest, self.drafts[-1]
+        if self.layout.fits(longest, _largest_batch(self.layout, last), last):
+            return longest, min(last, longest - 1)  # a step has to fit into the context
         least, early = self.layout.contexts.least, self._early_drafts
         if not self._fits(least, early[0]):
             raise refusal(self.layout, least, self.layout.least_batch, early[0])
         draft = self._largest_draft(early, least)
         if draft < early[-1]:
             return least, draft
-        context = self.longest_context(draft, self.layout.contexts.longest)
-        if context == self.layout.contexts.longest:
+        context = self.longest_context(draft, longest)
+        if context == longest:
             draft = self._largest_draft(self.drafts, context)
-        return context, min(draft, context - 1)  # a step has to fit into the context
+        return context, min(draft, context - 1)
 
     def longest_context(self, draft_max: int, most: int) -> int:
         """The largest context up to `most` that fits, in steps of 256; the least one does."""
@@ -287,31 +322,42 @@ class Ladder:
 
 # -- the batch: larger ones read prompts faster and take more memory -------------------
 
-_GPU_SIZE = 512  # a GPU is idle on smaller ones
-# Prompt tokens a second with batches of 64, 128 and 512 on two cores: 0.80, 0.93 and 1 of the best
-# on a model 576 wide, 0.96, 1 and 0.94 on one 1536 wide.
-_CPU_SIZES = ((1024, 64), (0, 128))  # from this width on
-
 
 def batch_of(layout: Layout, context: int, draft_max: int) -> Choice:
     """The largest batch that is of use and fits, with what the other sizes leave."""
-    wanted = _wanted(layout)
-    for size in BATCH_SIZES:
-        if draft_max < size <= wanted and layout.fits(context, size, draft_max):
-            break
-    else:
-        size = layout.least_batch
+    largest = _largest_batch(layout, draft_max)
+    least = max(layout.least_batch, smallest_batch(draft_max))
+    sizes = (size for size in BATCH_SIZES if least <= size <= largest)
+    fitting = (size for size in sizes if layout.fits(context, size, draft_max))
+    size = next(fitting, least)
     reason = "reads prompts at nearly full speed in little memory"
-    if size < wanted:
+    if size < layout.wanted_batch:
         reason = "what the budget leaves; prompts are read more slowly"
     return Choice("batch_size", size, reason)
 
 
-def _wanted(layout: Layout) -> int:
-    if layout.gpu_layers:
-        return _GPU_SIZE
-    width = layout.spec.embedding_size
-    return next(size for from_width, size in _CPU_SIZES if width >= from_width)
+def _largest_batch(layout: Layout, draft_max: int) -> int:
+    return max(layout.wanted_batch, layout.least_batch, smallest_batch(draft_max))
+
+
+# -- states of prefixes ----------------------------------------------------------------
+
+_STATES = 7  # and one for each user, whose last turn it is of
+_STATES_SHARE = 8  # all together take such a part of the weights' bytes
+_LEAST_STATES = 2  # behind a system prompt that several conversations have, and the last message
+
+
+def with_states(layout: Layout, draft_max: int) -> tuple[Layout, Sequence[Choice]]:
+    """States that are kept of prefixes, where the model cannot go back without: as many as fit."""
+    if not layout.state_bytes:
+        return layout, ()
+    wanted = layout.spec.weight_bytes // _STATES_SHARE // layout.state_bytes
+    wanted = max(_LEAST_STATES, min(wanted, _STATES + layout.users))
+    least, batch = layout.contexts.least, layout.least_batch
+    fitting = (replace(layout, states=count) for count in range(wanted, 0, -1))
+    layout = next((one for one in fitting if one.fits(least, batch, draft_max)), layout)
+    reason = f"of {layout.state_bytes / _MEBIBYTE:.1f} MiB: conversations go on from there"
+    return layout, [Choice("states", layout.states, reason)]
 
 
 # -- cells of several users ------------------------------------------------------------
@@ -332,10 +378,10 @@ def with_cells_for_all(
         def shared(size: int) -> Layout:
             return replace(layout, sharing=Sharing(layout.users, size))
 
-        fitting = bisect_left(
-            more, True, 1, key=lambda size: not shared(size).fits(context, batch, draft_max)
+        fitting = largest_fitting(
+            more, lambda size: shared(size).excess_bytes(context, batch, draft_max)
         )
-        layout = shared(more[fitting - 1])
+        layout = shared(fitting or 0)
     cells = layout.cells(context)
     each = min(context, cells // layout.users)
     reason = f"{each} for each of {layout.users} users"

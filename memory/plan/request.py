@@ -36,6 +36,7 @@ class Request(LoadOptions):
     interface_bytes: int = 0  # of what the process holds besides, such as a line editor
     is_plain_greedy: bool = False  # no answer is sampled, penalised or kept to a grammar
     images: int = 0  # in the prompt
+    serves: bool = False  # prompts come by HTTP
     keeps_to_form: bool = False  # answers may have to keep to a schema or a grammar
 
     @classmethod

@@ -33,7 +33,7 @@ from edgespec.memory.device.neighbours import note_stall
 _NEVER = float("inf")
 
 # Relative standard errors. With those of noise and drift 4,000 recorded steps are predicted within
-# 4.7% (`benchmarks/predictions.py replay`); 0.04 to 0.1 and 0.005 to 0.04 give 4.5% to 5.1%, but a
+# 4.7% (benchmarks/LOG.md); 0.04 to 0.1 and 0.005 to 0.04 give 4.5% to 5.1%, but a
 # speed that drifts faster keeps slopes from being learned. A measured size is off by 0.08 on a
 # busy machine: two measurements of one load agree within a tenth in two of three sizes. 0.05 to
 # 0.12 there, and 0.08 to 0.3 where a process begins, change the error by 0.1% at most.

@@ -18,9 +18,9 @@ def test_without_options_all_is_as_in_python() -> None:
 
 
 def test_every_setting_of_a_sampler_has_an_option() -> None:
-    """Options have llama.cpp's names; three of them are not the settings'."""
+    """Options have llama.cpp's names; four of them are not the settings'."""
     names = {field.name for field in fields(SamplingOptions)}
-    others = {"repetition_penalty", "penalty_last_n", "dry_sequence_breakers"}
+    others = {"repetition_penalty", "penalty_last_n", "dry_sequence_breakers", "accept_typical"}
     assert {field.name for field in fields(SamplingParams)} - names == others
     found = SamplingOptions(repeat_penalty=1.1, repeat_last_n=32).params()
     assert (found.repetition_penalty, found.penalty_last_n) == (1.1, 32)

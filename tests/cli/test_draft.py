@@ -8,18 +8,10 @@ import pytest
 from random_gguf import Q4_0, write_model, write_untrained
 from typer.testing import CliRunner
 
-from edgespec.cli.draft import _blocks, _listed
 from edgespec.cli.main import app
 from edgespec.errors import EdgespecError, UnsupportedError
 from edgespec.models.embedded import embedded_drafter_path
 from edgespec.models.spec import read_model_spec
-
-
-def test_blocks_are_read_and_listed() -> None:
-    assert _blocks("4,7-9") == [4, 7, 8, 9]
-    assert _listed([0, 1, 2, 5, 7, 8]) == "0-2, 5, 7-8"
-    with pytest.raises(UnsupportedError, match="--skip some names no blocks"):
-        _blocks("some")
 
 
 def test_info_of_another_model_is_a_sentence(tmp_path: Path) -> None:

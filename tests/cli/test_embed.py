@@ -31,6 +31,17 @@ def test_arguments_and_lines_of_a_pipe_are_texts(command: Command, bert: Path) -
         assert np.allclose(rows, expected, atol=1e-6)
 
 
+def test_the_model_is_the_first_argument_or_an_option(command: Command, bert: Path) -> None:
+    """A text that is taken for a model is told so."""
+    expected = command("embed", str(bert), *TEXTS).out
+    assert command("embed", "-m", str(bert), *TEXTS).out == expected
+    done = command("embed", *TEXTS)
+    assert done.status == 1 and "the cat is no model" in done.err
+    assert "hint: name a model before the texts, or with -m" in done.err
+    done = command("embed")
+    assert done.status == 2 and "no model: name it first, or with -m" in done.err
+
+
 def test_one_document(command: Command, bert: Path) -> None:
     told = json.loads(command("embed", str(bert), *TEXTS, "--json", "--pooling", "cls").out)
     assert np.allclose(told["embeddings"], edgespec.embed(TEXTS, bert, pooling="cls"), atol=1e-6)

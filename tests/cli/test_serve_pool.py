@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bert_gguf import write_random_bert
 from command_line import Command
 from random_gguf import F32, write_model
 
@@ -16,7 +17,7 @@ from edgespec.cli.options import DEFAULTS
 from edgespec.cli.serve_pool import PoolChoice, make_pool
 from edgespec.errors import DoesNotFitError, ModelNotFoundError, UnsupportedError
 from edgespec.memory.plan.request import Request
-from edgespec.serve.defaults import Defaults
+from edgespec.serve.asked import Defaults
 from edgespec.serve.pool import Pool
 
 
@@ -65,6 +66,20 @@ def test_a_folder_is_listed_and_its_files_planned_when_somebody_asks(
     assert [one.name for one in pool.members] == ["a", "b", "broken", "c"]
 
 
+def test_models_that_make_embeddings_are_told_apart_and_planned_for_shorter_texts(
+    made: Any, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Options about writing are not theirs."""
+    write_random_bert(folder / "embed.gguf")
+    pool = made("a", "embed", request=Request(context_size=256, kv_type="q8_0"))
+    assert [one.model.kind for one in pool.members] == ["chat", "embed"]
+    assert pool.find(None, "embed").model.about["context_length"] == 64
+    told = capsys.readouterr().err
+    assert "embed F32: embeddings of up to 64 tokens" in told and "at once: a + embed" in told
+    lazily = made(folder=folder)
+    assert lazily.find(None, "embed").name == "embed"
+
+
 def test_any_is_what_models_list_knows(
     made: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -99,7 +114,7 @@ def test_one_model_needs_no_name(made: Any) -> None:
     [
         ({"pins": ["d"]}, "--pin d names no model that is served"),
         ({"keep_alive": ["d=5m"]}, "--keep-alive d=5m names no model"),
-        ({"keep_alive": ["soon"]}, 'keep_alive "soon" is no time'),
+        ({"keep_alive": ["soon"]}, '--keep-alive "soon" is no time'),
         ({"aliases": ["other"]}, "--alias other names no model"),
         ({"folder": Path("nowhere")}, "nowhere is no folder"),
         ({"request": Request(switch="a.gguf")}, "--switch is for one model"),

@@ -121,12 +121,13 @@ FORBIDDEN = set(
     csv data device draft-model drafter exact file from grammar grammar-file hf-repo host html image
     imatrix json json-schema json-schema-file keep-alive kernels kind kv load log-file log-format
     log-prompts memory mmproj model models no-shift output override-tensor pairs pin pooling port
-    prompt prompts quick raw regex remember report skip switch system tensor trace-drafts truncate
+    prompt prompts quick raw regex remember report switch system tensor trace-drafts truncate
     types verbose work workers
     """.split()
 )
 ALLOWED = {
-    *("dimensions", "image-max-tokens"),
+    "accept",
+    *("dimensions", "image-max-tokens", "images"),
     *("bits", "budget", "cache-type-k", "cache-type-v", "ctx", "draft-max", "dry-allowed-length"),
     *("dry-base", "dry-multiplier", "dry-penalty-last-n", "dry-sequence-breaker", "dynatemp-exp"),
     *("dynatemp-range", "exit-layer", "frequency-penalty", "gpu-layers", "head-size", "kv-type"),

@@ -14,7 +14,7 @@ from vision_gguf import KINDS, images, picture, png
 from edgespec.backends.fake import FakeBackend
 from edgespec.decode.engine import Engine
 from edgespec.decode.options import GenerationOptions
-from edgespec.decode.session import Session
+from edgespec.decode.session import Session, _are_cells
 from edgespec.errors import UnsupportedError
 from edgespec.models.images import Image
 
@@ -95,7 +95,8 @@ def test_a_prefix_with_the_same_image_is_not_computed_again(
 
 
 def test_a_session_keeps_its_images(engine: Engine, tmp_path: Path) -> None:
-    """Each turn reads what is new; a file has the images, and no cache of them."""
+    """Each turn reads what is new; a file has the images and, with their cells, the cache."""
+    engine.cache_key = "tiny"
     session = Session(engine, max_tokens=6)
     session.send(asked("What is this?", *shown(1))[0]["content"])
     turn = session.stream("And again?")
@@ -104,13 +105,31 @@ def test_a_session_keeps_its_images(engine: Engine, tmp_path: Path) -> None:
     assert reused > len(engine.encode(asked("", *shown(1)))) - 20
     fresh = engine.generate(turn.prompt_ids, max_tokens=6, images=shown(1))
     assert fresh.token_ids == turn.result.token_ids
+    session.send("And now?")
     session.save(tmp_path / "saved")
+    follow_up = session.send("Once more?")
+    engine.generate("Something else", max_tokens=2)
     loaded = Session.load(engine, tmp_path / "saved")
-    assert loaded.messages == session.messages
-    assert loaded.send("Once more?").token_ids
+    assert loaded.messages == session.messages[:-2]
+    turn = loaded.stream("Once more?")
+    assert "".join(chunk.text for chunk in turn) == follow_up.text
+    assert turn.num_read[1] == follow_up.counters.reused_tokens > reused
     content = session.messages[0]["content"]
     assert content[0] == {"type": "image", "image": shown(1)[0]}
     Session(engine, messages=session.messages).send("?")
+
+
+@pytest.mark.parametrize(
+    "images",
+    [
+        *([], [[0, 4, 4]], [[1, 4]], [["1", 4, 4]], [[1, 4, 5]], [[1, 4, 0]], [[2, 4, 4]]),
+        *([[1, 4, 4], [5, 1, 1]], [[1, 1 << 40, 4]], [[1, 1 << 40, 4], [1, 4 - (1 << 40), 4]]),
+    ],
+)
+def test_images_of_a_damaged_session_are_not_taken(images: list[Any]) -> None:
+    ids = [5, -1, -2, -3, -4, 6]
+    assert _are_cells([[1, 4, 2]], ids) and _are_cells([[1, 2, 2], [3, 2, 1]], ids)
+    assert not _are_cells(images, ids)
 
 
 def test_two_users_see_their_own_images(pair: Engine) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from edgespec.models.early_exit import read_made_for, target_hash
 from edgespec.models.embedded import embedded_drafter_path, embedded_model
-from edgespec.models.exits.early_exit import read_made_for, target_hash
 from edgespec.models.pairing import check_pair
 from edgespec.models.spec import EAGLE, read_model_spec
 

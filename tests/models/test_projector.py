@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from random_gguf import WIDTH
 from vision_gguf import KINDS
 
 from edgespec.errors import ModelFileError, ModelNotFoundError, UnsupportedError
@@ -12,24 +13,25 @@ from edgespec.models.projector import projector_beside, read_projector
 
 
 @pytest.mark.parametrize(
-    ("name", "tokens", "pieces", "is_causal"),
+    ("name", "tokens", "first", "pieces", "is_causal"),
     [
-        ("gemma3", 16, 1, False),
-        ("qwen2.5vl", 4096, 1, True),
-        ("qwen3vl", 4096, 1, True),
-        ("idefics3", 16, 5, True),
-        ("llava", 64, 1, True),
-        ("pixtral", 1024, 1, True),
-        ("internvl", 16, 5, True),
+        ("gemma3", 16, 0, 1, False),
+        ("qwen2.5vl", 4096, 2116, 1, True),
+        ("qwen3vl", 4096, 2116, 1, True),
+        ("idefics3", 16, 0, 5, True),
+        ("llava", 64, 0, 1, True),
+        ("pixtral", 1024, 256, 1, True),
+        ("internvl", 16, 0, 5, True),
     ],
 )
 def test_sizes_of_images(
-    vision_folder: Path, name: str, tokens: int, pieces: int, is_causal: bool
+    vision_folder: Path, name: str, tokens: int, first: int, pieces: int, is_causal: bool
 ) -> None:
     found = read_projector(vision_folder / f"mmproj-{name}.gguf")
     assert (found.tokens(None), found.pieces, found.is_causal) == (tokens, pieces, is_causal)
     assert found.tokens(100) == (tokens if tokens < 100 else 100)
     assert found.patches(None) == tokens * KINDS[name].merge ** 2
+    assert found.patches(8) == max(found.tokens(8), first) * KINDS[name].merge ** 2
     assert found.weight_bytes < found.path.stat().st_size
 
 
@@ -56,10 +58,39 @@ def test_kinds_that_are_not_read(vision_folder: Path, tmp_path: Path) -> None:
             read_projector(changed)
 
 
-def test_the_one_beside_a_model_is_found(tmp_path: Path) -> None:
-    model = tmp_path / "model.gguf"
-    assert projector_beside(model) is None
-    (tmp_path / "mmproj-F16.gguf").touch()
-    assert projector_beside(model) == tmp_path / "mmproj-F16.gguf"
-    (tmp_path / "mmproj-F32.gguf").touch()
-    assert projector_beside(model) is None
+BESIDE = [  # the files of a folder, a model, and its projector
+    ("model.gguf", "model.gguf", None),
+    ("model.gguf mmproj-F16.gguf", "model.gguf", "mmproj-F16.gguf"),
+    ("model.gguf mmproj-F32.gguf mmproj-BF16.gguf", "model.gguf", "mmproj-BF16.gguf"),
+    ("a-Q4_K_M.gguf mmproj-of-another-f16.gguf", "a-Q4_K_M.gguf", "mmproj-of-another-f16.gguf"),
+    ("a.gguf b.gguf mmproj-c.gguf", "a.gguf", None),
+    ("a.gguf b.gguf mmproj-model-f16.gguf", "a.gguf", "mmproj-model-f16.gguf"),
+    ("a.gguf mmproj-b.gguf mmproj-c.gguf", "a.gguf", None),
+    (
+        "gemma-3-4b-it-Q4_0.gguf Qwen3-VL-2B-UD-Q4_K_XL.gguf mmproj-gemma-3-4b-it-f16.gguf "
+        "Qwen3-VL-2B.mmproj-Q8_0.gguf",
+        "Qwen3-VL-2B-UD-Q4_K_XL.gguf",
+        "Qwen3-VL-2B.mmproj-Q8_0.gguf",
+    ),
+    (
+        "big-Q8_0-00001-of-00002.gguf c.gguf mmproj-big.gguf",
+        "big-Q8_0-00001-of-00002.gguf",
+        "mmproj-big.gguf",
+    ),
+]
+
+
+@pytest.mark.parametrize(("files", "model", "expected"), BESIDE)
+def test_the_one_beside_a_model_is_found(
+    tmp_path: Path, files: str, model: str, expected: str | None
+) -> None:
+    for name in files.split():
+        (tmp_path / name).write_bytes(bytes(9 if "F32" in name else 5))
+    found = projector_beside(tmp_path / model)
+    assert (found and found.name) == expected
+
+
+def test_a_projector_fits_models_of_its_width(vision_folder: Path) -> None:
+    for name in KINDS:
+        found = read_projector(vision_folder / f"mmproj-{name}.gguf")
+        assert found.fits(WIDTH) and not found.fits(WIDTH + 10)

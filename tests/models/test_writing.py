@@ -51,7 +51,7 @@ _WRITERS = {
     ),
     "training text": (
         "from pathlib import Path\nimport numpy as np\n"
-        "from edgespec.models.exits.training_texts import TrainingText, save_training_texts\n"
+        "from edgespec.exits.texts import TrainingText, save_training_texts\n"
         "text = TrainingText(*[np.arange(3000)] * 4)\n"
         "save_training_texts(Path('texts-00000.npz'), [text], 1.0)",
         "texts-00000.npz",

@@ -132,6 +132,7 @@ def test_who_asks_is_told_how_much_of_a_prompt_is_read(serve: Serve) -> None:
     told = [event["prompt_progress"] for event in events if "prompt_progress" in event]
     total = len("<user>Hi<assistant>")
     assert (told[-1]["total"], told[-1]["processed"], told[-1]["cache"]) == (total, total, 0)
+    assert told[0]["processed"] == 0, "what the cache had comes first, as llama.cpp tells it"
     assert told[-1]["time_ms"] >= 0
     content = "".join(event["choices"][0]["delta"].get("content", "") for event in events)
     assert content == "Hel"

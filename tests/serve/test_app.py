@@ -68,7 +68,7 @@ CASES: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "user", "content": "a" * 3000}]}, "the context 2048"),
     (
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
-        'messages[0].content[0].type "image_url" is not supported',
+        "messages[0].content[0].image_url is not taken: an image needs its bytes",
     ),
 ]
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from edgespec.serve.asked import Output, Setup, take_model, take_output
-from edgespec.serve.defaults import Defaults
+from edgespec.serve.asked import Defaults, Setup, take_model, take_output
 from edgespec.serve.fields import Fields
 from edgespec.serve.limits import Limits
 from edgespec.serve.refusal import Refusal
+from edgespec.serve.shapes import Output
 
 
 def taken(**values: Any) -> Output:

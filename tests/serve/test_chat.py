@@ -25,13 +25,12 @@ from serving_cases import (
 
 from edgespec.backends.fake import ByteTokenizer
 from edgespec.drafting.drafters.suffix import SuffixDrafter
-from edgespec.serve.asked import Output, Setup
+from edgespec.serve.asked import Defaults, Setup
 from edgespec.serve.chat import ChatShape, read_chat, take_messages
-from edgespec.serve.defaults import Defaults
 from edgespec.serve.fields import Fields
 from edgespec.serve.limits import Limits
 from edgespec.serve.refusal import Refusal
-from edgespec.serve.shapes import ToldTokens
+from edgespec.serve.shapes import Output, ToldTokens
 
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
@@ -189,7 +188,7 @@ def test_a_call_that_is_sent_back_is_an_object_for_templates() -> None:
         ({"role": "judge", "content": "a"}, "messages[0].role must be one of"),
         (
             {"role": "user", "content": [{"type": "image_url", "image_url": {}}]},
-            'messages[0].content[0].type "image_url" is not supported',
+            "messages[0].content[0].image_url is not taken: an image needs its bytes",
         ),
         (
             {"role": "user", "content": "a", "audio": {"id": "a"}},

@@ -12,10 +12,10 @@ from serving_cases import read
 
 from edgespec.backends.base import AnswerFormat
 from edgespec.decode.options import GenerationOptions
-from edgespec.serve.asked import ChatAsked, Output
+from edgespec.serve.asked import ChatAsked
 from edgespec.serve.conversation import conversation_of
 from edgespec.serve.refusal import Refusal
-from edgespec.serve.shapes import joined
+from edgespec.serve.shapes import Output, joined
 from edgespec.serve.tools import Tools
 
 TOOL = {"type": "function", "function": {"name": "add", "description": "", "parameters": {}}}

@@ -17,8 +17,11 @@ from hypothesis import strategies as st
 from serving_cases import Connect
 
 from edgespec.errors import EdgespecError
-from edgespec.serve.embeddings import EmbeddingServer, EmbeddingService, embeddings, rerank
+from edgespec.serve.embeddings import EmbeddingService, embeddings, rerank
+from edgespec.serve.model_file import pool_of
 from edgespec.serve.refusal import Refusal
+from edgespec.serve.server import Server
+from edgespec.serve.service import Shared
 from edgespec.setup.embedding import Embedder
 
 Start = Callable[..., str]
@@ -41,7 +44,9 @@ def start(folder: Path) -> Iterator[Start]:
         def begin(file: str = "bert.gguf", **options: Any) -> str:
             service = EmbeddingService(Embedder.load(folder / file), ["bert"])
             opened.callback(service.close)
-            return opened.enter_context(EmbeddingServer(service, **options)).start()
+            pool = pool_of(service, service.limits)
+            server = Server.of_pool(pool, Shared(service.limits), **options)
+            return opened.enter_context(server).start()
 
         yield begin
 
@@ -141,7 +146,7 @@ def test_more_than_fit_are_told_to_come_again(folder: Path) -> None:
     service = EmbeddingService(Embedder.load(folder / "bert.gguf"))
     service._running = 32
     with pytest.raises(Refusal, match="32 requests are under way") as told:
-        service.answer(embeddings, {"input": "a"})
+        embeddings(service, {"input": "a"})
     assert told.value.status == 429
     service.close()
     with pytest.raises(Refusal, match="closed"):
@@ -172,7 +177,7 @@ def services(folder: Path) -> Iterator[list[EmbeddingService]]:
 def test_no_body_makes_it_fail(services: list[EmbeddingService], body: Any, ranks: bool) -> None:
     """Whatever is sent: an answer or one sentence."""
     try:
-        told = services[ranks].answer(rerank if ranks else embeddings, body)
+        told = (rerank if ranks else embeddings)(services[ranks], body)
     except (Refusal, EdgespecError) as problem:
         assert str(problem) and "\n" not in str(problem)
     else:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from random_gguf import F32, write_model
+from vision_cases import open_engine, shown
 
 import edgespec
 from edgespec.decode.engine import Engine
@@ -97,3 +98,23 @@ def test_cells_of_other_settings_are_not_taken(model: Path, kept: KeptPrefixes) 
         assert kept.keep(engine, SLOW_S) > 0
     with closing(edgespec.load(model, context_size=128, drafter="none", kernels="off")) as other:
         assert kept.restore(other) == 0
+
+
+@pytest.mark.parametrize("name", ["qwen3vl", "llava"])
+def test_images_come_back_in_their_places(
+    vision_folder: Path, kept: KeptPrefixes, name: str
+) -> None:
+    """With M-RoPE the text behind an image stands at other positions than cells."""
+    (image,), question = shown(1), "What is this? " * 8
+    content = [{"type": "image", "image": image}, {"type": "text", "text": question}]
+    prompt = [{"role": "user", "content": content}]
+    with open_engine(vision_folder, name) as engine:
+        engine.cache_key = "tiny"
+        first = engine.generate(prompt, max_tokens=8, reuse=True)
+        assert kept.keep(engine, SLOW_S) > first.counters.prompt_tokens
+    with open_engine(vision_folder, name) as engine:
+        engine.cache_key = "tiny"
+        assert kept.restore(engine) > 0
+        again = engine.generate(prompt, max_tokens=8, reuse=True)
+    assert again.token_ids == first.token_ids
+    assert again.counters.reused_tokens == first.counters.prompt_tokens - 1

@@ -72,7 +72,7 @@ def test_tools_are_called_and_answered(
     [
         ({"max_tokens": None}, "max_tokens is missing"),
         ({"messages": []}, "must have at least one message"),
-        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, '"image" is not supp'),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "needs its bytes"),
         ({"tool_choice": {"type": "any"}}, "requires a tool that is not there"),
         ({"thinking": {"type": "often"}}, "thinking.type must be enabled, adaptive or disabled"),
         ({"output_config": {"effort": "huge"}}, "output_config.effort must be one of"),

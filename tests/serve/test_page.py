@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import shutil
 import subprocess
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pool_cases import Start
 from serving_cases import Serve, Speaker
+from vision_cases import open_engine
+from vision_gguf import jpeg, picture, png
 from waiting import PATIENCE_S
 
-from edgespec.serve.page import page
+from edgespec.models.images import read_image
+from edgespec.serve.app import page
+from edgespec.serve.server import Server
 
 NODE = shutil.which("node")
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
@@ -154,6 +160,64 @@ def test_a_reload_loses_neither_a_question_nor_words(serve: Serve, browser: Any)
     assert tab.inner_text("article.user .text") == "A question\n\nand a thought"
     assert "word word word" in tab.inner_text("article.assistant .text")
     assert tab.inner_text("article.assistant .note") == "stopped"
+
+
+GIVE = """([data, kind, name]) => {
+  const bytes = Uint8Array.from(atob(data), (one) => one.charCodeAt(0)), given = new DataTransfer();
+  const type = name.endsWith("png") ? "image/png" : "image/jpeg", cancelable = true;
+  given.items.add(new File([bytes], name, { type }));
+  const event = kind === "paste" ? new ClipboardEvent(kind, { clipboardData: given, cancelable })
+    : new DragEvent(kind, { dataTransfer: given, cancelable });
+  document.dispatchEvent(event);
+  return event.defaultPrevented;
+}"""
+
+
+def give(tab: Any, kind: str, data: bytes, name: str) -> None:
+    """A file by drop or paste."""
+    assert tab.evaluate(GIVE, [base64.b64encode(data).decode(), kind, name])
+
+
+def test_an_image_by_drop_paste_and_choice(browser: Any, vision_folder: Path) -> None:
+    """What is dropped is shown, sent with the next message, and there again after a reload."""
+    problems, sent = list[str](), list[Any]()
+    with open_engine(vision_folder, "gemma3") as engine, Server(engine) as server:
+        tab = opened(browser, server.start(), problems)
+        tab.on("request", lambda one: sent.append(one.post_data_json) if one.post_data else None)
+        tab.wait_for_selector("#attach:visible")
+        tab.fill("#most", "24")
+        give(tab, "drop", png(picture(1)), "one.png")
+        until(tab, "document.querySelectorAll('#images img').length === 1")
+        give(tab, "paste", jpeg(64, 32, turned=True), "turned.jpg")
+        until(tab, "document.querySelectorAll('#images img').length === 2")
+        tab.set_input_files("#file", {"name": "big.png", "mimeType": "", "buffer": jpeg(3000, 30)})
+        until(tab, "document.querySelectorAll('#images img').length === 3")
+        tab.click("[aria-label='Remove image 3']")
+        tab.set_input_files("#file", {"name": "no.png", "mimeType": "", "buffer": b"no image"})
+        tab.wait_for_selector("#problem:text('no.png is no image')")
+        tab.reload()
+        assert tab.locator("#images img").count() == 2
+        tab.fill("#message", "What is this?")
+        tab.press("#message", "Enter")
+        tab.wait_for_selector("article.assistant .note:text('cut off')")
+        content = sent[-1]["messages"][0]["content"]
+        shown = [read_image(one["image_url"]["url"]) for one in content[:-1]]
+        assert [(one.width, one.height) for one in shown] == [(96, 64), (32, 64)]
+        assert content[-1] == {"type": "text", "text": "What is this?"}
+        assert tab.locator("article.user img").count() == 2
+        assert tab.locator("#images img").count() == 0
+        tab.reload()
+        assert tab.locator("article.user img").count() == 2
+    assert problems == []
+
+
+def test_a_model_that_reads_text_alone_takes_no_image(serve: Serve, browser: Any) -> None:
+    tab = opened(browser, serve(Speaker()), list[str]())
+    tab.wait_for_selector("#server dd")
+    assert tab.is_hidden("#attach")
+    give(tab, "drop", png(picture(1)), "one.png")
+    tab.wait_for_selector("#problem:text('This model reads text alone')")
+    assert tab.locator("#images img").count() == 0
 
 
 TABLE = f"See:\n| {'wide | ' * 30}\n|---|\n```\n{'code ' * 40}\n```\n" + "The end. " * 20

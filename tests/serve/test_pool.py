@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import weakref
 from collections.abc import Awaitable, Callable
 from math import inf
 from typing import Any
@@ -18,7 +19,7 @@ from waiting import PATIENCE_S, until
 from edgespec.decode.engine import Engine
 from edgespec.errors import DoesNotFitError, ModelFileError, UnsupportedError
 from edgespec.serve.limits import Limits
-from edgespec.serve.pool import Lease, Member, Pool, keep_alive_of
+from edgespec.serve.pool import ANY, Lease, Member, Pool, keep_alive_of
 from edgespec.serve.refusal import Refusal
 from edgespec.serve.server import Server
 from edgespec.setup.model_sets import Capacity
@@ -214,6 +215,16 @@ def test_pinned_models_are_loaded_at_once_and_stay(start: Start) -> None:
     assert server.pool.members[0].loads == 1
 
 
+def test_nobody_holds_a_model_that_was_unloaded(start: Start) -> None:
+    """Its memory is given back when nothing refers to it, at once and not with the next load."""
+    server = start()
+    said(server.ask("a"))
+    held = weakref.ref(server.pool.members[0].loaded)
+    httpx.post(f"{server.address}/models/unload", json={"model": "a"})
+    until(lambda: server.states()["a"] == "unloaded")
+    until(lambda: held() is None)
+
+
 def test_models_are_loaded_and_unloaded_by_name(start: Start) -> None:
     server = start()
     for path, state in (("load", "ready"), ("unload", "unloaded"), ("unload", "unloaded")):
@@ -307,8 +318,14 @@ def test_kinds_have_models_of_their_own() -> None:
 
     async def find(pool: Pool) -> None:
         assert pool.find(None) is members[0] and pool.find(None, "embed") is members[1]
-        with pytest.raises(Refusal, match='there is no embed model "talks" here, only points'):
+        assert pool.find("points", ANY) is members[1] and pool.find(None, ANY) is members[0]
+        with pytest.raises(Refusal, match=r"talks writes text and .* such as points") as told:
             pool.find("talks", "embed")
+        assert (told.value.status, told.value.code) == (404, "unsupported_endpoint")
+        with pytest.raises(Refusal, match=r"points makes embeddings and .* such as talks"):
+            pool.find("points")
+        with pytest.raises(Refusal, match='there is no model "x" here, only points'):
+            pool.find("x", "embed")
 
     run(find, *members)
 

@@ -12,7 +12,7 @@ import httpx
 import pytest
 from waiting import PATIENCE_S
 
-from edgespec.backends.fake import FakeBackend
+from edgespec.backends.fake import ByteTokenizer, FakeBackend
 from edgespec.decode.engine import Engine
 from edgespec.errors import UnsupportedError
 from edgespec.serve.server import Server, bind
@@ -72,6 +72,19 @@ def test_keys_that_are_none_are_refused(engine: Engine, keys: Any) -> None:
     with pytest.raises(UnsupportedError, match=r"API key") as caught:
         Server(engine, keys=keys)
     assert caught.value.hint
+
+
+def test_what_all_schemas_share_is_built_before_anybody_is_answered(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It keeps the interpreter, and with it everybody's answers, for up to a second."""
+    asked = []
+    monkeypatch.setattr(
+        ByteTokenizer, "grammar", lambda _, wanted: asked.append(wanted.kind), raising=False
+    )
+    with Server(engine) as server:
+        server.start()
+        assert asked == ["json_schema"]
 
 
 def test_a_port_in_use_is_told_before_anything_is_loaded() -> None:

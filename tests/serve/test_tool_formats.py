@@ -81,7 +81,6 @@ _INVOKE = (
     '<param name="days" text="false">3</param>\n'
     '<param name="more" text="false">{"a": [1, true, null]}</param>\n'
 )
-_MARK = "]<]minimax[>["
 FAMILIES = {
     "hermes": Family(
         f'{_EACH}<tool_call>\n{{"name": "{_NAME}", "arguments": {_ARGUMENTS}}}\n</tool_call>'
@@ -243,18 +242,6 @@ FAMILIES = {
         _rome(">>>time"),
         "named",
     ),
-    "minimax": Family(
-        f'{_MARK}<tool_call>\n{_EACH}{_MARK}<invoke name="{_NAME}">{_PAIRS}{_MARK}<{{{{ k }}}}>'
-        f"{_VALUE}{_MARK}</{{{{ k }}}}>{{% endfor %}}{_MARK}</invoke>\n{_END}{_MARK}</tool_call>",
-        f'Yes.{_MARK}<tool_call>\n{_MARK}<invoke name="weather">{_MARK}<city>7 "hills" </city>\n'
-        f"{{[{_MARK}</city>{_MARK}<days>3{_MARK}</days>{_MARK}<more>{_MARK}<a>{_MARK}<item>1{_MARK}"
-        f"</item>{_MARK}<item>true{_MARK}</item>{_MARK}<item>null{_MARK}</item>{_MARK}</a>{_MARK}"
-        f'</more>{_MARK}</invoke>\n{_MARK}<invoke name="time">{_MARK}</invoke>\n'
-        f"{_MARK}</tool_call>",
-        "Yes.",
-        _rome("</city>"),
-        "nested",
-    ),
     "another one": Family(
         f'<<CALLS>>{_EACH}{{"tool": "{_NAME}", "input": {_ARGUMENTS}}}{_END}<</CALLS>>',
         f'<<CALLS>>{{"tool": "weather", "input": {_text("<</CALLS>>")}}}'
@@ -373,7 +360,7 @@ def test_hostile_answers_take_a_time_that_grows_with_their_length(name: str) -> 
             reader.finish()
 
 
-WHOLE = ("gemma", "nested", "python")
+WHOLE = ("gemma", "python")
 _IN_PARTS = [name for name, family in FAMILIES.items() if family.kind not in WHOLE]
 _IN_PARTS.remove("llama, bare")  # which has no marker: what is JSON alone may be a text
 

@@ -7,10 +7,9 @@ from pathlib import Path
 from time import time
 from typing import Any
 
-import numpy as np
 import pytest
 from laid_out import machine_with
-from random_gguf import Q4_0, VOCABULARY, write_model
+from random_gguf import Q4_0, Q8_0, write_model, write_untrained
 
 import edgespec
 from edgespec.errors import UnsupportedError
@@ -21,7 +20,6 @@ from edgespec.memory.plan.settings import settings_of
 from edgespec.memory.store import cache
 from edgespec.memory.times.curve import CostCurve
 from edgespec.models.embedded import embedded_drafter_path
-from edgespec.models.exits.writer import write_pruned
 from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.setup.planning import make_run_plan
 from edgespec.setup.stored import draft_settings_of, learned_key, settings_key
@@ -34,13 +32,11 @@ MACHINE = machine_with(4 << 30, (), repacks=True)
 
 @pytest.fixture
 def target(tmp_path: Path) -> ModelSpec:
-    return read_model_spec(write_model(tmp_path / "target.gguf", "llama", Q4_0))
+    return read_model_spec(write_model(tmp_path / "target.gguf", "llama", Q8_0))
 
 
 def exit_file(target: ModelSpec, path: Path, gains: Any = OFTEN) -> Path:
-    ids = np.arange(0, VOCABULARY, 2, dtype=np.int32)
-    write_pruned(target, path, blocks=[0], token_ids=ids, report={"gains": gains} if gains else {})
-    return path
+    return write_untrained(target, path, 0, report={"gains": gains} if gains else {}).path
 
 
 @pytest.fixture

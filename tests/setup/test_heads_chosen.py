@@ -21,7 +21,7 @@ from edgespec.memory.plan.request import Request
 from edgespec.memory.plan.settings import settings_of
 from edgespec.memory.store import cache
 from edgespec.memory.times.curve import CostCurve
-from edgespec.models.exits.early_exit import MadeFor, target_hash
+from edgespec.models.early_exit import MadeFor, target_hash
 from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.setup import drafter_choice
 from edgespec.setup.planning import make_run_plan

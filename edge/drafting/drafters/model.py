@@ -30,7 +30,7 @@ from edgespec.drafting.proposal import EMPTY, DraftEstimate, Proposal, StepConte
 from edgespec.drafting.top_tokens import top_tokens_of
 from edgespec.errors import DraftModelWarning, EdgespecError, UnsupportedError
 from edgespec.memory.times.curve import CostCurve
-from edgespec.models.exits.early_exit import ExitInfo, gains_of
+from edgespec.models.early_exit import WINDOW, ExitInfo, gains_of
 from edgespec.prefix import common_prefix_length
 
 _FAILURES = (EdgespecError, OSError, MemoryError)  # of a backend; all else is a mistake of ours
@@ -405,7 +405,7 @@ class ModelDrafter(WritingDrafter):
                 f"this model cannot draft: {backend.capabilities.reason}",
                 hint="use a draft model without sliding windows or recurrent layers",
             )
-        window = early_exit.window if early_exit else None
+        window = WINDOW if early_exit else None
         readable = vocab_size if readable is None else readable
         token_ids = early_exit.token_ids if early_exit else None
         super().__init__(curve, vocab_size, token_ids, promised)

@@ -179,11 +179,16 @@ def test_a_sliding_window_allows_chains_only(gemma3: Path) -> None:
     backend.close()
 
 
-def test_a_sliding_window_is_emptied_rather_than_cut(gemma3: Path) -> None:
+def test_a_sliding_window_is_cut_where_its_cells_are_there_and_else_emptied(gemma3: Path) -> None:
+    """They are overwritten only when the window has left them."""
     backend = LlamaBackend(gemma3, settings())
     first = feed(backend, BYTES)
     assert backend.truncate(len(BYTES)) == len(BYTES)
-    assert backend.truncate(len(BYTES) - 1) == 0 == backend.length
+    assert backend.truncate(len(BYTES) - 1) == len(BYTES) - 1 == backend.length
+    assert np.abs(feed(backend, BYTES[-1:]) - first).max() < 0.1
+    for _ in range(2):
+        feed(backend, BYTES * 2)
+    assert backend.truncate(len(BYTES)) == 0 == backend.length
     assert np.array_equal(feed(backend, BYTES), first)
     backend.close()
 

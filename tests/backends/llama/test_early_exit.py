@@ -25,7 +25,7 @@ from edgespec.drafting.drafters.combined import CombinedDrafter, merge
 from edgespec.drafting.drafters.model import ModelDrafter
 from edgespec.drafting.proposal import Proposal, StepContext
 from edgespec.errors import BackendError, ModelFileError, UnsupportedError
-from edgespec.models.exits.early_exit import read_exit
+from edgespec.models.early_exit import read_exit
 from edgespec.models.gguf.reader import read_gguf
 from edgespec.models.onnx.weights import raw_rows
 from edgespec.models.pairing import check_pair

@@ -116,6 +116,7 @@ WRITTEN = (
     ({"type": "integer", "multipleOf": 25}, ["50", "0"], ["30"]),
     ({"type": "array", "prefixItems": [{"const": 1}], "items": False}, ["[1]"], ["[1, 2]"]),
     ({"type": "array", "minItems": 2, "maxItems": 3}, ["[1, {}]"], ["[1]", "[1,2]"]),
+    ({"type": "string", "minLength": 1.0, "maxLength": 2.0}, ['"ab"'], ['""', '"abc"']),
     ({"type": "object"}, ["{}", '{"a": {"b": [1, 2]}}'], ["[]", '{ "a": 1}', '{"a":1}']),
     (True, ["1", '{"a": null}'], ["nul"]),
     ({"$ref": "#/$defs/value", "$defs": {"value": {"const": 1}}}, ["1"], ["2"]),
@@ -424,12 +425,22 @@ def test_a_plan_has_room_for_what_a_grammar_asks_of_the_vocabulary() -> None:
     size = tokenizer.vocab_size
     row = np.random.default_rng(1).normal(size=size).astype(np.float32)
     before = resident_bytes()
-    grammar = made(tokenizer, {"type": "string", "maxLength": 100})
+    words = r"^(?:\S+\s+){0,49}\S+$"  # its lexer has states for words times characters
+    users = 4
+    grammars = [
+        made(tokenizer, {"type": "string", "maxLength": 500, "pattern": words})
+        for _ in range(users)
+    ]
+    grammar = grammars[0]
     params = SamplingParams(temperature=1.0, top_p=0.9, seed=1)
     for _ in range(3):
         grammar.forced()
         ConstrainedSampler(Sampler(params, size, [1]), grammar).pick(row)
-    assert resident_bytes() - before <= GRAMMAR_TOKEN_BYTES * size + GRAMMAR_STATE_BYTES
+    for token in tokenizer.encode('"' + "It is at the end of the road. " * 6, add_special=False):
+        for one in grammars:
+            one.masked(row)
+            one.accept(token)
+    assert resident_bytes() - before <= GRAMMAR_TOKEN_BYTES * size + GRAMMAR_STATE_BYTES * users
     tracemalloc.start()
     try:
         sampler = ConstrainedSampler(Sampler(params, size, [1]), grammar)

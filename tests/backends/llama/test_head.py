@@ -189,8 +189,7 @@ def test_a_head_goes_back_with_its_model(backend: Followed, files: Files) -> Non
     backend.prefill(TEXT[:40])
     kept = backend.truncate(38)
     head = head_of(backend)
-    slides = not backend.capabilities.truncate and not backend.capabilities.snapshots
-    assert kept == (0 if slides else 38) == head.followed
+    assert kept == 38 == head.followed
     backend.prefill(TEXT[kept : kept + 22])
     assert backend.truncate(10) in (0, 10)
     assert backend.length == head.followed

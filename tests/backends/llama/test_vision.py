@@ -14,7 +14,9 @@ from vision_gguf import KINDS, picture, png, write_vision
 from edgespec.backends.base import ImageRun
 from edgespec.backends.llama.backend import LlamaBackend
 from edgespec.errors import BackendError, ContextFullError, UnsupportedError
+from edgespec.memory.bytes.projector import estimated_bytes, projector_parts
 from edgespec.models.images import Image, read_image
+from edgespec.models.projector import read_projector
 
 
 @pytest.fixture(params=KINDS)
@@ -160,3 +162,17 @@ def test_embeddings_are_kept(mrope: LlamaBackend, monkeypatch: pytest.MonkeyPatc
     assert mrope._context.vision is not None
     monkeypatch.setattr(mrope._context.vision, "_encoded", None)
     assert np.array_equal(read(mrope, pieces), expected)
+
+
+@pytest.mark.parametrize("most", [8, None])
+def test_buffers_are_within_the_plan(backend: LlamaBackend, most: int | None) -> None:
+    """A ceiling before a projector was ever loaded, and what libmtmd said from then on."""
+    projector = read_projector(Path(backend.settings.projector))
+    allocated = backend.memory_bytes()
+    assert allocated["projector"] == projector.weight_bytes
+    patches, found = projector.patches(most), allocated["projector_compute"]
+    assert estimated_bytes(projector, patches) >= found
+    on_gpu = backend.settings.gpu_layers != 0
+    parts = {one.name: one.nbytes for one in projector_parts(projector, most, on_gpu=on_gpu)}
+    planned = parts["projector_compute"]
+    assert planned == found if most else planned >= found

@@ -26,6 +26,7 @@ from edgespec.memory.bytes.footprint import (
 from edgespec.memory.bytes.shape import Device, RunShape, padded
 from edgespec.memory.bytes.simulation import Bytes, Wanted
 from edgespec.memory.device.kernels import missing_kernels
+from edgespec.memory.device.track import MOST_FREED_BYTES
 from edgespec.models.gguf.ggml_types import GGML_NUMBERS
 
 
@@ -57,18 +58,40 @@ def test_of_floats_only_matrices_that_steps_multiply_by_are_packed() -> None:
 
 
 def test_a_table_lies_beside_its_packed_copy_while_it_is_loaded() -> None:
-    """The buffer that a head of 68,000 bytes was read into stays until all is read.
+    """The C library keeps a freed buffer of 68,000 bytes, as it is a small one.
 
-    So does the header: 40 bytes for each of 1,000 tokens.
+    The header stays: 40 bytes for each of 1,000 tokens.
     """
     plain, packed = shape(512, 64, mapped=False), Bytes(500, 72_608, 0, 0)
     assert loading_bytes(UNTIED, plain, packed) == 40_000 + 500 + 72_608 + 68_000
     many = Bytes(200_000, 60_000, 0, 0)
-    assert loading_bytes(UNTIED, plain, many) == 40_000 + 200_000 + 2 * 60_000
+    assert loading_bytes(UNTIED, plain, many) == 40_000 + 200_000 + 60_000 + 68_000
     late = 40_000 + 500 + 72_608 + 2_304
     assert loading_bytes(TIED, plain, packed) == late, "llama.cpp keeps the table"
     assert loading_bytes(UNTIED, replace(plain, mapped=True), packed) == 0
     assert loading_bytes(UNTIED, plain, Bytes(140_000, 0, 0, 0)) == 0, "read to where it stays"
+
+
+def test_the_largest_table_is_packed_first_and_its_buffer_is_given_back() -> None:
+    """68 MB, then two matrices of 36 MB. Until now 68 MB were planned beside all of them."""
+    plain = shape(512, 64, mapped=False)
+    spec = model(
+        tensor("output.weight", (64, 1_000_000), "Q8_0"),
+        tensor("blk.0.attn_q.weight", (64, 1_000_000), "Q4_0"),
+        tensor("blk.1.attn_q.weight", (64, 1_000_000), "Q4_0"),
+    )
+    answer = Bytes(0, 140_000_000, 0, 0)
+    assert loading_bytes(spec, plain, answer) == 40_000 + 140_000_000 + 36_000_000
+    small = replace(spec, tensors={"output.weight": spec.tensors["output.weight"]})
+    assert loading_bytes(small, plain, Bytes(0, 68_000_000, 0, 0)) == 40_000 + 2 * 68_000_000
+    many = Bytes(0, 400_000_000, 0, 0)  # of matrices that are smaller
+    assert loading_bytes(small, plain, many) == 40_000 + 400_000_000 + MOST_FREED_BYTES
+
+
+def test_what_goes_to_a_worker_is_read_here_behind_all_else() -> None:
+    away = (Device("worker", 1, "worker", "host:1"),)
+    shape_ = shape(512, 64, mapped=False, devices=away)
+    assert loading_bytes(UNTIED, shape_, Bytes(500, 0, 0, 0)) == 40_000 + 500 + 68_000
 
 
 def test_loading_counts_as_far_as_the_rest_is_smaller() -> None:

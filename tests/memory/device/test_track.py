@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
+import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -11,6 +14,7 @@ from planning_cases import held
 
 from edgespec.memory.device.track import (
     MemoryTracker,
+    limit_freed_memory,
     peak_resident_bytes,
     resident_bytes,
     resident_parts,
@@ -33,6 +37,30 @@ def test_anonymous_memory_is_a_part_of_the_resident_one() -> None:
     parts = resident_parts()
     assert 0 < parts["anonymous"] < parts["resident"]
     assert parts["resident"] == pytest.approx(resident_bytes(), rel=0.2)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the limits are glibc's")
+def test_large_buffers_are_given_back_when_they_are_freed() -> None:
+    """In whichever thread: glibc kept the second of two."""
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+    libc.free.argtypes = [ctypes.c_void_p]
+    grown = []
+
+    def allocate() -> None:
+        before = resident_bytes()
+        for _ in range(3):
+            address = libc.malloc(24 * MIB)
+            ctypes.memset(address, 1, 24 * MIB)
+            libc.free(address)
+        grown.append(resident_bytes() - before)
+
+    limit_freed_memory()
+    allocate()
+    other = threading.Thread(target=allocate)
+    other.start()
+    other.join()
+    assert max(grown) < 8 * MIB
 
 
 def test_samples_follow_what_happens() -> None:
@@ -60,3 +88,32 @@ def test_a_tracker_stops_when_the_work_raises() -> None:
     count = len(tracker.samples)
     time.sleep(0.05)
     assert len(tracker.samples) == count
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="glibc's allocator")
+def test_threads_allocate_where_memory_is_given_back() -> None:
+    """What a thread has freed goes back, as far as it is whole pages at the end, too."""
+    code = """
+import ctypes, threading
+from edgespec.memory.device.track import give_back_memory, private_bytes, use_one_arena
+use_one_arena()
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+libc.free.argtypes = [ctypes.c_void_p]
+libc.mallopt(-3, 64 << 20)  # M_MMAP_THRESHOLD, as after a large buffer was freed
+libc.mallopt(-1, 64 << 20)  # M_TRIM_THRESHOLD
+before = private_bytes()
+def work():
+    places = [libc.malloc(100_000) for _ in range(200)]
+    for place in places:
+        ctypes.memset(place, 1, 100_000)
+    for place in places:
+        libc.free(place)
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
+give_back_memory()
+print(private_bytes() - before)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 4 * MIB

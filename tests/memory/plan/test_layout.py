@@ -97,7 +97,7 @@ def test_kernels_compute_the_layers_that_stay_here() -> None:
 def test_what_keeps_answers_to_a_form_is_planned_where_one_may_be_asked_for() -> None:
     spec = replace(SPEC, vocab_size=50_000)
     found = plan_of(spec, keeps_to_form=True).component_bytes["schemas"]
-    assert found == 410 * 50_000 + 4 * MIB
+    assert found == 410 * 50_000 + 13 * MIB
     several = plan_of(spec, keeps_to_form=True, users=3).component_bytes["schemas"]
-    assert several == found + 8 * MIB
+    assert several == found + 26 * MIB
     assert "schemas" not in plan_of(spec).component_bytes

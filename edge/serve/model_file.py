@@ -1,0 +1,157 @@
+"""A model file as the model pool holds it: planned, loaded, closed, by what it was made for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from edgespec.decode.engine import Engine, sees_images
+from edgespec.errors import EdgespecError
+from edgespec.memory.plan.embedding import EmbeddingPlan, embeds
+from edgespec.memory.plan.machine import Machine
+from edgespec.memory.plan.request import Request
+from edgespec.models.onnx.folder import read_model
+from edgespec.models.projector import projector_beside
+from edgespec.models.spec import ModelSpec
+from edgespec.serve.embeddings import EmbeddingService
+from edgespec.serve.kept_prefixes import KeptPrefixes
+from edgespec.serve.limits import Limits
+from edgespec.serve.pool import CHAT, EMBED, Member, Pool
+from edgespec.serve.service import Service
+from edgespec.setup.embedding import Embedder
+from edgespec.setup.kernel_choice import prepare_kernels
+from edgespec.setup.loading import load_plan
+from edgespec.setup.model_sets import Planned, Sizes, beside, plan_beside
+
+
+class ModelFile:
+    """One that can be loaded: it answers chats, or makes embeddings.
+
+    Args:
+        names: as clients ask for it.
+        path: of the file, or of a folder.
+        request: how it is loaded.
+        machine: as it is before any model is loaded.
+        serve: makes a service of what was loaded, which closes it.
+        planned: with others already; None plans it alone, when it is asked for.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        path: Path,
+        request: Request,
+        machine: Machine,
+        serve: Callable[[ModelFile, Engine | Embedder], Any],
+        planned: Planned | None = None,
+    ) -> None:
+        self.names, self.path, self.planned = tuple(names), path, planned
+        self._request, self._machine, self._serve = request, machine, serve
+        self._spec: ModelSpec | None = None if planned is None else planned.spec
+        self._prefixes = KeptPrefixes()
+
+    @property
+    def kind(self) -> str:
+        """What the file says; a chat where it cannot be read, which its load will tell."""
+        try:
+            self._spec = self._spec or read_model(self.path)
+        except EdgespecError:
+            return CHAT
+        return EMBED if embeds(self._spec) else CHAT
+
+    @property
+    def sizes(self) -> Sizes | None:
+        """What it adds to the process; None before it was planned."""
+        return None if self.planned is None else self.planned.sizes
+
+    def plan(self, pinned: Sequence[Sizes]) -> None:
+        """Plan it for a process in which these stay. Raises as `make_run_plan`."""
+        self._spec = spec = read_model(self.path)
+        if not embeds(spec):
+            prepare_kernels(spec, self._request, lambda _what, _fraction: None)
+        made, _ = plan_beside(spec, self._request, self._machine, pinned)
+        self.planned = Planned.of(spec, made)
+
+    @property
+    def about(self) -> Mapping[str, Any]:
+        """What is told of it: null as long as it is not known."""
+        one = self.planned
+        if one is None or one.plan is None:
+            is_asked = self._request.mmproj or projector_beside(self.path)
+            return about(None, None, sees=bool(is_asked) and self._request.mmproj != "none")
+        if isinstance(one.plan, EmbeddingPlan):
+            return {"context_length": one.plan.context_size}
+        sees = one.plan.projector is not None
+        return about(one.plan.context_size, one.spec.vocab_size, sees=sees)
+
+    def load(self, others: Sequence[Sizes], report: Callable[[str, float], None]) -> Any:
+        """Raises as `load_plan`."""
+        one = self.planned
+        assert one is not None and one.plan is not None, "it was planned"
+        model: Engine | Embedder
+        if isinstance(one.plan, EmbeddingPlan):
+            model = Embedder.reserved(beside(one.plan, others), report)
+        else:
+            model = load_plan(one.spec, beside(one.plan, others), progress=report)
+        try:
+            if isinstance(model, Engine):
+                self._prefixes.restore(model)
+            return self._serve(self, model)
+        except BaseException:
+            model.close()
+            raise
+
+    def unload(self, loaded: Service | EmbeddingService) -> None:
+        """Keep what its cache holds where that pays."""
+        if isinstance(loaded, Service):
+            loaded.worker.close()
+            self._prefixes.keep(loaded.engine, loaded.prompt_s_per_token)
+        loaded.close()
+
+
+def about(
+    context_size: int | None, vocab_size: int | None, *, sees: bool = False
+) -> dict[str, Any]:
+    """What a list of models says of one that answers chats."""
+    return {
+        "modalities": {"vision": sees, "audio": False},
+        "context_length": context_size,
+        "max_model_len": context_size,
+        "meta": {"n_ctx": context_size, "n_vocab": vocab_size},
+    }
+
+
+class LoadedModel:
+    """A service whose model is loaded already, and stays."""
+
+    def __init__(self, service: Service | EmbeddingService) -> None:
+        self.names, self._service = service.setup.names, service
+        self.kind = CHAT if isinstance(service, Service) else EMBED
+        peak = 0 if service.plan is None else service.plan.predicted_peak_bytes
+        self.sizes: Sizes = {"process": peak}
+
+    @property
+    def about(self) -> Mapping[str, Any]:
+        """What is told of it."""
+        service = self._service
+        if isinstance(service, EmbeddingService):
+            size = service.embedder.size
+            return {"context_length": service.setup.context_size, "embedding_length": size}
+        sees = sees_images(service.engine.backend)
+        return about(service.setup.context_size, service.engine.vocab_size, sees=sees)
+
+    def plan(self, pinned: Sequence[Sizes]) -> None:
+        """It is loaded."""
+
+    def load(self, others: Sequence[Sizes], report: Callable[[str, float], None]) -> Any:
+        """It is loaded."""
+        return self._service
+
+    def unload(self, loaded: Any) -> None:
+        """It stays."""
+
+
+def pool_of(service: Service | EmbeddingService, limits: Limits) -> Pool:
+    """The pool of one model that is loaded already."""
+    return Pool([Member(LoadedModel(service), is_pinned=True, loaded=service)], limits=limits)

@@ -1,0 +1,114 @@
+"""Images on the command line: `run --image`, `/image` in a chat, and their place in a plan."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from command_line import Done, run
+from random_gguf import Q8_0
+from vision_cases import open_engine
+from vision_gguf import images, write_vision
+
+pytestmark = [pytest.mark.model, pytest.mark.slow]
+QUESTION = "What is this?"
+ONE_THREAD = ("--ctx", "512", "--threads", "1", "--max-tokens", "12")
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    folder = tmp_path_factory.mktemp("pictures")
+    for number, data in enumerate(images(2)):
+        (folder / f"{number}.png").write_bytes(data)
+    return [str(folder / f"{number}.png") for number in range(2)]
+
+
+@pytest.fixture(params=["gemma3", "qwen3vl"])
+def name(request: pytest.FixtureRequest) -> Iterator[str]:
+    yield request.param
+
+
+def ask(folder: Path, name: str, cache: str, *more: str) -> Done:
+    return run("run", str(folder / f"{name}.gguf"), QUESTION, *ONE_THREAD, *more, cache=cache)
+
+
+def test_run_shows_images_and_checks_the_answer(
+    vision_folder: Path, name: str, pictures: list[str], measured: str
+) -> None:
+    shown = [part for one in pictures for part in ("--image", one)]
+    done = ask(vision_folder, name, measured, *shown, "--check", "--json")
+    assert done.status == 0, done.err
+    found = done.document
+    with open_engine(vision_folder, name, context_size=512) as engine:
+        expected = engine.generate(QUESTION, images=pictures, max_tokens=12, speculate=False)
+    assert found["token_ids"] == list(expected.token_ids)
+    assert found["check"]["identical"] and found["check"]["compared_tokens"] == 12
+    assert found["plan"]["mmproj"]["value"] == f"mmproj-{name}.gguf"
+
+
+@pytest.mark.parametrize("name", ["gemma3", "qwen3vl"])
+def test_exact_answers_behind_an_image_are_plain_decodings(
+    tmp_path: Path, name: str, pictures: list[str], measured: str
+) -> None:
+    """Of a type whose logits do not change with the size of a step, as `--exact` asks for."""
+    write_vision(tmp_path, name, weights=Q8_0)
+    shown = ("--image", pictures[0], "--exact", "--check", "--json")
+    done = ask(tmp_path, name, measured, *shown)
+    assert done.status == 0 and done.document["check"]["identical"], done.err
+
+
+def test_run_reads_an_image_from_a_pipe(
+    vision_folder: Path, pictures: list[str], measured: str
+) -> None:
+    arguments = ["run", str(vision_folder / "llava.gguf"), QUESTION, *ONE_THREAD, "--json"]
+    by_name = run(*arguments, "--image", pictures[0], cache=measured)
+    command = [sys.executable, "-m", "edgespec.cli.main", *arguments, "--image", "-"]
+    data = Path(pictures[0]).read_bytes()
+    piped = subprocess.run(command, input=data, capture_output=True, timeout=120, check=True)
+    assert Done(0, piped.stdout.decode(), "").document["token_ids"] == by_name.document["token_ids"]
+
+
+REFUSED = [
+    (("--image", "nowhere.png"), "cannot read the image nowhere.png"),
+    (("--image", "https://x.org/a.png"), "images are not fetched from addresses"),
+    (("--image", "{one}", "--mmproj", "none"), "this model reads text alone"),
+    (("--image", "{one}", "--mmproj", "{model}"), "is no projector for images"),
+    (("--image", "-", "--image", "-"), "--image - reads stdin, which there is once"),
+    (("--image", "{one}", "--drafter", "head"), "a head follows texts alone"),
+]
+
+
+@pytest.mark.parametrize(("options", "words"), REFUSED, ids=[words for _, words in REFUSED])
+def test_what_run_refuses(
+    vision_folder: Path, pictures: list[str], measured: str, options: tuple[str, ...], words: str
+) -> None:
+    places = {"one": pictures[0], "model": str(vision_folder / "llava.gguf")}
+    given = [one.format(**places) for one in options]
+    done = ask(vision_folder, "llava", measured, *given)
+    assert done.status != 0 and words in " ".join(done.err.replace("│", " ").split())
+    assert "Traceback" not in done.err
+
+
+def test_a_chat_shows_images(vision_folder: Path, pictures: list[str], measured: str) -> None:
+    model, file = str(vision_folder / "qwen3vl.gguf"), f"{Path(pictures[0]).parent}/a.session"
+    typed = f"/image nowhere.png\n/image {pictures[0]}\n{QUESTION}\nAnd now?\n/save {file}\n"
+    done = run("chat", model, *ONE_THREAD[:4], cache=measured, stdin=typed)
+    assert done.status == 1, "of the command that failed"
+    assert "cannot read the image nowhere.png" in done.err
+    assert "1 image with the next message" in done.err
+    again = f"/load {file}\nAnd then?\n"
+    done = run("chat", model, *ONE_THREAD[:4], cache=measured, stdin=again)
+    assert done.status == 0 and "error" not in done.err
+
+
+def test_a_chat_without_a_projector_refuses_at_once(
+    vision_folder: Path, pictures: list[str], measured: str
+) -> None:
+    typed = f"/image {pictures[0]}\nHello\n"
+    model = str(vision_folder / "llava.gguf")
+    done = run("chat", model, *ONE_THREAD[:4], "--mmproj", "none", cache=measured, stdin=typed)
+    assert done.status == 1 and done.err.count("reads text alone") == 1
+    assert done.out.strip()

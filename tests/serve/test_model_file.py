@@ -1,0 +1,262 @@
+"""Model files that are loaded and leave, for real: tiny ones, and the embedded one."""
+
+from __future__ import annotations
+
+import gc
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from bert_gguf import RANK, write_random_bert
+from random_gguf import F32, Q8_0, write_model
+from waiting import PATIENCE_S, until
+
+from edgespec.decode.engine import Engine
+from edgespec.memory.device import reservations
+from edgespec.memory.device.track import private_bytes
+from edgespec.memory.plan.machine import this_machine
+from edgespec.memory.plan.request import Request
+from edgespec.memory.store import cache
+from edgespec.models.embedded import embedded_model
+from edgespec.serve.embeddings import EmbeddingService
+from edgespec.serve.limits import Limits
+from edgespec.serve.model_file import ModelFile
+from edgespec.serve.pool import ANY, Member, Pool
+from edgespec.serve.server import Server
+from edgespec.serve.service import Service, Shared
+from edgespec.setup.embedding import Embedder
+from edgespec.setup.model_sets import Capacity
+
+REQUEST = Request(users=1, context_size=256, drafter="none", kernels="off", keeps_to_form=True)
+
+
+def pool_of(paths: list[Path], *, fitting: int, request: Request = REQUEST) -> tuple[Pool, Shared]:
+    """A pool of files, of which so many of the largest fit at once."""
+    shared, machine = Shared(Limits()), this_machine()
+
+    def serve(model: ModelFile, engine: Engine | Embedder) -> Service | EmbeddingService:
+        if isinstance(engine, Embedder):
+            return EmbeddingService(engine, model.names, limits=shared.limits)
+        return Service(engine, names=model.names, shared=shared, owns_engine=True)
+
+    models = [ModelFile([one.stem], one, request, machine, serve) for one in paths]
+    for one in models:
+        one.plan([])
+    sizes = sorted(sum((one.sizes or {}).values()) for one in models)
+    capacity = Capacity({"host": 1 << 40}, sum(sizes[-fitting:]))
+    return Pool([Member(one) for one in models], capacity, limits=shared.limits), shared
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[Path]:
+    kinds = [("one", "llama", F32), ("two", "llama", Q8_0), ("three", "gemma3", F32)]
+    return [
+        write_model(tmp_path / f"{name}.gguf", arch, kind, seed, reads_bytes=True)
+        for seed, (name, arch, kind) in enumerate(kinds)
+    ]
+
+
+@pytest.fixture
+def address(files: list[Path]) -> Iterator[str]:
+    pool, shared = pool_of(files, fitting=2)
+    with Server.of_pool(pool, shared) as server:
+        yield server.start()
+
+
+def ask(address: str, model: str, prompt: str = "ab", **fields: Any) -> Any:
+    body = {"model": model, "prompt": prompt, "max_tokens": 8, "temperature": 0, **fields}
+    answer = httpx.post(f"{address}/v1/completions", json=body, timeout=PATIENCE_S)
+    assert answer.status_code == 200, answer.text
+    return answer.json()["choices"][0]["text"]
+
+
+@pytest.mark.model
+def test_three_models_take_turns_in_room_for_two(address: str, files: list[Path]) -> None:
+    """Each writes what it writes alone, however often it was unloaded."""
+    names = [one.stem for one in files]
+    first = {name: ask(address, name) for name in names}
+    assert len(set(first.values())) == 3
+    for name in [*names, *names]:
+        assert ask(address, name) == first[name]
+    told = httpx.get(f"{address}/v1/models").json()["data"]
+    states = [one["state"] for one in told]
+    assert states.count("ready") == 2 and states.count("unloaded") == 1
+    assert all(one["bytes"] > 0 and one["context_length"] == 256 for one in told)
+    status = httpx.get(f"{address}/status").json()
+    held = sum(one["bytes"] for one in told if one["state"] == "ready")
+    assert status["memory"]["planned_peak_bytes"] == held
+    metrics = httpx.get(f"{address}/metrics").text
+    assert 'edgespec_model_loads_total{model="one"} ' in metrics
+    unloaded = next(one["id"] for one in told if one["state"] == "unloaded")
+    props = httpx.get(f"{address}/props", params={"model": unloaded}).json()
+    assert (props["is_sleeping"], props["model_alias"]) == (True, unloaded)
+    assert len(httpx.get(f"{address}/slots").json()) == 2
+
+
+@pytest.mark.model
+def test_chats_embeddings_and_ranking_share_one_budget(tmp_path: Path) -> None:
+    """In room for two of four, whichever path asks: each answers as it does alone."""
+    paths = [
+        write_model(tmp_path / "chat.gguf", "llama", F32, reads_bytes=True),
+        write_random_bert(tmp_path / "embed.gguf"),
+        write_random_bert(tmp_path / "rank.gguf", pooling=RANK),
+        write_model(tmp_path / "other.gguf", "llama", Q8_0, 1, reads_bytes=True),
+    ]
+    with Embedder.load(paths[1]) as embedder:
+        row = embedder.embed(["a dog"]).rows[0].tolist()
+    pool, shared = pool_of(paths, fitting=2)
+    with Server.of_pool(pool, shared) as server:
+        address = server.start()
+        for _ in range(2):
+            texts = {name: ask(address, name) for name in ("chat", "other")}
+            made = httpx.post(f"{address}/v1/embeddings", json={"input": "a dog"}).json()
+            assert made["model"] == "embed", "the first one that makes embeddings"
+            assert made["data"][0]["embedding"] == pytest.approx(row, abs=1e-6)
+            body = {"model": "rank", "query": "cat", "documents": ["a dog", "the sun"]}
+            assert len(httpx.post(f"{address}/v1/rerank", json=body).json()["results"]) == 2
+            assert texts == {name: ask(address, name) for name in ("chat", "other")}
+        cards = {one["id"]: one for one in httpx.get(f"{address}/v1/models").json()["data"]}
+        assert sum(one["state"] == "ready" for one in cards.values()) < 4
+        assert sum(one["loads"] for one in cards.values()) > 4
+        assert all(one["bytes"] > 0 for one in cards.values())
+        assert [cards[name]["kind"] for name in ("chat", "embed")] == ["chat", "embed"]
+        told = httpx.post(f"{address}/v1/completions", json={"model": "embed", "prompt": "a"})
+        assert told.status_code == 404 and "embed makes embeddings and writes no text" in told.text
+        url = f"{address}/v1/embeddings"
+        told = httpx.post(url, json={"input": "a", "model": "embed", "keep_alive": 0})
+        assert told.status_code == 200
+        until(lambda: pool.find("embed", ANY).loaded is None)
+        told = httpx.get(f"{address}/props", params={"model": "embed"})
+        assert told.json()["default_generation_settings"]["n_ctx"] == 64
+
+
+@pytest.mark.model
+def test_other_programs_plan_beside_all_models_that_are_left(
+    address: str, files: list[Path], cache_folder: Path
+) -> None:
+    """Who left gave up what the process had reserved for all of them."""
+
+    def reserved() -> int:
+        return reservations._ours(cache.load("reservations", "programs"))
+
+    ask(address, "one")
+    ask(address, "two")
+    both = reserved()
+    httpx.post(f"{address}/models/unload", json={"model": "two"})
+    assert 0 < reserved() < both
+    assert httpx.get(f"{address}/v1/models/one").json()["bytes"] <= reserved()
+
+
+@pytest.mark.model
+def test_a_file_that_breaks_meanwhile_fails_its_own_requests(
+    address: str, files: list[Path]
+) -> None:
+    before = ask(address, "two")
+    ask(address, "one")
+    assert httpx.post(f"{address}/models/unload", json={"model": "one"}).status_code == 200
+    whole = files[0].read_bytes()
+    files[0].unlink()
+    body = {"model": "one", "prompt": "ab", "max_tokens": 4}
+    answer = httpx.post(f"{address}/v1/completions", json=body, timeout=PATIENCE_S)
+    assert answer.status_code == 500 and "one cannot be loaded: no such file" in answer.text
+    files[0].write_bytes(whole[: len(whole) // 2])
+    answer = httpx.post(f"{address}/v1/completions", json=body, timeout=PATIENCE_S)
+    assert answer.status_code == 500 and "one cannot be loaded:" in answer.text
+    assert ask(address, "two") == before
+    files[0].write_bytes(whole)
+    ask(address, "one")
+
+
+def serving(*arguments: str) -> tuple[subprocess.Popen[str], str]:
+    command = [sys.executable, "-m", "edgespec.cli.main", "serve", "--port", "0", *arguments]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    lines = iter(process.stderr.readline, "")
+    line = next(line for line in lines if "listening on" in line)
+    return process, line.split()[2].rstrip(";")
+
+
+@pytest.mark.slow
+@pytest.mark.model
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
+def test_a_process_that_ends_in_a_load_leaves_nothing_behind(
+    measured_cache: Path, monkeypatch: pytest.MonkeyPatch, files: list[Path], end: signal.Signals
+) -> None:
+    """SIGTERM ends it within its seconds, and after kill -9 the next one begins as ever."""
+    monkeypatch.setenv("EDGESPEC_CACHE", str(measured_cache))
+    named = [str(embedded_model()), str(files[0]), "--ctx", "256"]
+    for killed in (True, False):
+        process, address = serving(*named)
+        try:
+            name = embedded_model().stem if killed else files[0].stem
+            body = {"model": name, "prompt": "a", "max_tokens": 2, "stream": True}
+            url = f"{address}/v1/completions"
+            with httpx.stream("POST", url, json=body, timeout=PATIENCE_S) as answer:
+                lines = answer.iter_lines()
+                assert next(lines) == ": waiting"
+                if killed:
+                    began = time.monotonic()
+                    process.send_signal(end)
+                    process.wait(PATIENCE_S)
+                    assert time.monotonic() - began < PATIENCE_S
+                else:
+                    assert any(line == "data: [DONE]" for line in lines)
+        finally:
+            process.terminate()
+            process.communicate(timeout=PATIENCE_S)
+
+
+@pytest.mark.slow
+@pytest.mark.model
+def test_memory_goes_back_when_a_model_leaves(
+    files: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three models take turns in room for one, with grammars: what is held stays as it is."""
+    monkeypatch.setattr("edgespec.serve.eviction._LEAST_PATIENCE_S", 0.0)
+    paths = [files[0], embedded_model(), files[2]]
+    pool, shared = pool_of(paths, fitting=1)
+    schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    held: list[int] = []
+    with Server.of_pool(pool, shared) as server:
+        address = server.start()
+        for turn in range(14):
+            for one in paths:
+                fields: dict[str, Any] = (
+                    {"response_format": form} if one == embedded_model() else {}
+                )
+                text = ask(address, one.stem, max_tokens=16, **fields)
+                assert not fields or json.loads(text)["a"] in (1, 2)
+            for one in paths:
+                httpx.post(f"{address}/models/unload", json={"model": one.stem})
+            until(lambda: all(one.loaded is None for one in pool.members))
+            gc.collect()
+            if turn >= 3:
+                held.append(private_bytes())
+    # What other threads of this process hold for a moment only adds: the least of each counts.
+    assert min(held[-4:]) <= 1.02 * min(held[:4]), [n >> 10 for n in held]
+
+
+@pytest.mark.slow
+@pytest.mark.model
+def test_a_conversation_is_found_again_when_its_model_comes_back(files: list[Path]) -> None:
+    pool, shared = pool_of([embedded_model(), files[0]], fitting=1)
+    body = {"model": embedded_model().stem, "prompt": "The sky is blue. " * 40, "max_tokens": 8}
+    with Server.of_pool(pool, shared) as server:
+        url = f"{server.start()}/v1/completions"
+        texts, cached = [], []
+        for _ in range(2):
+            told = httpx.post(url, json={**body, "temperature": 0}, timeout=PATIENCE_S).json()
+            texts.append(told["choices"][0]["text"])
+            cached.append(told["usage"]["prompt_tokens_details"]["cached_tokens"])
+            httpx.post(url, json={"model": files[0].stem, "prompt": "a", "max_tokens": 1})
+            until(lambda: pool.members[0].loaded is None)
+    assert cached[0] == 0 and cached[1] > 150
+    assert texts[0] == texts[1]
