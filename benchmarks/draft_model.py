@@ -44,10 +44,9 @@ from edgespec.drafting.drafters.model import HeadDrafter, HeadText, ModelDrafter
 from edgespec.drafting.drafters.suffix import SuffixDrafter
 from edgespec.drafting.proposal import EMPTY, Proposal, StepContext
 from edgespec.measure.noise import find_divergence, measure_batch_noise
-from edgespec.measure.timing import measure_depths, one_step, times_behind
+from edgespec.measure.timing import measure_curve, measure_depths, one_step, times_behind
 from edgespec.memory.device.host import usable_cores
 from edgespec.memory.times.curve import CostCurve
-from edgespec.memory.times.measuring import measure_curve
 from edgespec.models.early_exit import PREFIX, ExitInfo, gains_of, read_exit, read_made_for
 from edgespec.models.gguf.ggml_types import GGML_NUMBERS
 from edgespec.models.gguf.reader import read_gguf

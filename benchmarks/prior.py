@@ -26,8 +26,7 @@ from replay import _curve, _replay
 from edgespec.drafting.calibration import Calibration, Counts
 from edgespec.drafting.drafters import suffix
 from edgespec.drafting.drafters.combined import CombinedDrafter
-from edgespec.drafting.drafters.suffix import SuffixDrafter
-from edgespec.drafting.priors import VERSION, cautious
+from edgespec.drafting.drafters.suffix import VERSION, SuffixDrafter, cautious
 
 _MOST = 1000.0  # tries of a cell that are written: more say no more
 _LEAST = 2.0

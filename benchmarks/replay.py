@@ -43,11 +43,10 @@ from edgespec.drafting.drafters.model import ModelDrafter, ModelText
 from edgespec.drafting.ledger import StepTimes
 from edgespec.drafting.proposal import EMPTY, StepContext
 from edgespec.drafting.top_tokens import top_tokens_of
-from edgespec.measure.timing import one_step
+from edgespec.measure.timing import measure_curve, one_step
 from edgespec.memory.device.host import usable_cores
 from edgespec.memory.plan.plan import DRAFT_MODEL_BATCH, DRAFT_MODEL_NODES, draft_context
 from edgespec.memory.times.curve import CostCurve
-from edgespec.memory.times.measuring import measure_curve
 from edgespec.models.early_exit import WINDOW, read_exit
 from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.setup.draft_loading import open_draft_model

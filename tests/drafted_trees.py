@@ -15,8 +15,7 @@ import numpy as np
 from all_dice import Row, outcomes
 
 from edgespec.backends.tree import DraftTree
-from edgespec.decode.accept import accept
-from edgespec.decode.verification import Dice, accept_sampled
+from edgespec.decode.verification import Dice, accept, accept_sampled
 from edgespec.sampling.distributions import DraftDistribution, TargetDistribution, without
 
 # Distributions [V] by the tokens after the root.

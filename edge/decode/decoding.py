@@ -9,13 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import NamedTuple
 
 from edgespec.backends.base import Backend, KeepsStates, Logits, SeesImages
 from edgespec.backends.tree import DraftTree
-from edgespec.decode.accept import TypicalPick, accept, cut
 from edgespec.decode.generation import Run, Written
-from edgespec.decode.verification import accept_sampled
+from edgespec.decode.verification import TypicalPick, accept, accept_sampled, cut
 from edgespec.decode.writers import ALONE
 from edgespec.drafting import constants
 from edgespec.drafting.calibration import Calibration
@@ -82,28 +80,6 @@ class Model:
 _ROOT_ALONE = range(-1, 0)  # the parents of its nodes
 
 
-@dataclass(slots=True)
-class _Reading:
-    """How far a text was read; `end` is -1 until that begins."""
-
-    text: list[int]
-    reuse: bool
-    end: int = -1
-    reused: int = 0
-    spent_s: float = 0.0
-    row: Logits | None = None  # [V], after the last piece
-    stops: Sequence[int] = ()  # where the backend keeps a state
-    is_drafted_from: bool = False  # whether the drafter was given it
-
-
-class _PlainRound(NamedTuple):
-    """A round without a choice, of which the drafter is told later."""
-
-    root: int
-    token: int
-    step_ms: float
-
-
 class Decoding:
     """One model writes, until the text ends or another model goes on.
 
@@ -121,10 +97,17 @@ class Decoding:
     def __init__(self, model: Model, run: Run, text: list[int], reuse: bool) -> None:
         self.model = model
         self.run = run
-        self._reading = _Reading(text, reuse)
+        self._text, self._reuse = text, reuse
+        self._end = -1  # how far it was read; -1 until that begins
+        self._reused = 0  # of that, what the cache had
+        self._read_s = 0.0
+        self._row: Logits | None = None  # [V], after the last piece
+        self._stops: Sequence[int] = ()  # where the backend keeps a state
+        self._is_drafted_from = False  # whether the drafter was given it
         self._drafter = self._chosen_drafter()
         self._cooldown = 0  # plain rounds to come
-        self._plain_rounds: list[_PlainRound] = []  # of the cooldown, so far
+        # Of the cooldown so far: the root, the token written, and milliseconds of the step.
+        self._plain_rounds: list[tuple[int, int, float]] = []
         self._is_plain = False  # whether this round is one of them
         self._min_probability = 0.0  # of a draft node that can pay
         if self._drafter is not None and model.curve is not None:
@@ -154,50 +137,48 @@ class Decoding:
     @property
     def num_unread(self) -> int:
         """Tokens of the text that are still to be read."""
-        return len(self._reading.text) - max(0, self._reading.end)
+        return len(self._text) - max(0, self._end)
 
     def begin(self) -> None:
         """Keep what the cache has of the text, and nothing else."""
-        reading = self._reading
-        known = common_prefix_length(self.backend.tokens, reading.text[:-1])
-        reading.end = reading.reused = self.backend.truncate(known if reading.reuse else 0)
-        self.run.num_read = self.run.num_reused = reading.end
-        if reading.reuse and isinstance(self.backend, KeepsStates):
-            reading.stops = self.backend.stops(reading.text, reading.end)
+        known = common_prefix_length(self.backend.tokens, self._text[:-1])
+        self._end = self._reused = self.backend.truncate(known if self._reuse else 0)
+        self.run.num_read = self.run.num_reused = self._end
+        if self._reuse and isinstance(self.backend, KeepsStates):
+            self._stops = self.backend.stops(self._text, self._end)
 
     def next_piece(self, most: int) -> list[int]:
         """The next tokens to be read, at most `most`, up to an image or a state that is kept."""
-        start, end = self._reading.end, self._reading.end + most
-        places = (*self.run.images, *self._reading.stops)
+        start, end = self._end, self._end + most
+        places = (*self.run.images, *self._stops)
         end = min((place for place in places if start < place < end), default=end)
-        return self._reading.text[start:end]
+        return self._text[start:end]
 
     @property
     def is_at_image(self) -> bool:
         """Whether an image is read next."""
-        return self._reading.end in self.run.images
+        return self._end in self.run.images
 
     def read_image(self) -> None:
         """Read the image that comes next, alone: in no step of others."""
-        began, image, backend = perf_counter(), self.run.images[self._reading.end], self.backend
+        began, image, backend = perf_counter(), self.run.images[self._end], self.backend
         assert isinstance(backend, SeesImages), "the prompt has images"
         row = backend.read_image(image)
         self.has_read(image.ids, row, perf_counter() - began)
 
     def has_read(self, piece: Sequence[int], row: Logits, spent_s: float) -> None:
         """The piece is in the cache, with the logits [V] behind it."""
-        reading = self._reading
-        reading.row = row[: self.run.vocab_size]
-        reading.end += len(piece)
-        self.run.num_read = reading.end
-        reading.spent_s += spent_s
+        self._row = row[: self.run.vocab_size]
+        self._end += len(piece)
+        self.run.num_read = self._end
+        self._read_s += spent_s
         if not self.num_unread:
-            num_read = len(reading.text) - reading.reused
-            self.run.counters.add_reading(num_read, reading.reused, reading.spent_s)
+            num_read = len(self._text) - self._reused
+            self.run.counters.add_reading(num_read, self._reused, self._read_s)
 
     def first(self) -> Written | None:
         """The token behind the text, right after its last piece; None where it is handed over."""
-        row, self._reading.row = self._reading.row, None
+        row, self._row = self._row, None
         assert row is not None, "the text was read"
         if self.run.writers.hands_over(row):
             return None
@@ -221,15 +202,15 @@ class Decoding:
             kept: sampled nodes of others, which cannot be left out.
         """
         self.tell()
-        reading, self.proposal = self._reading, EMPTY
-        if self._drafter is not None and not reading.is_drafted_from:
+        self.proposal = EMPTY
+        if self._drafter is not None and not self._is_drafted_from:
             assert self.model.drafter is not None
             self.model.drafter.history = self.run.history
             if self.run.prediction:
                 self.model.drafter.recall([(self.run.history, self.run.prediction)])
-            text = [one for one in reading.text if one >= 0] if self.run.images else reading.text
+            text = [one for one in self._text if one >= 0] if self.run.images else self._text
             self._drafter.begin([*text, self._root])  # for which no first token waited
-            reading.is_drafted_from = True
+            self._is_drafted_from = True
         self.context = context = self._context_of(others, pending, kept)
         if self._drafter is None or context is None or context.max_nodes <= 0:
             return
@@ -344,14 +325,14 @@ class Decoding:
         drafter, context = self._drafter, self.context
         assert drafter is not None
         if self._is_plain:
-            self._plain_rounds.append(_PlainRound(self._root, emitted[0], step_ms))
+            self._plain_rounds.append((self._root, emitted[0], step_ms))
             self._cooldown -= 1
         elif context is not None:
             rows = _top_tokens(logits)
             result = VerifyResult(self._tree, path, emitted, context, rows, node_ms=node_ms)
             drafter.observe(result)
             self.model.history.observe(len(self._tree), len(emitted))
-        if self._cooldown > 0 and drafter.has_hit([one.token for one in self._plain_rounds]):
+        if self._cooldown > 0 and drafter.has_hit([token for _, token, _ in self._plain_rounds]):
             self._cooldown = 0
 
     def tell(self) -> None:
@@ -360,15 +341,15 @@ class Decoding:
         count, self._plain_rounds = len(told), []
         if self._drafter is None or context is None or not count:
             return
-        tokens = [one.token for one in told]
-        tree = DraftTree.chain((told[0].root, *tokens[:-1]))
+        tokens = [token for _, token, _ in told]
+        tree = DraftTree.chain((told[0][0], *tokens[:-1]))
         self._drafter.observe(VerifyResult(tree, range(count), tokens, context, rounds=count))
         for _ in told:
             self.model.history.observe(1, 1)
         if context.curve is self.model.curve_now():
             depth = max(0, self.backend.length - count)  # 0: it failed
-            for place, one in enumerate(told):
-                context.curve.observe(1, depth + place, 1, one.step_ms)
+            for place, (_, _, step_ms) in enumerate(told):
+                context.curve.observe(1, depth + place, 1, step_ms)
 
 
 def _top_tokens(logits: Logits) -> Callable[[int], TopTokens]:

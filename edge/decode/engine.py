@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, TypeGuard
 
 from edgespec.backends.base import Backend, ImageRun, KeepsSnapshots, SeesImages, sequences_of
 from edgespec.decode.decoding import Decoding, Known, Model
-from edgespec.decode.generation import Chunk, Result, Stream, chunks_of
+from edgespec.decode.generation import Chunk, Result, Stream, TextStream, chunks_of
 from edgespec.decode.options import GenerationOptions
 from edgespec.decode.scheduler import Job, Models, Scheduler, never
 from edgespec.decode.slots import Slots
 from edgespec.decode.stats import Counters
-from edgespec.decode.stream import TextStream
 from edgespec.drafting.drafters.base import Drafter
 from edgespec.errors import ContextFullError, UnsupportedError
 from edgespec.memory.times.curve import CostCurve
@@ -95,9 +94,8 @@ class Engine(Models):
         self._is_freed = False
         self._known = Known(snapshots_cost=snapshots_cost)
         self._more_drafters = more_drafters
-        self._scheduler = Scheduler(
-            Slots(backend), latency=latency, curve=curve, splits=reuses_cache
-        )
+        self._slots = Slots(backend)
+        self._scheduler = Scheduler(self._slots, latency=latency, curve=curve, splits=reuses_cache)
 
     @property
     def users(self) -> int:
@@ -385,11 +383,11 @@ class Engine(Models):
 
     def rest(self) -> None:
         """The calling thread, which made steps, makes none soon."""
-        self._scheduler.rest()
+        self._slots.rest()
 
     def spare_sequence(self, count: int) -> Backend | None:
         """A sequence for `count` tokens, for who holds the engine; None without room."""
-        return self._scheduler.spare(count)
+        return self._slots.spare(count)
 
     def exclusive(self, is_cancelled: Callable[[], bool] = never) -> AbstractContextManager[bool]:
         """Hold the cache between two turns, when a sequence is free, to work on it.

@@ -21,7 +21,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from time import perf_counter
 
-from edgespec.backends.base import Backend
 from edgespec.decode.decoding import Decoding
 from edgespec.decode.generation import Chunks, Run
 from edgespec.decode.slots import Slot, Slots
@@ -175,14 +174,6 @@ class Scheduler:
             if wakes or self.is_closed:
                 with self._lock:
                     self._change.notify_all()
-
-    def spare(self, count: int) -> Backend | None:
-        """As `Slots.spare`, for who has the cache."""
-        return self._slots.spare(count)
-
-    def rest(self) -> None:
-        """As `Slots.rest`."""
-        self._slots.rest()
 
     def check(self) -> None:
         """Raise UnsupportedError where the engine cannot be used any more, or not from here."""
@@ -424,7 +415,7 @@ class Scheduler:
                 self._fail(job, problem)
             return
         if num_writing and self._slots.count > 1:
-            num_read = sum(len(piece.tokens) for piece in pieces)
+            num_read = sum(len(tokens) for _, tokens in pieces)
             num_nodes = max((one.previous - num_read for one in decodings), default=0)
             if num_nodes or num_read:
                 self.pace.has_stepped(num_nodes, num_read, (perf_counter() - began) * 1e3, depth)
@@ -445,8 +436,8 @@ class Scheduler:
             if most <= 0:
                 break
             decoding = job.sequence
-            pieces.append(Piece(decoding, decoding.next_piece(most)))
-            most -= len(pieces[-1].tokens) + decoding.backend.pending
+            pieces.append((decoding, decoding.next_piece(most)))
+            most -= len(pieces[-1][1]) + decoding.backend.pending
         return pieces
 
     def _process(self, job: Job, outcome: Outcome) -> None:
@@ -509,7 +500,10 @@ _PLAIN_EVERY = 16  # steps at most, of which one reads nothing: what a chunk add
 
 
 class Pace:
-    """Sizes of chunks of prompts.
+    """Sizes of chunks of prompts, so that answers keep a set share of their speed meanwhile.
+
+    Where several prompts wait, answers keep less: small chunks would keep more people waiting, and
+    longer, than they keep others going.
 
     Args:
         latency: most time that reading one prompt may add to a step, in steps.

@@ -92,7 +92,6 @@ class Counters:
 
     @property
     def host_share(self) -> float:
-        """As `host_share` of this generation alone."""
         return host_share([self])
 
 

@@ -20,7 +20,6 @@ from heapq import heapify, heappop, heappush
 from itertools import islice
 from math import prod
 from time import perf_counter
-from typing import NamedTuple
 
 from edgespec.backends.base import HoldsSequences, Logits
 from edgespec.backends.tree import DraftTree
@@ -34,13 +33,8 @@ from edgespec.drafting.proposal import Proposal, StepContext
 Outcome = Written | Exception | None
 
 
-class Piece(NamedTuple):
-    """What is read of a text in a step."""
-
-    decoding: Decoding
-    tokens: Sequence[int]
-
-
+# A text, and what is read of it in a step.
+Piece = tuple[Decoding, Sequence[int]]
 # What is read in a step that so many tokens are fed to.
 ReadBeside = Callable[[int], Sequence[Piece]]
 
@@ -70,9 +64,9 @@ def make_step(
     drafted = perf_counter()
     rows = _compute(plan.going, trees, pieces)
     step_ms = (perf_counter() - drafted) * 1e3
-    num_fed = nodes + sum(len(piece.tokens) for piece in pieces)
-    for piece, last in zip(pieces, rows[len(trees) :], strict=True):
-        piece.decoding.has_read(piece.tokens, last[0], step_ms * len(piece.tokens) / num_fed / 1e3)
+    num_fed = nodes + sum(len(tokens) for _, tokens in pieces)
+    for (reader, tokens), last in zip(pieces, rows[len(trees) :], strict=True):
+        reader.has_read(tokens, last[0], step_ms * len(tokens) / num_fed / 1e3)
     node_ms = None if pieces else plan.node_ms(step_ms)
     for one, logits in zip(plan.going, rows, strict=False):
         one.previous = num_fed
@@ -208,16 +202,16 @@ def _compute(
     decodings: Sequence[Decoding], trees: Sequence[DraftTree], pieces: Sequence[Piece]
 ) -> list[Logits]:
     """The logits of each tree, and those after each piece."""
-    members = [*decodings, *(piece.decoding for piece in pieces)]
+    members = [*decodings, *(one for one, _ in pieces)]
     if not members:
         return []
     if len(members) == 1:
         backend = members[0].backend
-        return [backend.verify(tree) for tree in trees] or [backend.prefill(pieces[0].tokens)[None]]
+        return [backend.verify(tree) for tree in trees] or [backend.prefill(pieces[0][1])[None]]
     whole = members[0].model.whole
     assert isinstance(whole, HoldsSequences), "texts of one cache"
     numbers = [one.model.number for one in members]
     return whole.verify_together(
         list(zip(numbers, trees, strict=False)),
-        [(piece.decoding.model.number, piece.tokens) for piece in pieces],
+        [(one.model.number, tokens) for one, tokens in pieces],
     )

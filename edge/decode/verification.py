@@ -17,8 +17,8 @@ its weight and m = w p its rest before any child was judged, for each child x, i
 
 After its last child v is accepted with chance w, and the next token is drawn from m / w. The root
 has the weight 1. A tree of point masses gives the same distribution of the same lengths as
-sample-and-match (`edgespec.decode.accept`), which needs fewer of the target's rows and keeps the
-seed's tokens: use that one for them.
+sample-and-match (`accept`), which needs fewer of the target's rows and keeps the seed's tokens: use
+that one for them.
 
 Why it is lossless. Take any tree with its tokens and add one node as the last child of v, its
 token drawn from q. Where v used to be accepted with w and to go on with p, the new child is
@@ -53,8 +53,10 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.backends.base import Logits
 from edgespec.backends.tree import DraftTree
 from edgespec.sampling.distributions import DraftDistribution, TargetDistribution
+from edgespec.sampling.sampling import Sampler
 
 
 class Dice(Protocol):
@@ -183,3 +185,81 @@ class _Rest:
             return token
         places = np.flatnonzero(self._ids == token)
         return int(places[0]) if places.size else None
+
+
+def accept(
+    tree: DraftTree,
+    logits: Logits,
+    pick: Callable[[Logits], int],
+    hands_over: Callable[[Logits], bool] | None = None,
+) -> tuple[list[int], list[int]]:
+    """Walk the tree from the root while its children carry what `pick` picks: sample-and-match.
+
+    Every token is picked from the target's own logits by its own sampler, so for deterministic
+    proposals the output has exactly the target's distribution (SpecInfer, arXiv 2305.09781, section
+    4.3); where the sampler draws one random number a token, the same tokens as plain decoding's.
+
+    Args:
+        tree: the verified tree.
+        logits: one row per node, [n, V].
+        pick: chooses the next token from a row, [V]; called once per emitted token, in order.
+        hands_over: told each row before its token is picked; true ends the round there. None where
+            one model writes alone.
+
+    Returns:
+        The nodes to commit (root first) and the tokens emitted. Both have the same length: the
+        last token is a correction or a bonus and becomes the next root. Where the round was handed
+        over the last node has no token.
+    """
+    node, path, emitted = 0, [], []
+    last = len(tree.tokens) - 1  # which has no children
+    while node >= 0:
+        path.append(node)
+        row = logits[node]
+        if hands_over is not None and hands_over(row):
+            break
+        token = pick(row)
+        emitted.append(token)
+        node = tree.child(node, token) if node < last else -1
+    return path, emitted
+
+
+class TypicalPick:
+    """Picks for `accept` in one tree, which may take a drafted token in place of the sampler's.
+
+    Where no child of a node carries what the sampler chose, it is the likeliest child that typical
+    acceptance takes (`Sampler.typical`), and the sampler's own where there is none. `num_taken`
+    counts the tokens that the target would not have picked.
+    """
+
+    def __init__(self, tree: DraftTree, sampler: Sampler) -> None:
+        self.num_taken = 0
+        self._tree, self._sampler, self._node = tree, sampler, 0
+
+    def __call__(self, row: Logits) -> int:
+        tree, token = self._tree, self._sampler.choose(row)
+        child = tree.child(self._node, token)
+        if child < 0:
+            children = [node for node, parent in enumerate(tree.parents) if parent == self._node]
+            drafted = [tree.tokens[node] for node in children]
+            taken = self._sampler.typical(row, drafted) if drafted else None
+            if taken is not None:
+                token, child = taken, tree.child(self._node, taken)
+                self.num_taken += 1
+        self._sampler.record(token)
+        self._node = child
+        return token
+
+
+def cut(
+    path: list[int], emitted: list[int], logits: Logits, hands_over: Callable[[Logits], bool]
+) -> tuple[list[int], list[int]]:
+    """What `accept` would have returned of a round that was accepted without `hands_over`.
+
+    It is told no token, so where it ends a text depends on the tokens before that place alone, and
+    those that are dropped may be drawn again by another distribution.
+    """
+    for place, node in enumerate(path):
+        if hands_over(logits[node]):
+            return path[: place + 1], emitted[:place]
+    return path, emitted

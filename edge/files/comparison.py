@@ -16,11 +16,10 @@ from edgespec.backends.tree import DraftTree
 from edgespec.errors import UnsupportedError
 from edgespec.files.quantizing import HELD_OUT_SEED, texts_for
 from edgespec.measure.noise import largest_invariant_step
-from edgespec.measure.timing import one_step
+from edgespec.measure.timing import measure_curve, one_step
 from edgespec.memory.bytes.footprint import kv_type_fits
 from edgespec.memory.device import host
 from edgespec.memory.times.curve import CostCurve
-from edgespec.memory.times.measuring import measure_curve
 from edgespec.memory.times.speed import SpeedModel
 from edgespec.models.spec import ONNX_FORMAT, ModelSpec
 from edgespec.progress import Progress

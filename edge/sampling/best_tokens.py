@@ -103,11 +103,3 @@ def head_reaching(
             return head, cumulative
     head = head_above(row, floor)
     return head, np.cumsum(softmax_weights(head.logits, best, inverse_temperature))
-
-
-def top_p_head(head: Head, best: float, top_p: float) -> Head:
-    """The shortest prefix with `top_p` of the head's own probability, before the temperature."""
-    if top_p >= 1.0:
-        return head
-    cumulative = np.cumsum(softmax_weights(head.logits, best, 1.0))
-    return head.first(int(np.searchsorted(cumulative, top_p * cumulative[-1], side="left")) + 1)

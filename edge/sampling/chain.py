@@ -1,9 +1,8 @@
 """Samplers one after another, in the order a person asks for.
 
-The usual ones in the usual order have shortcuts (`sampling.py`); everything else runs here. What
-is left of a row goes from sampler to sampler as `Left`: tokens and their logits, which the next
-one takes for probabilities. Rules are llama.cpp's (`src/llama-sampler.cpp`), with what is removed
-really gone: none of the later ones counts it.
+What is left of a row goes from sampler to sampler as `Left`. The first of them that removes tokens
+sorts no more of the vocabulary than it keeps. Rules are llama.cpp's (`src/llama-sampler.cpp`), with
+what is removed really gone: none of the later ones counts it.
 """
 
 from __future__ import annotations
@@ -21,20 +20,24 @@ from edgespec.sampling.best_tokens import (
     Head,
     floor_of_best,
     head_above,
+    head_reaching,
     inverse_of,
     softmax_weights,
-    top_p_head,
 )
 from edgespec.sampling.history import Dry, Penalties
 from edgespec.sampling.params import SamplingParams
 
 
 class Left(NamedTuple):
-    """A whole row [V] that may be written to, or what is left of it, best first."""
+    """A whole row [V] that may be written to, or what is left of it, best first.
+
+    Logits are still to be multiplied by `inverse`, of a temperature.
+    """
 
     # [V]
     row: NDArray[np.float32]
     head: Head | None = None
+    inverse: float = 1.0
 
     def sorted(self) -> Head:
         """All that is left, best first."""
@@ -45,9 +48,28 @@ class Left(NamedTuple):
         """Logits of what is left, masked ones included where nothing was removed."""
         return self.row if self.head is None else self.head.logits
 
+    @property
+    def best(self) -> float:
+        """The best of them."""
+        return float(self.row.max() if self.head is None else self.head.logits[0])
+
+    def above(self, floor: float) -> Left:
+        """What has at least this logit."""
+        if self.head is None:
+            return Left(self.row, head_above(self.row, floor))
+        return Left(self.row, self.head.first(int(np.count_nonzero(self.head.logits >= floor))))
+
+    def scaled(self) -> Left:
+        """The same logits, multiplied, and the best one 0."""
+        # So that no quotient of others overflows before it is infinite.
+        scaled = ((self.logits - np.float32(self.best)) * self.inverse).astype(np.float32)
+        if self.head is None:
+            return Left(scaled)
+        return Left(self.row, Head(self.head.ids, scaled))
+
 
 class Chain:
-    """The samplers of `params.samplers` that are on."""
+    """The samplers of `params.samplers` that are on; of greedy decoding, those of its history."""
 
     def __init__(
         self,
@@ -58,39 +80,50 @@ class Chain:
     ) -> None:
         self._params = params
         self._toss = toss
-        steps: dict[str, tuple[bool, Callable[[Left], Left]]] = {
-            names.PENALTIES: (penalties is not None, lambda left: _changed(left, penalties)),
-            names.DRY: (dry is not None, lambda left: _changed(left, dry)),
-            names.TOP_N_SIGMA: (params.top_n_sigma > 0.0, self._top_n_sigma),
-            names.TOP_K: (params.top_k > 0, self._top_k),
-            names.TYPICAL: (params.typical_p < 1.0, self._typical),
-            names.TOP_P: (params.top_p < 1.0, self._top_p),
-            names.MIN_P: (params.min_p > 0.0, self._min_p),
-            names.XTC: (params.uses_xtc, self._xtc),
-            names.TEMPERATURE: (True, self._temperature),
+        self._work = np.empty(0, np.float32)
+        steps: dict[str, Callable[[Left], Left]] = {
+            names.PENALTIES: lambda left: _changed(left, penalties),
+            names.DRY: lambda left: _changed(left, dry),
+            names.TOP_N_SIGMA: self._top_n_sigma,
+            names.TOP_K: self._top_k,
+            names.TYPICAL: self._typical,
+            names.TOP_P: self._top_p,
+            names.MIN_P: lambda left: left.above(left.best + math.log(params.min_p)),
+            names.XTC: self._xtc,
+            names.TEMPERATURE: self._temperature,
         }
-        self._steps = [steps[name][1] for name in params.samplers if steps[name][0]]
+        history = (names.PENALTIES, names.DRY)
+        self._steps = [
+            steps[name] for name in params.active if name in history or not params.is_greedy
+        ]
 
-    def __call__(self, row: NDArray[np.float32]) -> Head:
-        """What is left of a row [V], which is written to: logits whose weights are drawn by."""
+    def __call__(self, row: NDArray[np.float32]) -> Left:
+        """What is left of a row [V], which is written to."""
         left = Left(row)
         for step in self._steps:
-            left = step(left)
-        return left.sorted()
+            left = step(left if left.inverse == 1.0 else left.scaled())
+        return left
+
+    def weights(self, row: NDArray[np.float32], best: float, inverse: float) -> NDArray[np.float32]:
+        """exp((logit - best) / temperature) of a whole row [V], to about 1e-6; a work array."""
+        if self._work.size != row.size:
+            self._work = np.empty(row.size, np.float32)
+        weights = self._work
+        np.subtract(row, best, out=weights)
+        if inverse != 1.0:
+            np.multiply(weights, inverse, out=weights)
+        np.exp(weights, out=weights)
+        return weights
 
     def _top_n_sigma(self, left: Left) -> Left:
         logits = left.logits
         finite = logits[logits >= LOWEST].astype(np.float64)
-        floor = float(finite.max()) - self._params.top_n_sigma * float(finite.std())
-        if left.head is None:
-            return Left(left.row, head_above(left.row, floor))
-        return Left(left.row, left.head.first(int(np.count_nonzero(left.head.logits >= floor))))
+        return left.above(float(finite.max()) - self._params.top_n_sigma * float(finite.std()))
 
     def _top_k(self, left: Left) -> Left:
         count = self._params.top_k
-        if left.head is None:
-            return Left(left.row, head_above(left.row, floor_of_best(left.row, count)).first(count))
-        return Left(left.row, left.head.first(count))
+        head = left.head or head_above(left.row, floor_of_best(left.row, count))
+        return Left(left.row, head.first(count))
 
     def _typical(self, left: Left) -> Left:
         head = left.sorted()
@@ -98,14 +131,15 @@ class Chain:
         return Left(left.row, Head(head.ids[kept], head.logits[kept]))
 
     def _top_p(self, left: Left) -> Left:
-        head = left.sorted()
-        return Left(left.row, top_p_head(head, float(head.logits[0]), self._params.top_p))
-
-    def _min_p(self, left: Left) -> Left:
-        floor = float(left.logits.max()) + math.log(self._params.min_p)
+        """The shortest prefix with `top_p` of the probability."""
+        best, top_p = left.best, self._params.top_p
         if left.head is None:
-            return Left(left.row, head_above(left.row, floor))
-        return Left(left.row, left.head.first(int(np.count_nonzero(left.head.logits >= floor))))
+            mass = top_p * float(self.weights(left.row, best, 1.0).sum())
+            head, cumulative = head_reaching(left.row, best, 1.0, mass)
+        else:
+            head, cumulative = left.head, np.cumsum(softmax_weights(left.head.logits, best, 1.0))
+            mass = top_p * cumulative[-1]
+        return Left(left.row, head.first(int(np.searchsorted(cumulative, mass, side="left")) + 1))
 
     def _xtc(self, left: Left) -> Left:
         """Leaves out all tokens above the threshold but the last of them, sometimes."""
@@ -122,12 +156,7 @@ class Chain:
         if self._params.dynatemp_range > 0.0:
             left = Left(left.row, left.sorted())
             temperature = _dynamic(left.logits, self._params)
-        best = float(left.logits.max())
-        # Best logits become 0, so that no quotient of others overflows before it is infinite.
-        scaled = ((left.logits - np.float32(best)) * inverse_of(temperature)).astype(np.float32)
-        if left.head is None:
-            return Left(scaled)
-        return Left(left.row, Head(left.head.ids, scaled))
+        return Left(left.row, left.head, inverse_of(temperature))
 
 
 def _changed(left: Left, what: Penalties | Dry | None) -> Left:
@@ -188,7 +217,7 @@ class Mirostat:
         # What was drawn from last: ids [k] and their surprise in bits [k].
         self._last: tuple[NDArray[np.int64], NDArray[np.float64]] | None = None
 
-    def __call__(self, row: NDArray[np.float32]) -> Head:
+    def __call__(self, row: NDArray[np.float32]) -> Left:
         """What is left of a row [V]; logits are divided by the temperature."""
         best = float(row.max())
         inverse = inverse_of(self._params.temperature)
@@ -197,7 +226,7 @@ class Mirostat:
         head = head_above(scaled, min(0.0, math.log(total) - self._mu * math.log(2.0)))
         weights = np.exp(head.logits.astype(np.float64))
         self._last = head.ids, np.log2(float(weights.sum()) / weights)
-        return head
+        return Left(row, head)
 
     def record(self, token: int) -> None:
         """Learn from the token that was emitted."""

@@ -15,8 +15,6 @@ PENALTIES, DRY, TOP_N_SIGMA, TOP_K, TYPICAL = "penalties", "dry", "top_n_sigma",
 TOP_P, MIN_P, XTC, TEMPERATURE = "top_p", "min_p", "xtc", "temperature"
 # llama.cpp's order (`common/common.h`, the default of `samplers`).
 ORDER = (PENALTIES, DRY, TOP_N_SIGMA, TOP_K, TYPICAL, TOP_P, MIN_P, XTC, TEMPERATURE)
-# Those for whose order there are shortcuts.
-_USUAL = (PENALTIES, DRY, TOP_K, TOP_P, MIN_P, TEMPERATURE)
 BREAKERS = ("\n", ":", '"', "*")
 MIROSTAT_2 = 2
 
@@ -127,18 +125,26 @@ class SamplingParams:
         return self.uses_penalties or self.uses_dry
 
     @property
-    def uses_chain(self) -> bool:
-        """True when samplers run one after another, as the shortcuts do not do what was asked."""
-        if self.is_greedy:
-            return False
-        usual = tuple(name for name in self.samplers if name in _USUAL)
-        is_more = self.top_n_sigma > 0.0 or self.typical_p < 1.0 or self.dynatemp_range > 0.0
-        return is_more or usual != _USUAL or self.uses_xtc or bool(self.mirostat)
+    def active(self) -> tuple[str, ...]:
+        """The samplers that do anything, in their order."""
+        is_on = {
+            PENALTIES: self.uses_penalties,
+            DRY: self.uses_dry,
+            TOP_N_SIGMA: self.top_n_sigma > 0.0,
+            TOP_K: self.top_k > 0,
+            TYPICAL: self.typical_p < 1.0,
+            TOP_P: self.top_p < 1.0,
+            MIN_P: self.min_p > 0.0,
+            XTC: self.uses_xtc,
+            TEMPERATURE: True,
+        }
+        return tuple(name for name in self.samplers if is_on[name])
 
     @property
     def keeps_all(self) -> bool:
-        """True when every token may be drawn."""
-        return self.top_k == 0 and self.top_p >= 1.0 and self.min_p <= 0.0 and not self.uses_chain
+        """True when every token may be drawn, at one temperature."""
+        is_fixed = not self.mirostat and self.dynatemp_range <= 0.0
+        return is_fixed and {PENALTIES, DRY, TEMPERATURE}.issuperset(self.active)
 
     @property
     def changes_logits(self) -> bool:
@@ -149,12 +155,6 @@ class SamplingParams:
     def is_plain_greedy(self) -> bool:
         """True when the best logit is taken as it is, which needs no memory either."""
         return self.is_greedy and not self.changes_logits
-
-    @property
-    def sums_vocabulary(self) -> bool:
-        """True when a pick needs the weights of all tokens: top-p without top-k, or no filter."""
-        unfiltered = self.top_k == 0 and (self.top_p < 1.0 or self.min_p == 0.0)
-        return unfiltered and not self.is_greedy and not self.uses_chain
 
 
 # -- values that nothing can honour ------------------------------------------------------------

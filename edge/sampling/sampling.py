@@ -6,8 +6,8 @@ The chain is the one a llama.cpp user gets by default (`llama.cpp: common/sampli
     logit bias -> penalties -> DRY -> top-n-sigma -> top-k -> typical -> top-p -> min-p -> XTC
         -> temperature, fixed or by entropy -> one draw
 
-What most people use has shortcuts here that never sort a vocabulary; another order and the rarer
-samplers run one after another (`chain.py`), as does mirostat, which takes the place of them all.
+They run one after another, in the order that was asked for (`chain.py`); mirostat takes the place
+of them all.
 
 So top-p and min-p look at the probabilities *before* the temperature, top-p at those that top-k
 left over (renormalised), and min-p at the ratio to the best token. Every filter keeps a prefix of
@@ -37,16 +37,11 @@ from numpy.typing import NDArray
 
 from edgespec.errors import BackendError, EdgespecError, UnsupportedError
 from edgespec.sampling.best_tokens import (
-    LOWEST,
-    Head,
-    floor_of_best,
-    head_above,
     head_reaching,
     inverse_of,
     softmax_weights,
-    top_p_head,
 )
-from edgespec.sampling.chain import Chain, Mirostat
+from edgespec.sampling.chain import Chain, Left, Mirostat
 from edgespec.sampling.distributions import TargetDistribution
 from edgespec.sampling.history import Dry, Penalties, TokenText
 from edgespec.sampling.params import SamplingParams, bias_pairs
@@ -73,8 +68,6 @@ class Sampler:
         self.vocab_size = vocab_size
         self.seed = secrets.randbits(32) if params.seed is None else params.seed
         self._random = random.Random(self.seed)
-        self._inverse_temperature = inverse_of(params.temperature)
-
         pairs = bias_pairs(params.logit_bias)
         self._bias = (
             np.array([token for token, _ in pairs], dtype=np.int64),
@@ -88,16 +81,11 @@ class Sampler:
             Penalties(params, history) if params.uses_penalties else None,
             Dry(params, history, text_of) if params.uses_dry else None,
         )
-        self._chain: Chain | Mirostat | None = None
-        if params.mirostat:
-            self._chain = Mirostat(params)
-        elif params.uses_chain:
-            self._chain = Chain(params, *self._past, self._random.random)
-
-        self._changes_logits = params.changes_logits
+        self._chain: Chain | Mirostat = (
+            Mirostat(params) if params.mirostat else Chain(params, *self._past, self._random.random)
+        )
         self._takes_argmax = params.is_plain_greedy
         self._changed = np.empty(vocab_size * params.changes_logits, dtype=np.float32)
-        self._weights = np.empty(vocab_size * params.sums_vocabulary, dtype=np.float32)
 
     def independent(self) -> Sampler:
         """Another one under the same settings, whose random numbers follow from this one's seed."""
@@ -124,7 +112,10 @@ class Sampler:
         with np.errstate(all="ignore"):
             row = self._change(logits_row)
             try:
-                return _argmax(row) if self.params.is_greedy else self._draw(row)
+                if self.params.is_greedy:
+                    return _argmax(self._chain(row).row)
+                _finite_max(row)
+                return self._draw(self._chain(row))
             except BackendError as problem:
                 raise cause_of(problem, logits_row) from None
 
@@ -148,7 +139,10 @@ class Sampler:
         epsilon = self.params.accept_typical
         with np.errstate(all="ignore"):
             row = self._change(logits_row)
-            scale = 1.0 if self.params.is_greedy else self._inverse_temperature
+            for past in self._past:
+                if past is not None:
+                    past.change(row, None)
+            scale = 1.0 if self.params.is_greedy else inverse_of(self.params.temperature)
             scaled = (row.astype(np.float64) - _finite_max(row)) * scale
             weights = np.exp(scaled)
             total = float(weights.sum())
@@ -175,15 +169,11 @@ class Sampler:
         with np.errstate(all="ignore"):
             row = self._change(logits_row)
             if self.params.is_greedy:
-                return np.array([_argmax(row)], dtype=np.int64), np.ones(1)
-            best = _finite_max(row)
-            if self._chain is not None:
-                head = self._chain(row)
-                weights = softmax_weights(head.logits, float(head.logits[0]), 1.0)
-                return head.ids, weights / weights.sum()
-            kept = self._kept(row, best)
-            head = head_above(row, LOWEST) if kept is None else kept
-            weights = softmax_weights(head.logits, best, self._inverse_temperature)
+                return np.array([_argmax(self._chain(row).row)], dtype=np.int64), np.ones(1)
+            _finite_max(row)
+            left = self._chain(row)
+            head = left.sorted()
+            weights = softmax_weights(head.logits, left.best, left.inverse)
             return head.ids, weights / weights.sum()
 
     def unsorted_distribution(self, logits_row: NDArray[np.float32]) -> TargetDistribution:
@@ -195,12 +185,15 @@ class Sampler:
         """
         params = self.params
         assert not params.uses_history
-        if params.is_greedy or not params.keeps_all:
+        if params.is_greedy or not params.keeps_all or isinstance(self._chain, Mirostat):
             return self.distribution(logits_row)
         with np.errstate(all="ignore"):
             row = self._change(logits_row)
-            self._total(row, _finite_max(row), self._inverse_temperature)
-            probabilities = self._weights.astype(np.float64)
+            _finite_max(row)
+            left = self._chain(row)
+            probabilities = self._chain.weights(left.row, left.best, left.inverse).astype(
+                np.float64
+            )
             probabilities /= probabilities.sum()
         return None, probabilities
 
@@ -222,62 +215,29 @@ class Sampler:
                 )
 
     def _change(self, logits_row: NDArray[np.float32]) -> NDArray[np.float32]:
-        """The row with bias and penalties, in a work array, or the row itself without any.
-
-        A chain penalises by itself, where its order says. Only a few tokens are touched.
-        """
-        if not self._changes_logits:
+        """The row with its bias, in a work array that the chain may write to, or the row itself."""
+        if not self.params.changes_logits:
             return logits_row
         row = self._changed
         np.copyto(row, logits_row)
         biased, biases = self._bias
         row[biased] += biases
-        if self._chain is None:
-            for past in self._past:
-                if past is not None:
-                    past.change(row, None)
         return row
 
-    def _draw(self, row: NDArray[np.float32]) -> int:
-        best = _finite_max(row)
-        if self._chain is not None:
-            left = self._chain(row)
-            return int(
-                left.ids[self.draw(softmax_weights(left.logits, float(left.logits[0]), 1.0))]
-            )
-        uniform = self._random.random()
-        head = self._kept(row, best)
-        if head is None:
+    def _draw(self, left: Left) -> int:
+        uniform, best = self._random.random(), left.best
+        if left.head is None:
             # All tokens are candidates, but those after the drawn one need not be sorted.
-            drawn = uniform * self._total(row, best, self._inverse_temperature)
-            head, cumulative = head_reaching(row, best, self._inverse_temperature, drawn)
+            assert isinstance(self._chain, Chain), "mirostat leaves a head"
+            drawn = uniform * float(self._chain.weights(left.row, best, left.inverse).sum())
+            head, cumulative = head_reaching(left.row, best, left.inverse, drawn)
         else:
-            cumulative = np.cumsum(softmax_weights(head.logits, best, self._inverse_temperature))
+            head, cumulative = (
+                left.head,
+                np.cumsum(softmax_weights(left.head.logits, best, left.inverse)),
+            )
             drawn = uniform * float(cumulative[-1])
         return int(head.ids[_index_at(cumulative, drawn)])
-
-    def _kept(self, row: NDArray[np.float32], best: float) -> Head | None:
-        """The tokens that top-k, top-p and min-p leave, or None when all three are off."""
-        params = self.params
-        floor = best + math.log(params.min_p) if params.min_p > 0.0 else LOWEST
-        if params.top_k > 0:
-            head = head_above(row, floor_of_best(row, params.top_k)).first(params.top_k)
-            head = top_p_head(head, best, params.top_p)
-            return head.first(int(np.count_nonzero(head.logits >= floor)))
-        if params.top_p < 1.0:
-            mass = params.top_p * self._total(row, best, 1.0)
-            head, cumulative = head_reaching(row, best, 1.0, mass, floor)
-            return head.first(int(np.searchsorted(cumulative, mass, side="left")) + 1)
-        return head_above(row, floor) if params.min_p > 0.0 else None
-
-    def _total(self, row: NDArray[np.float32], best: float, inverse_temperature: float) -> float:
-        """Sum over the vocabulary of exp((logit - best) / temperature), to about 1e-6."""
-        weights = self._weights
-        np.subtract(row, best, out=weights)
-        if inverse_temperature != 1.0:
-            np.multiply(weights, inverse_temperature, out=weights)
-        np.exp(weights, out=weights)
-        return float(weights.sum())
 
 
 def top_two_gap(logits_row: NDArray[np.float32]) -> float:

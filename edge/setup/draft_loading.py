@@ -14,13 +14,18 @@ from edgespec.backends.llama.early_exit import ExitBackend
 from edgespec.backends.llama.head import Followed
 from edgespec.backends.llama.head_files import open_head_file
 from edgespec.drafting.drafters import HEAD
-from edgespec.drafting.drafters.model import HeadDrafter, HeadText, ModelDrafter
-from edgespec.measure.timing import measure_depths, measured_while_busy, one_step, times_behind
+from edgespec.drafting.drafters.model import HeadDrafter, HeadText, ModelDrafter, WritingDrafter
+from edgespec.measure.timing import (
+    measure_curve,
+    measure_depths,
+    measured_while_busy,
+    one_step,
+    times_behind,
+)
 from edgespec.memory.device import host
 from edgespec.memory.plan.plan import DRAFT_MODEL_BATCH, DRAFT_MODEL_NODES, Plan, draft_context
 from edgespec.memory.plan.settings import Settings
 from edgespec.memory.times.curve import CostCurve
-from edgespec.memory.times.measuring import measure_curve
 from edgespec.models.early_exit import gains_of, read_exit, read_made_for
 from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.progress import Progress
@@ -37,54 +42,51 @@ _TIMED_CONTEXT = 1024  # of draft models that are only timed
 
 def load_draft_model(
     target: Backend, spec: ModelSpec, plan: Plan, report: Progress
-) -> ModelDrafter | None:
-    """The draft model of a plan, its steps measured."""
-    if plan.draft_model is None or plan.draft_max == 0 or _has_head(plan):
+) -> WritingDrafter | None:
+    """The draft model or head of a plan, its steps measured; a head is the target's to close."""
+    is_head, path = HEAD in plan.drafter.split(","), plan.draft_model
+    if plan.draft_max == 0 or not (is_head or path is not None):
         return None
-    draft_spec = read_model_spec(plan.draft_model)
-    chosen = draft_settings_of(plan, draft_spec)
-    settings = _settings(plan, draft_spec, chosen, draft_context(draft_spec, plan.context_size))
-    stored = stored_curve(draft_spec, chosen)
-    with ExitStack() as opened:
-        backend = opened.enter_context(closing(_open(draft_spec, spec, settings, report)))
+    vocab_size = target.tokenizer.vocab_size
+    told = "loading the head" if is_head else "loading the draft model"
+
+    def progress(part: float) -> None:
+        report(told, part)
+
+    def measured(backend: Backend, draft_spec: ModelSpec, chosen: Settings) -> CostCurve:
+        stored = stored_curve(draft_spec, chosen)
         curve = _curve(backend, report, stored, target)
         if curve is not stored and backend.crowding == 1.0:
             keep_curve(draft_spec, chosen, curve, replaced=True)
-        vocab_size = target.tokenizer.vocab_size
-        early_exit = read_exit(draft_spec)
+        return curve
+
+    if path is None:
+        assert isinstance(target, Followed)
+        target.truncate(0)
+        head = target.open_head()
+        curve = measured(head, spec, head_settings_of(plan))
+        return HeadDrafter(HeadText(head), curve, vocab_size)
+    draft_spec = read_model_spec(path, heads=True)
+    chosen = draft_settings_of(plan, draft_spec)
+    context = plan.context_size if is_head else draft_context(draft_spec, plan.context_size)
+    settings = _settings(plan, draft_spec, chosen, context)
+    if is_head:
+        assert isinstance(target, Followed)
+        target.truncate(0)
+        head = target.open_head(partial(open_head_file, draft_spec, settings, progress=progress))
+        made = read_made_for(path)
+        promised = () if made is None else gains_of(made.report)
+        curve = measured(head, draft_spec, chosen)
+        return HeadDrafter(HeadText(head), curve, vocab_size, promised)
+    with ExitStack() as opened:
+        backend = opened.enter_context(
+            closing(open_draft_model(draft_spec, spec, settings, progress))
+        )
+        curve, early_exit = measured(backend, draft_spec, chosen), read_exit(draft_spec)
         readable = vocab_size if early_exit else backend.tokenizer.vocab_size
         drafter = ModelDrafter(backend, curve, vocab_size, readable, early_exit)
         opened.pop_all()
         return drafter
-
-
-def load_head(target: Backend, spec: ModelSpec, plan: Plan, report: Progress) -> HeadDrafter | None:
-    """The head of a plan, its steps measured; it is the target's to close."""
-    if not _has_head(plan) or plan.draft_max == 0:
-        return None
-    assert isinstance(target, Followed)
-    target.truncate(0)
-    if plan.draft_model is None:
-        head, chosen, made = target.open_head(), head_settings_of(plan), None
-    else:
-        spec, made = read_model_spec(plan.draft_model, heads=True), read_made_for(plan.draft_model)
-        chosen = draft_settings_of(plan, spec)
-        settings = _settings(plan, spec, chosen, plan.context_size)
-
-        def progress(part: float) -> None:
-            report("loading the head", part)
-
-        head = target.open_head(partial(open_head_file, spec, settings, progress=progress))
-    stored = stored_curve(spec, chosen)
-    curve = _curve(head, report, stored, target)
-    if curve is not stored and head.crowding == 1.0:
-        keep_curve(spec, chosen, curve, replaced=True)
-    promised = () if made is None else gains_of(made.report)
-    return HeadDrafter(HeadText(head), curve, target.tokenizer.vocab_size, promised)
-
-
-def _has_head(plan: Plan) -> bool:
-    return HEAD in plan.drafter.split(",")
 
 
 def _settings(plan: Plan, draft_spec: ModelSpec, chosen: Settings, context: int) -> LlamaSettings:
@@ -100,14 +102,6 @@ def _settings(plan: Plan, draft_spec: ModelSpec, chosen: Settings, context: int)
         mapped=plan.draft_mapped,
         kernels=chosen.kernels,
         tied=draft_spec.tied_embeddings,
-    )
-
-
-def _open(
-    draft_spec: ModelSpec, target: ModelSpec, settings: LlamaSettings, report: Progress
-) -> LlamaBackend:
-    return open_draft_model(
-        draft_spec, target, settings, lambda part: report("loading the draft model", part)
     )
 
 
@@ -148,7 +142,9 @@ def draft_step_ms(draft_spec: ModelSpec, target: ModelSpec, report: Progress) ->
         max_leaves=1,
         threads=host.usable_cores(),
     )
-    with closing(_open(draft_spec, target, settings, report)) as backend:
+    told = "loading the draft model"
+    made = open_draft_model(draft_spec, target, settings, lambda part: report(told, part))
+    with closing(made) as backend:
         return _curve(backend, report).base[1]
 
 

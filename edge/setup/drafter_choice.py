@@ -23,7 +23,6 @@ from edgespec.memory.plan.options import LLAMACPP
 from edgespec.memory.plan.plan import Plan
 from edgespec.memory.plan.request import Choice, Request
 from edgespec.memory.plan.settings import settings_of
-from edgespec.memory.times.curve import CostCurve
 from edgespec.memory.times.speed import predicted_speedup
 from edgespec.models.early_exit import (
     ExitInfo,
@@ -59,33 +58,6 @@ class Candidate:
     spec: ModelSpec | None  # of its file; None: the model's own
     gains: Sequence[float] = ()
     is_named: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """Whether to load a drafter, and why."""
-
-    pays: bool
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Experience:
-    """What a drafter with a model brought in earlier runs on this device."""
-
-    rounds: float
-    saved: float  # part of the time that these rounds would have taken without it
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any] | None) -> Experience | None:
-        """Of the document that a run has left; None where it says too little or is old."""
-        values = [(document or {}).get(name) for name in SAVINGS]
-        if not all(isinstance(value, float) and isfinite(value) for value in values):
-            return None
-        rounds, usual_steps, saved_steps = (float(value) for value in values if value is not None)
-        if rounds < TELLING_ROUNDS or usual_steps <= 0.0:
-            return None
-        return cls(rounds, saved_steps / usual_steps)
 
 
 @lru_cache(maxsize=1)
@@ -135,38 +107,22 @@ def with_candidate(
     # A head follows chains alone, and tables of what else could have been said bring branches.
     tables = plan.drafter if candidate.drafts_as == MODEL else "suffix"
     names = f"{tables},{candidate.drafts_as}"
-    verdict = _verdict(spec, plan, candidate)
-    if verdict.pays:
+    pays, reason = _judged(spec, plan, candidate)
+    if pays:
         path = None if candidate.spec is None else candidate.spec.path
         try:
             drafting = plan_of(replace(request, drafter=names, draft_model=path))
         except DoesNotFitError as problem:
-            verdict = Verdict(False, str(problem))
+            reason = str(problem)
         else:
             if drafting.draft_max and not drafting.is_limited:
-                reason = f"what the text repeats, and {_DRAFTS[candidate.drafts_as]}"
-                drafting = drafting.with_reason("drafter", reason)
-                return drafting.with_choice(Choice(choice, "used", verdict.reason))
-            verdict = Verdict(False, f"{verdict.reason}; but context would be left out for it")
+                who = f"what the text repeats, and {_DRAFTS[candidate.drafts_as]}"
+                drafting = drafting.with_reason("drafter", who)
+                return drafting.with_choice(Choice(choice, "used", reason))
+            reason = f"{reason}; but context would be left out for it"
     is_at_hand = candidate.is_named or candidate.spec is None
     hint = f"; --drafter {names} uses it" if is_at_hand else ""
-    return plan.with_choice(Choice(choice, "not used", verdict.reason + hint))
-
-
-def _verdict(spec: ModelSpec, plan: Plan, candidate: Candidate) -> Verdict:
-    """By what is stored of the model and the candidate at the settings of `plan`."""
-    drafter, draft_curve = candidate.spec, None
-    if drafter is not None:
-        draft_curve = stored_curve(drafter, draft_settings_of(plan, drafter))
-    return judge(
-        candidate,
-        spec,
-        stored_curve(spec, settings_of(plan)),
-        draft_curve,
-        Experience.from_json(stored_learned(spec, plan, drafter)),
-        _snapshots_for_it(spec, plan, candidate),
-        0.0 if drafter is None else drafter.weight_bytes / plan.limit_bytes,
-    )
+    return plan.with_choice(Choice(choice, "not used", reason + hint))
 
 
 def with_offer(spec: ModelSpec, request: Request, plan: Plan) -> Plan:
@@ -181,44 +137,37 @@ def with_offer(spec: ModelSpec, request: Request, plan: Plan) -> Plan:
     return plan.with_choice(Choice(HEAD, "not used", reason))
 
 
-def judge(
-    candidate: Candidate,
-    target: ModelSpec,
-    curve: CostCurve | None,
-    draft_curve: CostCurve | None,
-    experience: Experience | None = None,
-    cost: float = 1.0,
-    memory: float = 0.0,
-) -> Verdict:
-    """What it brought here, or else what its file says of how often it is right, and step times.
+def _judged(spec: ModelSpec, plan: Plan, candidate: Candidate) -> tuple[bool, str]:
+    """Whether to load it, and why: what it brought here, or what its file and step times promise.
 
     Its ledger bounds what it can lose to next to nothing, so that it only has to be worth its
-    bytes: a percent of speed for every percent of the `memory` that the plan may take. A shipped
+    bytes: a percent of speed for every percent of the memory that the plan may take. A shipped
     one is used where measurements say that it pays; one that was named, or is the model's own,
     unless they say that it does not. A draft step that was not measured takes as long as its share
-    of the target's bytes. Plain steps take `cost` times as long where it may draft.
+    of the target's bytes. Snapshots that it alone needs make plain steps longer.
     """
-    if experience is not None:
-        saved, rounds = experience.saved, experience.rounds
+    drafter, curve = candidate.spec, stored_curve(spec, settings_of(plan))
+    rounds, usual_steps, saved_steps = _savings(stored_learned(spec, plan, drafter))
+    if rounds >= TELLING_ROUNDS and usual_steps > 0.0:
+        saved, cost = saved_steps / usual_steps, _snapshots_for_it(spec, plan, candidate)
         reason = f"in the last {rounds:.0f} rounds here it saved {max(0.0, saved):.1%} of the time"
         if cost > 1.0:
             saved = 1.0 - cost * (1.0 - saved)
             reason += f", and snapshots for it make plain steps {cost:.2f} times as long"
-        return Verdict(saved > _WORTH_LOADING, reason)
-    is_asked = candidate.is_named or candidate.spec is None
-    if not candidate.gains:
+        return saved > _WORTH_LOADING, reason
+    is_asked = candidate.is_named or drafter is None
+    if drafter is None or not candidate.gains:
         missing = "its file does not say how often it is right"
         if candidate.drafts_as == HEAD:
             missing = "it is not known yet whether it pays here"
-        return Verdict(is_asked, missing)
+        return is_asked, missing
     if curve is None:
-        return Verdict(is_asked, "step times are not measured yet")
+        return is_asked, "step times are not measured yet"
     plain_ms = curve.base[1]
+    draft_ms = first_ms = plain_ms * drafter.weight_bytes / spec.weight_bytes
+    draft_curve = stored_curve(drafter, draft_settings_of(plan, drafter))
     if draft_curve is not None:
         draft_ms, first_ms = draft_curve.base[1], draft_curve.base[2]
-    else:
-        assert candidate.spec is not None, "what promises something is a file"
-        draft_ms = first_ms = plain_ms * candidate.spec.weight_bytes / target.weight_bytes
     if candidate.drafts_as == MODEL or first_ms == inf:
         first_ms = draft_ms  # a head's first draft also takes in rows of the model
     gains = [_HOLDS * gain for gain in candidate.gains]
@@ -229,7 +178,14 @@ def judge(
         f"{first_ms / plain_ms:.2f} plain steps a draft, "
         + (f"{two_ms / plain_ms:.2f} for two tokens" if two_ms < inf else "one token a step")
     )
-    return Verdict(speed > NO_DIFFERENCE + memory, reason)
+    return speed > NO_DIFFERENCE + drafter.weight_bytes / plan.limit_bytes, reason
+
+
+def _savings(document: Mapping[str, Any] | None) -> list[float]:
+    """What earlier runs left: rounds, their plain steps, and those that were saved; else 0."""
+    values = [(document or {}).get(name) for name in SAVINGS]
+    is_ours = all(isinstance(value, float) and isfinite(value) for value in values)
+    return [float(value) for value in values if value is not None] if is_ours else [0.0] * 3
 
 
 def _obstacle(request: Request, plan: Plan, drafts_as: str) -> str:

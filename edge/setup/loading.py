@@ -20,7 +20,9 @@ from edgespec.drafting.drafters import HEAD
 from edgespec.drafting.drafters.model import WritingDrafter
 from edgespec.errors import DoesNotFitError
 from edgespec.measure.timing import (
+    expect_slopes,
     fastest_step,
+    measure_curve,
     measure_depths,
     measure_reads,
     measured_while_busy,
@@ -37,14 +39,13 @@ from edgespec.memory.plan.request import Request
 from edgespec.memory.plan.settings import settings_of
 from edgespec.memory.store import cache
 from edgespec.memory.times.curve import CostCurve
-from edgespec.memory.times.measuring import expect_slopes, measure_curve
 from edgespec.models.embedded import embedded_model
 from edgespec.models.hub.resolve import model_file
 from edgespec.models.onnx.folder import read_model
 from edgespec.models.projector import read_projector
 from edgespec.models.spec import ONNX_FORMAT, ModelSpec, content_hash, read_model_spec
 from edgespec.progress import Progress
-from edgespec.setup.draft_loading import load_draft_model, load_head
+from edgespec.setup.draft_loading import load_draft_model
 from edgespec.setup.kernel_choice import prepare_kernels
 from edgespec.setup.planning import make_run_plan
 from edgespec.setup.slowdown import compare_with_before
@@ -243,7 +244,6 @@ def _load_one(
         if curve is not None:
             cost = _snapshots_cost(backend, curve, spec, plan)
             model = load_draft_model(backend, spec, plan, report)
-            model = model or load_head(backend, spec, plan, report)
         if model is not None:
             stack.callback(model.close)
         learning = Learning(spec, plan, curve, model, backend.tokenizer.vocab_size)
@@ -299,18 +299,12 @@ def _load_llamacpp(spec: ModelSpec, plan: Plan, report: Progress) -> Backend:
         states=plan.states,
     )
     has_head = HEAD in plan.drafter.split(",") and plan.draft_max > 0
-    make: Callable[..., Backend] = LlamaBackend
+    more: dict[str, Any] = {"inside": plan.draft_model is None} if has_head else {}
+    make: Callable[..., Backend] = FollowedBackend if has_head else LlamaBackend
     if plan.snapshots:
-        make = partial(RecurrentBackend, snapshots=plan.snapshots)
-    if has_head:
-        make = partial(FollowedBackend, inside=plan.draft_model is None)
-        if plan.snapshots:
-            make = partial(
-                FollowedRecurrentBackend,
-                snapshots=plan.snapshots,
-                inside=plan.draft_model is None,
-            )
-    return make(spec.path, settings, progress=lambda fraction: report("loading", fraction))
+        make = FollowedRecurrentBackend if has_head else RecurrentBackend
+        more["snapshots"] = plan.snapshots
+    return make(spec.path, settings, progress=lambda part: report("loading", part), **more)
 
 
 def _load_onnx(spec: ModelSpec, plan: Plan, report: Progress) -> Backend:
@@ -461,38 +455,31 @@ class Learning:
         model: WritingDrafter | None,
         vocab_size: int,
     ) -> None:
-        self.drafter: CombinedDrafter | None = None
         self.more_drafters: list[CombinedDrafter] = []  # of further users
-        self.history = RoundHistory()
         self._spec, self._plan, self._curve = spec, plan, curve
         self._draft_spec: ModelSpec | None = None
         if plan.draft_model is not None:
             self._draft_spec = read_model_spec(plan.draft_model, heads=True)
-        if curve is not None:
-            self._begin(model, vocab_size)
+        # A plan whose steps have no room for drafts loads no draft model.
+        names = plan.drafter if model is not None else plan.of_small().drafter
+        self.drafter = drafter = make_drafter(names, model) if curve is not None else None
         if plan.remember and self._suffix is None:
             said = "nothing is remembered: texts are kept for the suffix drafter, which is not used"
             warn(said, EdgespecWarning, stacklevel=2)
-
-    def _begin(self, model: WritingDrafter | None, vocab_size: int) -> None:
-        spec, plan = self._spec, self._plan
-        # A plan whose steps have no room for drafts loads no draft model.
-        names = plan.drafter if model is not None else plan.of_small().drafter
-        self.drafter = make_drafter(names, model)
-        if self.drafter is None:
+        if drafter is None:
+            self.history = RoundHistory()
             return
         self.history = stored.stored_history(spec, names)
         learned: dict[str, Any] = {}
         if model is not None:
             learned = stored.stored_learned(spec, plan, self._draft_spec)
+        drafter.load_state({**stored.stored_calibration(spec), MODEL: learned, HEAD: learned})
         made = (make_drafter(names) for _ in range(plan.users - 1))
-        self.more_drafters = [drafter for drafter in made if drafter is not None]
-        known = {**stored.stored_calibration(spec), MODEL: learned, HEAD: learned}
+        self.more_drafters = [one for one in made if one is not None]
+        for one in self.more_drafters:
+            one.share_with(drafter)
         texts = remembered_texts(spec.fingerprint) if plan.remember else []
-        self.drafter.load_state(known)
-        for drafter in self.more_drafters:
-            drafter.share_with(self.drafter)
-        self.drafter.recall([one for one in texts if max(one[1], default=0) < vocab_size])
+        drafter.recall([one for one in texts if max(one[1], default=0) < vocab_size])
 
     @property
     def _suffix(self) -> SuffixDrafter | None:
@@ -502,22 +489,20 @@ class Learning:
 
     def keep(self) -> None:
         """Add what the run has learned to what is stored now, and free the draft model."""
+        spec, plan, drafter = self._spec, self._plan, self.drafter
         try:
             if self._curve is not None:
-                settings = settings_of(self._plan)
-                stored.learn_curve(self._spec, settings, self._curve)
-            if self.drafter is not None:
-                self._add(self.drafter)
+                stored.learn_curve(spec, settings_of(plan), self._curve)
+            if drafter is None:
+                return
+            state = drafter.state()
+            stored.keep_calibration(spec, state)
+            if plan.remember and self._suffix is not None:
+                add_texts(spec.fingerprint, spec.path.name, self._suffix.written())
+            for name in state.keys() & {MODEL, HEAD}:
+                stored.keep_learned(spec, plan, self._draft_spec, state[name])
+            if plan.draft_max:  # rounds that could not draft say nothing about others
+                stored.keep_rounds(spec, drafter.name, self.history.rounds())
         finally:
-            if self.drafter is not None:
-                self.drafter.close()
-
-    def _add(self, drafter: CombinedDrafter) -> None:
-        spec, plan, state = self._spec, self._plan, drafter.state()
-        stored.keep_calibration(spec, state)
-        if plan.remember and self._suffix is not None:
-            add_texts(spec.fingerprint, spec.path.name, self._suffix.written())
-        for name in state.keys() & {MODEL, HEAD}:
-            stored.keep_learned(spec, plan, self._draft_spec, state[name])
-        if plan.draft_max:  # rounds that could not draft say nothing about others
-            stored.keep_rounds(spec, drafter.name, self.history.rounds())
+            if drafter is not None:
+                drafter.close()

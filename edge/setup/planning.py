@@ -103,7 +103,11 @@ def make_run_plan(spec: ModelSpec, request: Request, machine: Machine | None = N
 def _made(spec: ModelSpec, request: Request, machine: Machine) -> Plan:
     request, backend = with_backend(spec, request, machine)
     request, tried = _for_users(spec, request)
-    plan_of = partial(_best_kernels, spec, machine=machine, tried=tried)
+    drafting = partial(_best_drafters, spec, machine=machine, tried=tried)
+
+    def plan_of(one: Request) -> Plan:
+        return best_kernels(spec, one, drafting)
+
     plan = plan_of(request)
     if backend is not None:
         plan = plan.with_choice(backend)
@@ -125,14 +129,6 @@ def _for_users(spec: ModelSpec, request: Request) -> tuple[Request, Candidate | 
     return request, candidate_of(spec, request)
 
 
-def _best_kernels(
-    spec: ModelSpec, request: Request, machine: Machine, tried: Candidate | None
-) -> Plan:
-    """The plan on one backend, with the matrix kernels that are faster there."""
-    plan_of = partial(_best_drafters, spec, machine=machine, tried=tried)
-    return best_kernels(spec, request, plan_of)
-
-
 def _best_drafters(
     spec: ModelSpec, request: Request, machine: Machine, tried: Candidate | None
 ) -> Plan:
@@ -141,7 +137,8 @@ def _best_drafters(
     tables = request if tried is None else replace(request, draft_model=None)
     plan = plan_of(tables)
     is_open = request.drafter == "auto" and plan.drafter == "suffix"
-    if is_open and _is_flat(stored_curve(spec, settings_of(plan))):
+    curve = stored_curve(spec, settings_of(plan)) if is_open else None
+    if curve is not None and curve.step_ms(_MANY, 0) <= _FLAT * curve.base[1]:
         reason = (
             "steps over many tokens cost little here: what else the target could have said pays"
         )
@@ -152,11 +149,6 @@ def _best_drafters(
     if tried is not None:
         return with_candidate(spec, request, plan, tried, plan_of)
     return with_offer(spec, request, plan)
-
-
-def _is_flat(curve: CostCurve | None) -> bool:
-    """Whether verifying many tokens was measured to cost hardly more than one."""
-    return curve is not None and curve.step_ms(_MANY, 0) <= _FLAT * curve.base[1]
 
 
 def planned(spec: ModelSpec, request: Request, machine: Machine) -> Plan:
@@ -176,11 +168,7 @@ def planned(spec: ModelSpec, request: Request, machine: Machine) -> Plan:
     )
     if switch_spec is None:
         return plan
-    return with_switch(plan, spec, switch_spec, request.depth, _curve_of)
-
-
-def _curve_of(spec: ModelSpec, settings: Settings) -> CostCurve:
-    return speed_model(spec, settings).curve
+    return with_switch(plan, spec, switch_spec, request.depth)
 
 
 def speed_model(spec: ModelSpec, settings: Settings) -> SpeedModel:
@@ -246,19 +234,13 @@ def switch_spec_of(spec: ModelSpec, request: Request) -> ModelSpec | None:
     return small
 
 
-def with_switch(
-    plan: Plan,
-    spec: ModelSpec,
-    small: ModelSpec,
-    depth: int,
-    curve_of: Callable[[ModelSpec, Settings], CostCurve],
-) -> Plan:
+def with_switch(plan: Plan, spec: ModelSpec, small: ModelSpec, depth: int) -> Plan:
     """The plan with what taking turns with a smaller model is expected to bring.
 
     `depth` counts the tokens in the cache where speed is predicted.
     """
     pair = (spec, settings_of(plan)), (small, settings_of(plan.of_small()))
-    curves = [curve_of(*one) for one in pair]
+    curves = [speed_model(*one).curve for one in pair]
     reads = [
         known and known.at_the_level_of(curve)
         for known, curve in zip((stored_reads(*one) for one in pair), curves, strict=True)

@@ -73,10 +73,13 @@ def head_settings_of(plan: Plan) -> Settings:
 
 def settings_key(spec: ModelSpec, settings: Settings) -> str:
     """Under what batch invariance and the like are stored: device, file, settings, library."""
+    library = f"llama-cpp-python {host.llama_build()}"
+    if settings.backend == ONNX:
+        library = _onnx_runtime()
     return (
         f"{host.device_key()} | {spec.fingerprint} | {settings.threads} threads | "
         f"{settings.kv_type_k}/{settings.kv_type_v} | {settings.gpu_layers} gpu layers | "
-        f"{_library(settings.backend)}{' padded' * settings.padded}"
+        f"{library}{' padded' * settings.padded}"
         + (f" on {settings.device}" if settings.device != "cpu" else "")
         + (f" with {kernels_key()}" if settings.kernels else "")
         + " head" * settings.head
@@ -268,9 +271,7 @@ def known_exact_step(spec: ModelSpec, settings: Settings) -> int | None:
 
 
 @functools.cache
-def _library(backend: str) -> str:
-    if backend != ONNX:
-        return f"llama-cpp-python {host.llama_build()}"
+def _onnx_runtime() -> str:
     for name in _RUNTIMES:
         with suppress(PackageNotFoundError):
             return f"{name} {version(name)}"
@@ -280,7 +281,8 @@ def _library(backend: str) -> str:
 def snapshot_cost(spec: ModelSpec, settings: Settings, count: int) -> float | None:
     """How many times as long plain steps take with so many snapshots as without; None: unknown.
 
-    Each one costs as much as each of those that were measured.
+    A step may write a part of every snapshot, whatever it drafts. Each costs as much as each of
+    those that were measured, in turns with none: the machine's speed drifts by more than it is.
     """
     costs = stored_snapshot_costs(spec, settings)
     if not count or not costs:

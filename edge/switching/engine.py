@@ -59,7 +59,6 @@ class SwitchingEngine(Engine):
 
     @property
     def draft_failure(self) -> str | None:
-        """As `Engine.draft_failure`, of a draft model or of the small one."""
         return super().draft_failure or self._failure
 
     def _free(self) -> None:
@@ -70,7 +69,6 @@ class SwitchingEngine(Engine):
 
     @property
     def vocab_size(self) -> int:
-        """Tokens that may be picked: those of both models."""
         return min(super().vocab_size, self.small.vocab_size)
 
     def begin(self, job: Job) -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from edgespec.decode.stream import TextStream
+from edgespec.decode.generation import TextStream
 from edgespec.errors import UnsupportedError
 
 

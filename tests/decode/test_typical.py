@@ -16,9 +16,8 @@ from lossless_cases import Garbage, V, random_model
 from edgespec.backends.base import Logits
 from edgespec.backends.fake import FakeBackend
 from edgespec.backends.tree import DraftTree
-from edgespec.decode.accept import TypicalPick, accept
 from edgespec.decode.engine import Engine
-from edgespec.decode.verification import Dice
+from edgespec.decode.verification import Dice, TypicalPick, accept
 from edgespec.errors import UnsupportedError
 from edgespec.sampling.params import SamplingParams
 from edgespec.sampling.sampling import Sampler

@@ -6,9 +6,14 @@ from typing import Any
 
 import pytest
 
-from edgespec.drafting import priors
-from edgespec.drafting.drafters.suffix import NUM_CELLS, SuffixDrafter
-from edgespec.drafting.priors import VERSION, cautious, known_counts
+from edgespec.drafting.drafters import suffix
+from edgespec.drafting.drafters.suffix import (
+    NUM_CELLS,
+    VERSION,
+    SuffixDrafter,
+    cautious,
+    known_counts,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -60,5 +65,5 @@ def test_what_ships_is_not_stored_with_what_was_counted() -> None:
 def test_counts_of_another_layout_are_not_used(
     document: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(priors, "_document", lambda: document)
+    monkeypatch.setattr(suffix, "_document", lambda: document)
     assert known_counts("suffix", 2) == {}

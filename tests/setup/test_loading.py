@@ -58,7 +58,7 @@ def test_a_model_and_its_draft_model(
     monkeypatch.setattr(loading, "load_draft_model", load_draft_model)
     chosen = replace(plan, remember=remember)
     load = loading._load_one
-    functions = [load, Learning.__init__, Learning._begin]
+    functions = [load, Learning.__init__]
     steps = assert_nothing_stays_open(lambda: load(SPEC, chosen, quiet), functions, opened)
     assert steps > 15
 

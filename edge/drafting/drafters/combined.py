@@ -331,7 +331,9 @@ def _nothing(_node: int) -> None:
 def merge(base: Proposal, added: Proposal) -> Proposal:
     """Both proposals in one tree, kept nodes first, then by probability; both name sources.
 
-    At most one of the two has kept nodes.
+    Nodes that spell the same text are one node, of the drafter with the larger probability: the
+    surer one looks at more. Siblings exclude each other, so a later one gets at most what those
+    before it leave of their parent. At most one of the two has kept nodes.
     """
     if not len(added) or not len(base):
         return base if len(base) else added

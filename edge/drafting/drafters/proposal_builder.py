@@ -100,7 +100,6 @@ class ProposalBuilder:
         return grown.part(order), [self._cells[node] for node in order]
 
     def spine(self) -> list[int]:
-        """Its tokens."""
         return [self.tokens[node] for node in self._spine]
 
     def take(self, tokens: Sequence[int], shares: Sequence[float]) -> None:

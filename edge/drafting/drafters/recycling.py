@@ -86,7 +86,6 @@ class RecyclingDrafter(CountingDrafter):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of both tables."""
         return 2 * _Table.nbytes
 
     def __init__(self) -> None:

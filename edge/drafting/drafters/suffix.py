@@ -14,10 +14,15 @@ several matches from GOOSE (arXiv 2604.02047).
 
 from __future__ import annotations
 
+import json
 from bisect import bisect_right
 from collections.abc import Sequence
+from functools import cache
+from importlib.resources import files
+from typing import Any
 
-from edgespec.drafting.calibration import Calibration, Counts
+from edgespec.drafting import constants
+from edgespec.drafting.calibration import Calibration, Counts, pairs_of
 from edgespec.drafting.constants import (
     AGREEING_BORDERS,
     LENGTH_BORDERS,
@@ -27,7 +32,6 @@ from edgespec.drafting.constants import (
     VOTE_BORDERS,
 )
 from edgespec.drafting.drafters.base import CountingDrafter, VerifyResult
-from edgespec.drafting.priors import known_counts
 from edgespec.drafting.proposal import EMPTY, Proposal, StepContext
 from edgespec.drafting.text_index import LENGTH_CAP, Place, Text, TextIndex, to_keep
 from edgespec.memory.store.texts import KeptText
@@ -68,7 +72,6 @@ class SuffixDrafter(CountingDrafter):
 
     @property
     def nbytes(self) -> int:
-        """Ceiling of the index in bytes."""
         return self.texts.nbytes
 
     def begin(self, tokens: Sequence[int]) -> None:
@@ -92,7 +95,6 @@ class SuffixDrafter(CountingDrafter):
     # -- proposing -------------------------------------------------------------------------
 
     def propose(self, context: StepContext, base: Proposal = EMPTY) -> Proposal:
-        """The most probable continuations, best first."""
         votes = self._votes()
         self._proposal = self._chain(votes, context) if votes else EMPTY
         return self._proposal
@@ -190,3 +192,33 @@ def _cell(agreeing: list[_Vote], depth: int, share: float) -> int:
     bucket = _LENGTH_BUCKET[min(length + depth, 2 * LENGTH_CAP)]
     cell = bucket * _NUM_SHARES + bisect_right(VOTE_BORDERS, share)
     return (cell * _NUM_COUNTS + bisect_right(AGREEING_BORDERS, len(agreeing))) * 2 + is_own
+
+
+VERSION = 1
+
+
+@cache
+def known_counts(drafter: str, num_cells: int) -> Counts:
+    """Hits and tries by cell of a drafter's table; nothing where there are none."""
+    document = _document()
+    found = document.get(drafter) if document.get("version") == VERSION else None
+    if not isinstance(found, dict) or found.get("num_cells") != num_cells:
+        return {}
+    pairs = {int(cell): counts for cell, counts in pairs_of(found.get("cells")).items()}
+    there = {cell: counts for cell, counts in pairs.items() if counts[1] > 0.0}
+    return cautious(there) if max(there, default=0) < num_cells else {}
+
+
+def cautious(counts: Counts) -> Counts:
+    """The same number of tries, at the odds that one may expect of another model."""
+    found = {}
+    for cell, (hits, tries) in counts.items():
+        odds = constants.PRIOR_ODDS * (hits + 0.5) / (tries - hits + 0.5)
+        found[cell] = (tries * odds / (1.0 + odds), tries)
+    return found
+
+
+def _document() -> dict[str, Any]:
+    text = files("edgespec.drafting").joinpath("priors.json").read_text(encoding="utf-8")
+    document: dict[str, Any] = json.loads(text)
+    return document

@@ -133,7 +133,7 @@ def test_a_window_is_all_that_is_read_of_a_text(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Begins with the last tokens; again after more of them that others drafted, or when full."""
-    monkeypatch.setattr("edgespec.models.early_exit.WINDOW", 6)
+    monkeypatch.setattr("edgespec.drafting.drafters.model.WINDOW", 6)
     draft = Draft(counting, clock, 0.01, context_size=10 + LONGEST)
     drafter = ModelDrafter(draft, curve_of(*[0.01] * 16), V, early_exit=EXIT)
     drafter.begin([i % V for i in range(1000)])
@@ -161,7 +161,7 @@ def test_a_window_never_changes_what_follows_from_the_last_tokens(data: st.DataO
     clock = Clock()
     draft = Draft(rough, clock, 0.01, context_size=12 + LONGEST)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("edgespec.models.early_exit.WINDOW", 4)
+        patch.setattr("edgespec.drafting.drafters.model.WINDOW", 4)
         seeing = ModelDrafter(draft, curve_of(*[0.01] * 16), V, early_exit=EXIT)
     whole, _ = drafter_of(rough, clock)
     tokens = st.lists(st.integers(0, V - 1), min_size=1, max_size=9)

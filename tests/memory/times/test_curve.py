@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edgespec.measure.timing import measure_curve
 from edgespec.memory.times.curve import Chunk, CostCurve
-from edgespec.memory.times.measuring import measure_curve
 
 INF = float("inf")
 

@@ -15,8 +15,8 @@ from edgespec.decode.writers import LARGE, SMALL
 from edgespec.drafting.controller import choose_size
 from edgespec.drafting.drafters import make_drafter
 from edgespec.drafting.proposal import StepContext
+from edgespec.measure.timing import measure_curve
 from edgespec.memory.times.curve import CostCurve
-from edgespec.memory.times.measuring import measure_curve
 from edgespec.memory.times.speed import SpeedModel, predicted_speedup
 from edgespec.switching.forecast import Trace, choose, forecast
 from edgespec.switching.planning import Calibrated, switch_reason

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edgespec.measure.timing import measure_curve, measure_depth
 from edgespec.memory.times.curve import CostCurve
-from edgespec.memory.times.measuring import measure_curve, measure_depth
 
 INF = float("inf")
 # Milliseconds of n = 1, 2, ...: three nodes cost more than four, as in the design's table.
