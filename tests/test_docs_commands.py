@@ -30,6 +30,7 @@ ELSEWHERE = {
     r".*--draft-model eagle3-": "tests/backends/llama/test_eagle_head.py",
     r".*--draft-model dflash-": "tests/backends/llama/test_block_head.py",
     r".*--draft-model mtp-": "tests/backends/llama/test_head_files.py",
+    r"edgespec (run|plan) .*--images? ": "tests/cli/test_images.py, with a projector",
     r"edgespec bench": "tests/cli/test_drafters.py and tests/bench",
     r"edgespec quantize": "tests/cli/test_quantize.py",
     r"edgespec draft train": "tests/cli/test_draft.py, tests/exits where torch is installed",

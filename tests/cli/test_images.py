@@ -49,6 +49,14 @@ def test_run_shows_images_and_checks_the_answer(
     assert found["plan"]["mmproj"]["value"] == f"mmproj-{name}.gguf"
 
 
+def test_plan_counts_images(vision_folder: Path, name: str, measured: str) -> None:
+    model = str(vision_folder / f"{name}.gguf")
+    done = run("plan", model, "--ctx", "512", "--images", "1", "--json", cache=measured)
+    assert done.status == 0, done.err
+    assert done.document["plan"]["mmproj"]["value"] == f"mmproj-{name}.gguf"
+    assert any(key.startswith("projector") for key in done.document["memory"]["components"])
+
+
 @pytest.mark.parametrize("name", ["gemma3", "qwen3vl"])
 def test_exact_answers_behind_an_image_are_plain_decodings(
     tmp_path: Path, name: str, pictures: list[str], measured: str

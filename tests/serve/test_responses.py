@@ -77,7 +77,7 @@ def test_what_is_not_kept_is_not_there(serve: Serve, client: Connect) -> None:
 def test_embeddings_say_the_way_out(serve: Serve) -> None:
     told = httpx.post(f"{serve(Speaker())}/v1/embeddings", json={"input": "a"})
     assert told.status_code == 404
-    assert "serve one that was made for them" in told.json()["error"]["message"]
+    assert "ask a model that was made for them" in told.json()["error"]["message"]
 
 
 def test_responses(serve: Serve, client: Connect) -> None:
