@@ -214,7 +214,7 @@ class KeepsStates(Protocol):
 
 
 @runtime_checkable
-class Rests(Protocol):
+class ReleasesThreads(Protocol):
     """A backend that keeps something ready for whoever makes its steps, such as threads."""
 
     def rest(self) -> None:

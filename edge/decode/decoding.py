@@ -189,7 +189,7 @@ class Decoding:
     # -- a round ---------------------------------------------------------------------------
 
     @property
-    def rests(self) -> bool:
+    def is_cooling_down(self) -> bool:
         """Whether the next round has no drafts, whatever the last one wrote."""
         return self._drafter is None or self._cooldown > 0
 

@@ -10,7 +10,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Sequence
 
-from edgespec.backends.base import Backend, HoldsSequences, KeepsStates, Rests, sequences_of
+from edgespec.backends.base import (
+    Backend,
+    HoldsSequences,
+    KeepsStates,
+    ReleasesThreads,
+    sequences_of,
+)
 from edgespec.errors import ContextFullError
 from edgespec.prefix import common_prefix_length
 
@@ -84,7 +90,7 @@ class Slots:
 
     def rest(self) -> None:
         """The calling thread, which made steps, makes none soon."""
-        if isinstance(self._whole, Rests):
+        if isinstance(self._whole, ReleasesThreads):
             self._whole.rest()
 
     def take(self, text: Sequence[int], need: int, reuse: bool) -> Slot | None:

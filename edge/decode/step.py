@@ -54,7 +54,7 @@ def make_step(
 
     A text that fails does not keep the others from going on. Raises what the backend raises.
     """
-    if read_beside is None and len(decodings) == 1 and decodings[0].rests:
+    if read_beside is None and len(decodings) == 1 and decodings[0].is_cooling_down:
         return [_plain_step(decodings[0])]
     began = perf_counter()
     plan = StepPlan.of(decodings)

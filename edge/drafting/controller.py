@@ -54,7 +54,7 @@ def choose_size(
     rate = expected / (spent_ms + curve.estimated_ms(1 + kept + extra, depth, previous))
     best, best_rate, least, required = kept, rate, rate, required_gain * rate
     step_ms = curve.estimated_ms if tries else curve.step_ms
-    doubt = context.doubt(1 + kept)  # which what is compared with has, too
+    before = context.standard_error(1 + kept)  # which what is compared with has, too
     for size in range(kept + 1, min(len(probabilities), context.max_nodes) + 1):
         expected += probabilities[size - 1]
         if size > drafted:
@@ -62,7 +62,7 @@ def choose_size(
         ms = step_ms(size + 1 + extra, depth, previous)
         rate = expected / (spent_ms + ms)
         if rate > least and rate >= required:
-            unsure = max(0.0, context.doubt(size + 1) - doubt)
+            unsure = max(0.0, context.standard_error(size + 1) - before)
             cautious = expected / (spent_ms + ms * (1.0 + unsure))
             if cautious > least:
                 best, best_rate, least = size, rate, cautious

@@ -89,9 +89,9 @@ class StepContext:
         """A plain step's time for each of its tokens: the unit of ledgers."""
         return self.estimated_ms(1) / (1 + self.others)
 
-    def doubt(self, num_nodes: int) -> float:
+    def standard_error(self, num_nodes: int) -> float:
         """Relative standard deviation of the predicted time of a step."""
-        return self.curve.doubt(num_nodes + self.extra, self.depth)
+        return self.curve.standard_error(num_nodes + self.extra, self.depth)
 
     def step_ms(self, num_nodes: int) -> float:
         """Predicted time of a target step over `num_nodes`, the root included.

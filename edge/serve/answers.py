@@ -14,8 +14,8 @@ from starlette.types import Receive, Scope, Send
 
 from edgespec.decode.generation import Chunk
 from edgespec.serve.answer_reader import AnswerReader
+from edgespec.serve.api_error import COME_AGAIN, ApiError, api_error_of, openai_error
 from edgespec.serve.limits import Limits
-from edgespec.serve.refusal import COME_AGAIN, Refusal, openai_error, refusal_of
 from edgespec.serve.shapes import Choice, Shape
 from edgespec.serve.worker import Generation, Worker
 
@@ -39,8 +39,8 @@ class Prepared:
     streams: bool
     make_reader: Callable[[], AnswerReader] = AnswerReader
     names_events: bool = False  # each event has a line with its type; there is no [DONE] then
-    tell: Callable[[Refusal], dict[str, Any]] = openai_error  # what failed
-    fail: Callable[[Refusal], dict[str, Any]] | None = None  # the same as an event, if another one
+    tell: Callable[[ApiError], dict[str, Any]] = openai_error  # what failed
+    fail: Callable[[ApiError], dict[str, Any]] | None = None  # the same as an event, if another one
     tells_progress: bool = False  # of the prompt
 
 
@@ -90,8 +90,8 @@ class Answer:
             ]
             status, document = 200, self._prepared.shape.whole(choices)
         except Exception as problem:
-            refusal = refusal_of(problem)
-            status, document = refusal.status, self._prepared.tell(refusal)
+            error = api_error_of(problem)
+            status, document = error.status, self._prepared.tell(error)
         await send_json(send, status, document)
 
     async def _stream(self, send: Send) -> None:
@@ -105,7 +105,7 @@ class Answer:
             return  # without an end, so that the connection is closed
         except Exception as problem:
             fail = self._prepared.fail or self._prepared.tell
-            last = _event(fail(refusal_of(problem)), self._prepared.names_events)
+            last = _event(fail(api_error_of(problem)), self._prepared.names_events)
             await send({**_BODY, "body": last, "more_body": True})
         await send({**_BODY, "body": b""})
 
@@ -201,7 +201,7 @@ class LoadingAnswer:
     def __init__(
         self,
         begin: Callable[[], Awaitable[Answer]],
-        tell: Callable[[Refusal], dict[str, Any]],
+        tell: Callable[[ApiError], dict[str, Any]],
         comment_s: float,
     ) -> None:
         self._begin, self._tell, self._comment_s = begin, tell, comment_s
@@ -225,7 +225,7 @@ class LoadingAnswer:
         try:
             answer = waits.result()
         except Exception as problem:
-            failed = _event(self._tell(refusal_of(problem)), named=True)
+            failed = _event(self._tell(api_error_of(problem)), named=True)
             await send({**_BODY, "body": failed})
             return
         answer.has_headers = True

@@ -19,6 +19,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from edgespec.serve.access import HISTORY, Access
 from edgespec.serve.answers import Answer, LoadingAnswer, Prepared
+from edgespec.serve.api_error import (
+    COME_AGAIN,
+    ApiError,
+    anthropic_error,
+    api_error_of,
+    openai_error,
+)
 from edgespec.serve.bodies import LargeBodies, read_json
 from edgespec.serve.embeddings import embeddings, rerank
 from edgespec.serve.guard import Guard
@@ -36,7 +43,6 @@ from edgespec.serve.prepare import (
     prepare_response,
     tokenize,
 )
-from edgespec.serve.refusal import COME_AGAIN, Refusal, anthropic_error, openai_error, refusal_of
 from edgespec.serve.service import Service, Shared
 from edgespec.serve.status import metrics, props, slots, status
 
@@ -155,7 +161,7 @@ class Routes:
         found = [one for one in self._pool.members if name in one.model.names]
         if not found:
             names = ", ".join(one.name for one in self._pool.members)
-            raise Refusal(
+            raise ApiError(
                 f"there is no such model here, only {names}", status=404, code="model_not_found"
             )
         return JSONResponse(self._card(found[0]))
@@ -237,7 +243,7 @@ class Routes:
 def _take_model(pool: Pool, document: Any, kind: str = CHAT) -> tuple[Member, float | None]:
     """The model that a request means, and how long it wants it kept, which is taken out of it.
 
-    Raises Refusal, and UnsupportedError for what is no time.
+    Raises ApiError, and UnsupportedError for what is no time.
     """
     if not isinstance(document, dict):
         return pool.find(None, kind), None
@@ -257,8 +263,8 @@ async def reader_of(
 ) -> Callable[[], Any]:
     """Receive the body of a request; what is returned makes a document of it, in any thread.
 
-    `admit` is asked for one that is larger, where a model sees images. Raises Refusal where nothing
-    can be answered, and for a body that is too large or takes too long.
+    `admit` is asked for one that is larger, where a model sees images. Raises ApiError where none is
+    answered, and for a body that is too large or takes too long.
     """
     pool.check()
     limits, body = pool.limits, bytearray()
@@ -268,11 +274,11 @@ async def reader_of(
         async for part in request.stream():
             body += part
             if len(body) > most:
-                raise Refusal(f"the body has more than {most} bytes", status=413)
+                raise ApiError(f"the body has more than {most} bytes", status=413)
             if admit is not None:
                 admit(len(body))
     if patience.cancelled_caught:
-        raise Refusal("the body did not come in time", status=408)
+        raise ApiError("the body did not come in time", status=408)
     encoding = request.headers.get("content-encoding", "")
     return lambda: read_json(body, limits, encoding, most)
 
@@ -287,13 +293,13 @@ def _answered(handler: Handler, path: str) -> ASGIApp:
         except ClientDisconnect:
             return
         except Exception as problem:
-            response = error_response(refusal_of(problem), tell)
+            response = error_response(api_error_of(problem), tell)
         await response(scope, receive, send)
 
     return _Endpoint(app)
 
 
-def _teller(path: str) -> Callable[[Refusal], dict[str, Any]]:
+def _teller(path: str) -> Callable[[ApiError], dict[str, Any]]:
     return anthropic_error if path.startswith(_ANTHROPIC) else openai_error
 
 
@@ -308,25 +314,25 @@ class _Endpoint:
 
 
 def error_response(
-    refusal: Refusal, tell: Callable[[Refusal], dict[str, Any]] = openai_error
+    error: ApiError, tell: Callable[[ApiError], dict[str, Any]] = openai_error
 ) -> Response:
     """An error object; a queue that is full says when to come again."""
-    headers = {"retry-after": "1"} if refusal.status in COME_AGAIN else {}
-    if refusal.status in (408, 413):
+    headers = {"retry-after": "1"} if error.status in COME_AGAIN else {}
+    if error.status in (408, 413):
         headers["connection"] = "close"  # what is left of the body is not read
-    return JSONResponse(tell(refusal), refusal.status, headers)
+    return JSONResponse(tell(error), error.status, headers)
 
 
 async def _unknown(request: Request, problem: Exception) -> Response:
     """A path or method that is not there."""
     status = problem.status_code if isinstance(problem, HTTPException) else 500
     what = f"{request.method} {request.scope['path'][:100]} is not supported"
-    return error_response(Refusal(what, status=status, code="unknown_path"))
+    return error_response(ApiError(what, status=status, code="unknown_path"))
 
 
 async def _failed(_request: Request, problem: Exception) -> Response:
     """What nothing else caught."""
-    return error_response(refusal_of(problem))
+    return error_response(api_error_of(problem))
 
 
 # -- the page at `/` ---------------------------------------------------------------------------

@@ -8,9 +8,9 @@ from typing import Any
 
 from edgespec.decode.options import GenerationOptions
 from edgespec.sampling.params import SamplingParams
+from edgespec.serve.api_error import ApiError
 from edgespec.serve.fields import Fields, shown
 from edgespec.serve.limits import Limits
-from edgespec.serve.refusal import Refusal
 from edgespec.serve.shapes import Output
 from edgespec.serve.tools import Tools
 
@@ -77,7 +77,7 @@ class CompletionAsked:
 
 
 def take_output(fields: Fields, limits: Limits) -> Output:
-    """The fields that say how an answer is sent. Raises Refusal."""
+    """The fields that say how an answer is sent. Raises ApiError."""
     streams = fields.flag("stream")
     options = fields.object("stream_options")
     output = Output(
@@ -100,4 +100,4 @@ def take_model(fields: Fields, setup: Setup) -> None:
             f"there is no model {shown(name)} here, only {setup.names[0]}: "
             "ask for that one, or start the server with --alias NAME or --any-model"
         )
-        raise Refusal(message, status=404, param="model", code="model_not_found")
+        raise ApiError(message, status=404, param="model", code="model_not_found")

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
+from edgespec.serve.api_error import ApiError
 from edgespec.serve.fields import shown
 from edgespec.serve.limits import Limits
-from edgespec.serve.refusal import Refusal
 
 # By their names in Content-Encoding, with zlib's number of each format's header.
 _GZIP, _ZLIB, _NO_HEADER = 31, 15, -15
@@ -27,7 +27,7 @@ class LargeBodies:
     def admits(self) -> Iterator[Callable[[int], None]]:
         """A check of how large a body is so far, until its document is not needed any more.
 
-        The check raises Refusal where others are held.
+        The check raises ApiError where others are held.
         """
         is_large = False
 
@@ -36,7 +36,7 @@ class LargeBodies:
             if is_large or size <= self._limits.body_bytes:
                 return
             if self._count >= self._limits.image_bodies:
-                raise Refusal(
+                raise ApiError(
                     f"{self._count} other requests with images are being read: try again soon",
                     status=503,
                     code="too_many_images",
@@ -53,7 +53,7 @@ class LargeBodies:
 def read_json(
     body: bytes | bytearray, limits: Limits, encoding: str = "", most: int | None = None
 ) -> Any:
-    """The document of a body. Raises Refusal for anything else.
+    """The document of a body. Raises ApiError for anything else.
 
     `encoding` is the request's Content-Encoding, `most` bytes are what it may have without.
     Halves of surrogate pairs, which no UTF-8 has, become U+FFFD.
@@ -63,11 +63,11 @@ def read_json(
         text = _decompressed(body, encoding.strip().lower(), most).decode("utf-8")
         document = json.loads(text, parse_constant=_refuse_constant)
     except UnicodeDecodeError as problem:
-        raise Refusal(f"the body is not UTF-8: {problem.reason}") from problem
+        raise ApiError(f"the body is not UTF-8: {problem.reason}") from problem
     except RecursionError as problem:
-        raise Refusal(f"the body is nested deeper than {limits.json_depth}") from problem
+        raise ApiError(f"the body is nested deeper than {limits.json_depth}") from problem
     except ValueError as problem:  # digits beyond what Python converts are told this way, too
-        raise Refusal(f"the body is no JSON: {str(problem)[:100]}") from problem
+        raise ApiError(f"the body is no JSON: {str(problem)[:100]}") from problem
     return _plain(document, limits.json_depth)
 
 
@@ -76,7 +76,7 @@ def _decompressed(body: bytes | bytearray, encoding: str, most: int) -> bytes | 
     if encoding in ("", "identity"):
         return body
     if encoding not in _ENCODINGS:
-        raise Refusal(
+        raise ApiError(
             f"the content encoding {shown(encoding)} is not supported, only gzip and deflate",
             status=415,
             code="unsupported_encoding",
@@ -88,12 +88,12 @@ def _decompressed(body: bytes | bytearray, encoding: str, most: int) -> bytes | 
     try:
         data = part.decompress(body, most + 1)
     except zlib.error as problem:
-        raise Refusal(f"the body is not {encoding}") from problem
+        raise ApiError(f"the body is not {encoding}") from problem
     if len(data) > most:
-        raise Refusal(f"the body has more than {most} bytes", status=413)
+        raise ApiError(f"the body has more than {most} bytes", status=413)
     if not part.eof or part.unused_data:
         where = "after" if part.eof else "before"
-        raise Refusal(f"the body ends {where} its {encoding} data does")
+        raise ApiError(f"the body ends {where} its {encoding} data does")
     return data
 
 
@@ -102,7 +102,7 @@ def _has_zlib_header(body: bytes | bytearray) -> bool:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise Refusal(f"the body is no JSON: {name} is no number")
+    raise ApiError(f"the body is no JSON: {name} is no number")
 
 
 def _plain(value: Any, depth: int) -> Any:
@@ -111,7 +111,7 @@ def _plain(value: Any, depth: int) -> Any:
     if not isinstance(value, dict | list):
         return value
     if depth == 0:
-        raise Refusal("the body is nested too deep")
+        raise ApiError("the body is nested too deep")
     if isinstance(value, list):
         return [_plain(item, depth - 1) for item in value]
     return {_encodable(name): _plain(item, depth - 1) for name, item in value.items()}

@@ -65,7 +65,7 @@ _OLD_NAMES = ("functions", "function_call")
 
 
 def read_chat(body: Any, setup: Setup) -> ChatAsked:
-    """What a request wants. Raises Refusal for a field that is wrong or not supported."""
+    """What a request wants. Raises ApiError for a field that is wrong or not supported."""
     fields = Fields(_of_today(body))
     fields.ignore(*_OLD_NAMES)  # where there are tools, or none
     take_model(fields, setup)
@@ -219,7 +219,7 @@ _ROLES = {
 
 
 def take_messages(fields: Fields, limits: Limits) -> list[dict[str, Any]]:
-    """The field `messages`. Raises Refusal."""
+    """The field `messages`. Raises ApiError."""
     values = fields.list("messages", limits.messages)
     if not values:
         fields.refuse("messages", "must have at least one message")
@@ -281,7 +281,7 @@ def take_parts(
 
 
 def take_image(part: Fields) -> Image:
-    """The image of a part, in any interface's form. Raises Refusal."""
+    """The image of a part, in any interface's form. Raises ApiError."""
     name = "source" if "source" in part else "image_url"
     part.refuse_set({"file_id": "send the image itself, as a data: URL"})
     try:

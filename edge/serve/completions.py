@@ -28,7 +28,7 @@ _MAX_TOKENS = 16  # OpenAI's
 
 
 def read_completion(body: Any, setup: Setup) -> CompletionAsked:
-    """What a request wants. Raises Refusal for a field that is wrong or not supported."""
+    """What a request wants. Raises ApiError for a field that is wrong or not supported."""
     fields = Fields(body)
     take_model(fields, setup)
     prompts = take_prompts(fields, setup.limits)
@@ -82,7 +82,7 @@ def _logprobs(fields: Fields, limits: Limits) -> int | None:
 
 
 def take_prompts(fields: Fields, limits: Limits) -> list[str | list[int]]:
-    """The field `prompt`: a text, several, token ids, or several lists of them. Raises Refusal."""
+    """The field `prompt`: a text, several, token ids, or several lists of them. Raises ApiError."""
     value = fields.any("prompt")
     if isinstance(value, str) or _is_ids(value):
         return [value]

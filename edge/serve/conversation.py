@@ -11,9 +11,9 @@ from edgespec.decode.options import GenerationOptions
 from edgespec.models.chat import continues
 from edgespec.sampling.params import ThoughtLimit
 from edgespec.serve.answer_reader import THINK, AnswerReader, ThinkTags, think_tags
+from edgespec.serve.api_error import ApiError
 from edgespec.serve.asked import ChatAsked
 from edgespec.serve.prompts import Prompts
-from edgespec.serve.refusal import Refusal
 from edgespec.serve.tool_formats import (
     HARMONY,
     HERMES,
@@ -91,10 +91,10 @@ def _before_form(
 
 
 def _call_marker(how: ToolFormat) -> str:
-    """What a call begins with where an answer has a form else. Raises Refusal."""
+    """What a call begins with where an answer has a form else. Raises ApiError."""
     if how is HARMONY or how.text:
         message = "a form of the answer is not supported beside tools with this model's chat format"
-        raise Refusal(message, code="unsupported_value")
+        raise ApiError(message, code="unsupported_value")
     return (pieces(how.opening) or pieces(how.begin))[0].strip()
 
 

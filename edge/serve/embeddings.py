@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from edgespec.errors import ContextFullError, UnsupportedError
+from edgespec.serve.api_error import ApiError
 from edgespec.serve.fields import Fields, shown
-from edgespec.serve.refusal import Refusal
 from edgespec.setup.embedding import Embedder, Text
 
 _MOST_TEXTS = 4096  # of a request
@@ -37,11 +37,11 @@ class EmbeddingService:
     sees_images = False
 
     def check(self) -> None:
-        """Raise Refusal where no request can be answered."""
+        """Raise ApiError where no request can be answered."""
         try:
             self.embedder.check()
         except UnsupportedError as problem:
-            raise Refusal(str(problem), status=503, code="engine_unusable") from problem
+            raise ApiError(str(problem), status=503, code="engine_unusable") from problem
 
     def memory_bytes(self) -> dict[str, int]:
         """What was allocated, by component."""
@@ -49,17 +49,17 @@ class EmbeddingService:
 
     @contextmanager
     def answering(self) -> Iterator[Embedder]:
-        """What answers a request. Raises Refusal, also where too many others wait."""
+        """What answers a request. Raises ApiError, also where too many others wait."""
         with self._lock:
             if self._running >= _AT_ONCE:
                 problem = f"{_AT_ONCE} requests are under way: try again later"
-                raise Refusal(problem, status=429, code="queue_full")
+                raise ApiError(problem, status=429, code="queue_full")
             self._running += 1
         try:
             yield self.embedder
         except ContextFullError as problem:
             message = f"{problem} ({problem.hint})"
-            raise Refusal(message, param="input", code="context_length_exceeded") from problem
+            raise ApiError(message, param="input", code="context_length_exceeded") from problem
         finally:
             with self._lock:
                 self._running -= 1
@@ -70,7 +70,7 @@ class EmbeddingService:
 
 
 def embeddings(service: EmbeddingService, body: Any) -> dict[str, Any]:
-    """Vectors of texts, as OpenAI's interface has them. Raises Refusal, and as `Embedder.embed`."""
+    """Vectors of texts, as OpenAI's interface has them. Raises ApiError and as `Embedder.embed`."""
     fields = Fields(body)
     fields.ignore("model")  # by which this one was found
     texts = _texts(fields, "input", service.embedder.tokenizer.vocab_size)

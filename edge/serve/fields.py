@@ -12,7 +12,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from edgespec.serve.refusal import LOGGER, Refusal
+from edgespec.serve.api_error import LOGGER, ApiError
 
 _SHOWN_CHARS = 40
 _CACHE = "cache_control"
@@ -25,7 +25,7 @@ class Fields:
     """An object of a request.
 
     A field that is null counts as left out, and so does `cache_control` wherever it stands: the
-    cache is reused without being asked. Every method takes one field and raises Refusal for a
+    cache is reused without being asked. Every method takes one field and raises ApiError for a
     value that cannot be.
 
     Args:
@@ -35,7 +35,9 @@ class Fields:
 
     def __init__(self, value: Any, path: str = "") -> None:
         if not isinstance(value, dict):
-            raise Refusal(f"{path or 'the body'} must be an object, not {shown(value)}", param=path)
+            raise ApiError(
+                f"{path or 'the body'} must be an object, not {shown(value)}", param=path
+            )
         self.path = path
         self._left = {
             name: item for name, item in value.items() if item is not None and name != _CACHE
@@ -147,8 +149,8 @@ class Fields:
         self._left.clear()
 
     def refuse(self, field: str, problem: str, *, code: str | None = None) -> NoReturn:
-        """Raise Refusal for a field."""
-        raise Refusal(f"{self.name(field)} {problem}", param=self.name(field), code=code)
+        """Raise ApiError for a field."""
+        raise ApiError(f"{self.name(field)} {problem}", param=self.name(field), code=code)
 
     def _needed(self, field: str, default: Any) -> Any:
         value = self.any(field, default)

@@ -14,9 +14,9 @@ from dataclasses import replace
 from typing import Any, TypedDict
 
 from edgespec.sampling.params import ORDER, TEMPERATURE, TOP_P, TYPICAL, SamplingParams
+from edgespec.serve.api_error import ApiError
 from edgespec.serve.fields import Fields, shown
 from edgespec.serve.limits import Limits
-from edgespec.serve.refusal import Refusal
 
 _MOST_SEED = (1 << 63) - 1
 _LEAST_TOP_P = 1e-9  # the best token alone, as 0 means
@@ -37,7 +37,7 @@ _LETTERS = dict(zip("edskypmxti", (*ORDER, _INFILL), strict=True))
 
 
 def take_sampling(fields: Fields, defaults: SamplingParams, limits: Limits) -> SamplingParams:
-    """How tokens are picked. Raises Refusal."""
+    """How tokens are picked. Raises ApiError."""
     penalty = "repetition_penalty" if "repetition_penalty" in fields else "repeat_penalty"
     if penalty == "repetition_penalty":
         fields.refuse_set({"repeat_penalty": "repetition_penalty is there, too"})
@@ -172,7 +172,7 @@ _SILENT = ("disable_fallback", "disable_any_whitespace", "disable_additional_pro
 
 
 def take_format(fields: Fields, limits: Limits) -> AnswerForm:
-    """The form that a request asks for, if any. Raises Refusal for two of them."""
+    """The form that a request asks for, if any. Raises ApiError for two of them."""
     found: dict[str, AnswerForm] = {}
     if "response_format" in fields:
         found["response_format"] = typed_format(fields.object("response_format"), limits)
@@ -191,7 +191,7 @@ def take_format(fields: Fields, limits: Limits) -> AnswerForm:
         found["grammar"] = {"grammar": grammar}
     asked = [name for name, form in found.items() if form]
     if len(asked) > 1:
-        raise Refusal(f"{asked[0]} and {asked[1]} cannot both be kept to", param=asked[1])
+        raise ApiError(f"{asked[0]} and {asked[1]} cannot both be kept to", param=asked[1])
     return found[asked[0]] if asked else {}
 
 
@@ -223,9 +223,9 @@ def format_within(fields: Fields, field: str, limits: Limits) -> AnswerForm:
 
 
 def schema_text(schema: Any, param: str, limits: Limits) -> str:
-    """The text of a schema. Raises Refusal for one that is too large."""
+    """The text of a schema. Raises ApiError for one that is too large."""
     if schema is not True and not isinstance(schema, dict):
-        raise Refusal(f"{param} must be an object", param=param)
+        raise ApiError(f"{param} must be an object", param=param)
     text = json.dumps(schema)
     _check_size(text, param, limits)
     return text
@@ -280,4 +280,4 @@ def _check_size(text: str, param: str, limits: Limits) -> None:
     size = len(text)
     if size > limits.format_chars:
         problem = f"has {size:,} characters, and {limits.format_chars:,} are the most"
-        raise Refusal(f"{param} {problem}", param=param)
+        raise ApiError(f"{param} {problem}", param=param)

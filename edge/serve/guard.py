@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from edgespec.log import REQUEST_ID
 from edgespec.serve.access import HISTORY, Access, history_of
 from edgespec.serve.answers import send_json
-from edgespec.serve.refusal import LOGGER, Refusal, refusal_of
+from edgespec.serve.api_error import LOGGER, ApiError, api_error_of
 from edgespec.serve.shapes import new_id
 
 _OPEN_PATHS = ("/", "/health", "/v1/health")  # for everybody: they tell nothing of anybody
@@ -50,22 +50,24 @@ class Guard:
             await self._app(scope, receive, exchange.send)
         except Exception as problem:
             if exchange.status is None:
-                refusal = refusal_of(problem)
-                await send_json(exchange.send, refusal.status, refusal.document)
+                error = api_error_of(problem)
+                await send_json(exchange.send, error.status, error.document)
             elif exchange.status < 500:  # the connection is closed, and the log says why
-                refusal_of(problem)
+                api_error_of(problem)
         finally:
             REQUEST_ID.reset(token)
             exchange.log()
 
     def _check(self, headers: Headers, host: str) -> None:
-        """Raise Refusal for names and origins that are not allowed."""
+        """Raise ApiError for names and origins that are not allowed."""
         if not self._access.takes_host(host):
-            raise Refusal("this server is not known by that host name (--allowed-host)", status=403)
+            raise ApiError(
+                "this server is not known by that host name (--allowed-host)", status=403
+            )
         origin = headers.get("origin")
         is_own = origin is None or origin.partition("://")[2].lower() == host.lower()
         if origin is not None and not is_own and not self._access.takes_origin(origin):
-            raise Refusal("pages of this origin may not use the server (--cors)", status=403)
+            raise ApiError("pages of this origin may not use the server (--cors)", status=403)
 
 
 class _Keys:
@@ -80,8 +82,8 @@ class _Keys:
             return
         key = _sent_key(Headers(scope=scope))
         if not self._access.has_key(key):
-            refusal = Refusal("the API key is missing or wrong", status=401, code="invalid_api_key")
-            await send_json(send, refusal.status, refusal.document)
+            error = ApiError("the API key is missing or wrong", status=401, code="invalid_api_key")
+            await send_json(send, error.status, error.document)
             return
         token = HISTORY.set(history_of(key))
         try:

@@ -13,11 +13,11 @@ from typing import Any
 from edgespec.backends.base import FillsIn, FillTokens, Tokenizer
 from edgespec.decode.generation import Chunk, Result
 from edgespec.decode.options import GenerationOptions
+from edgespec.serve.api_error import ApiError
 from edgespec.serve.asked import Setup, take_model
 from edgespec.serve.fields import Fields, shown
 from edgespec.serve.generation_fields import take_format, take_sampling, take_stops
 from edgespec.serve.limits import Limits
-from edgespec.serve.refusal import Refusal
 from edgespec.serve.shapes import Choice, Delta, Shape, ToldTokens, speeds, timings
 from edgespec.serve.worker import Generation
 
@@ -65,13 +65,13 @@ class LlamaAsked:
 
 
 def read_llama(body: Any, setup: Setup) -> LlamaAsked:
-    """What `/completion` is asked for. Raises Refusal."""
+    """What `/completion` is asked for. Raises ApiError."""
     fields = Fields(body)
     return _asked(fields, setup, _prompts(fields, setup.limits), None)
 
 
 def read_infill(body: Any, setup: Setup) -> LlamaAsked:
-    """What `/infill` is asked for. Raises Refusal."""
+    """What `/infill` is asked for. Raises ApiError."""
     fields = Fields(body)
     prefix, suffix = fields.text("input_prefix"), fields.text("input_suffix")
     files = [
@@ -317,12 +317,12 @@ def fill_ids(
         room: most ids. What is farthest from the gap is left out beyond it; None cuts nothing.
         param: the field that asks for it, for the refusal.
 
-    Raises Refusal where the model has no such tokens.
+    Raises ApiError where the model has no such tokens.
     """
     tokens = tokenizer.fill_tokens() if isinstance(tokenizer, FillsIn) else None
     if tokens is None:
         message = f"{param} is not supported: this model has no tokens for filling in the middle"
-        raise Refusal(message, param=param, code="unsupported_parameter")
+        raise ApiError(message, param=param, code="unsupported_parameter")
 
     def ids_of(text: str) -> list[int]:
         return tokenizer.encode(text, add_special=False) if text else []

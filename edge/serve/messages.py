@@ -38,7 +38,7 @@ _NOT_THERE = {
 
 
 def read_messages(body: Any, setup: Setup, *, counts: bool = False) -> ChatAsked:
-    """What a request wants. Raises Refusal for a field that is wrong or not supported.
+    """What a request wants. Raises ApiError for a field that is wrong or not supported.
 
     Args:
         counts: only the tokens of its prompt are asked for.

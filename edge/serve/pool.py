@@ -23,10 +23,10 @@ from edgespec.errors import DoesNotFitError, EdgespecError, UnsupportedError
 from edgespec.memory.bytes.shape import HOST
 from edgespec.memory.device import reservations
 from edgespec.memory.device.track import give_back_memory
+from edgespec.serve.api_error import ApiError, api_error_of
 from edgespec.serve.eviction import Seen, Values, next_step
 from edgespec.serve.fields import shown
 from edgespec.serve.limits import Limits
-from edgespec.serve.refusal import Refusal, refusal_of
 from edgespec.setup.model_sets import Capacity, Sizes
 
 CHAT, EMBED, ANY = "chat", "embed", ""  # kinds of models
@@ -52,7 +52,7 @@ class Loaded(Protocol):
         """Whether an answer is under way."""
 
     def check(self) -> None:
-        """Raise Refusal where no request can be answered."""
+        """Raise ApiError where no request can be answered."""
 
     def memory_bytes(self) -> dict[str, int]:
         """What was allocated, by component."""
@@ -215,7 +215,7 @@ class Pool:
     # -- for requests ----------------------------------------------------------------------
 
     def check(self) -> None:
-        """Raise Refusal where no request can be answered."""
+        """Raise ApiError where no request can be answered."""
         if self.is_closed:
             raise _stopping()
         for one in self.members:
@@ -228,7 +228,7 @@ class Pool:
         return [one for its, one in loaded if its == kind and one is not None]
 
     def find(self, name: Any, kind: str = CHAT) -> Member:
-        """The model that a request means. Raises Refusal where there is none of that name."""
+        """The model that a request means. Raises ApiError where there is none of that name."""
         found = self._by_name.get(name) if isinstance(name, str) else None
         if found is not None and kind in (ANY, found.model.kind):
             return found
@@ -241,14 +241,14 @@ class Pool:
         more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
         others = f"{', '.join(names[:_NAMED])}{more}"
         if found is not None or not of_kind:
-            raise Refusal(
+            raise ApiError(
                 f"{(found or self.members[0]).name} {_ELSE[kind]}"
                 + (f", such as {others}" if others else ""),
                 status=404,
                 param="model",
                 code="unsupported_endpoint",
             )
-        raise Refusal(
+        raise ApiError(
             f"there is no model {shown(name)} here, only {others}",
             status=404,
             param="model",
@@ -268,7 +268,7 @@ class Pool:
     async def lease(self, member: Member, keep_alive_s: float | None = None) -> Lease:
         """The same, which waits for the model.
 
-        Raises Refusal where it cannot be loaded, or was not within `limits.model_s`.
+        Raises ApiError where it cannot be loaded, or was not within `limits.model_s`.
         """
         found = self.lease_now(member, keep_alive_s)
         if found is not None:
@@ -277,7 +277,7 @@ class Pool:
         try:
             await asyncio.wait_for(ticket.future, self.limits.model_s)
         except asyncio.TimeoutError as problem:
-            raise Refusal(
+            raise ApiError(
                 f"{member.name} was not loaded within {self.limits.model_s:.0f} s: other models "
                 "are answering; try again later",
                 status=503,
@@ -300,7 +300,7 @@ class Pool:
         with self._change:
             most = self.limits.waiting
             if sum(len(one.tickets) for one in self.members) >= most:
-                raise Refusal(
+                raise ApiError(
                     f"{most} requests wait for models and {most} may: try again later",
                     status=429,
                     code="queue_full",
@@ -320,13 +320,13 @@ class Pool:
     async def unload(self, member: Member) -> None:
         """Let a model leave because it was asked to, pinned or not; returns when it is gone.
 
-        Raises Refusal while it answers, and for a server of one model that stays.
+        Raises ApiError while it answers, and for a server of one model that stays.
         """
         with self._change:
             if self.capacity is None:
-                raise Refusal("the server was given a loaded model, which stays", status=409)
+                raise ApiError("the server was given a loaded model, which stays", status=409)
             if member.is_loading or not (member.is_idle or member.loaded is None):
-                raise Refusal(f"{member.name} is in use", status=409, code="model_busy")
+                raise ApiError(f"{member.name} is in use", status=409, code="model_busy")
             member.must_leave = member.loaded is not None
             self._change.notify_all()
         while (member.must_leave or member.is_leaving) and not self.is_closed:
@@ -420,14 +420,14 @@ class Pool:
         assert self.capacity is not None
         return self.capacity.fits([self._by_name[name].model.sizes or {} for name in names])
 
-    def _never_fits(self, wanted: Member) -> Refusal | None:
+    def _never_fits(self, wanted: Member) -> ApiError | None:
         """Why a model cannot be loaded, whatever leaves."""
         pinned = [one for one in self.members if one.is_pinned and one is not wanted]
         assert self.capacity is not None
         if wanted.model.sizes is None or self._fit([one.name for one in (*pinned, wanted)]):
             return None
         held = sum(one.nbytes for one in pinned) + self.capacity.shared_bytes
-        return Refusal(
+        return ApiError(
             f"{wanted.name} needs {wanted.nbytes >> 20} MiB, and of "
             f"{self.capacity.host_bytes >> 20} MiB pinned models and the program take "
             f"{held >> 20} MiB",
@@ -519,7 +519,7 @@ class Pool:
         else:
             ticket.future.set_result(None)
 
-    def _fail(self, member: Member, problem: Refusal) -> None:
+    def _fail(self, member: Member, problem: ApiError) -> None:
         tickets, member.tickets = member.tickets, []
         for one in tickets:
             _tell(one, partial(_reject, one, problem))
@@ -534,26 +534,26 @@ def _tell(ticket: Ticket, what: Callable[[], None]) -> bool:
     return True
 
 
-def _reject(ticket: Ticket, problem: Refusal) -> None:
+def _reject(ticket: Ticket, problem: ApiError) -> None:
     if not ticket.future.done():
         ticket.future.set_exception(problem)
 
 
-def _stopping() -> Refusal:
-    return Refusal("the server stops", status=503, code="stopping")
+def _stopping() -> ApiError:
+    return ApiError("the server stops", status=503, code="stopping")
 
 
-def _cannot(member: Member, problem: Exception, *, is_planned: bool = False) -> Refusal:
+def _cannot(member: Member, problem: Exception, *, is_planned: bool = False) -> ApiError:
     """What a request is told whose model cannot be had: later it can, if others took memory."""
     if isinstance(problem, DoesNotFitError):
         message = f"{member.name} cannot be loaded: {problem} ({problem.hint})"
         status = 503 if is_planned else 400
-        return Refusal(message, status=status, code="model_does_not_fit")
+        return ApiError(message, status=status, code="model_does_not_fit")
     if isinstance(problem, EdgespecError):
         hint = f" ({problem.hint})" if problem.hint else ""
         message = f"{member.name} cannot be loaded: {problem}{hint}"
-        return Refusal(message, status=500, code="model_not_loaded")
-    return refusal_of(problem)
+        return ApiError(message, status=500, code="model_not_loaded")
+    return api_error_of(problem)
 
 
 def _collect() -> None:

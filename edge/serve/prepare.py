@@ -13,6 +13,7 @@ from edgespec.models.images import images_of
 from edgespec.sampling.params import SamplingParams
 from edgespec.serve.access import HISTORY
 from edgespec.serve.answers import Prepared
+from edgespec.serve.api_error import ApiError, anthropic_error
 from edgespec.serve.asked import ChatAsked, CompletionAsked
 from edgespec.serve.chat import ChatShape, read_chat
 from edgespec.serve.completions import CompletionShape, Echo, read_completion
@@ -30,7 +31,6 @@ from edgespec.serve.llama import (
     read_llama,
 )
 from edgespec.serve.messages import MessagesShape, read_messages
-from edgespec.serve.refusal import Refusal, anthropic_error
 from edgespec.serve.responses import ResponsesShape, read_response
 from edgespec.serve.service import Service
 from edgespec.serve.shapes import Shape, ToldTokens
@@ -43,7 +43,7 @@ _ANSWER_SHARE = 4  # of the context, kept free for an answer whose length nobody
 
 
 def prepare_chat(service: Service, body: Any, loop: Loop) -> Prepared:
-    """The next message of a conversation. Raises Refusal, and as `Engine.stream`."""
+    """The next message of a conversation. Raises ApiError, and as `Engine.stream`."""
     asked = read_chat(body, service.setup)
     talk, ids = _prompt(service, asked)
     shape = ChatShape(service.setup.names[0], asked.output, _tokens(service))
@@ -51,7 +51,7 @@ def prepare_chat(service: Service, body: Any, loop: Loop) -> Prepared:
 
 
 def prepare_response(service: Service, body: Any, loop: Loop) -> Prepared:
-    """The same by another interface. Raises Refusal, and as `Engine.stream`."""
+    """The same by another interface. Raises ApiError, and as `Engine.stream`."""
     kept, owner = service.responses, HISTORY.get()
     asked, told = read_response(body, service.setup, kept, owner)
     talk, ids = _prompt(service, asked)
@@ -70,7 +70,7 @@ def prepare_response(service: Service, body: Any, loop: Loop) -> Prepared:
 
 
 def prepare_message(service: Service, body: Any, loop: Loop) -> Prepared:
-    """The same by Anthropic's interface. Raises Refusal, and as `Engine.stream`."""
+    """The same by Anthropic's interface. Raises ApiError, and as `Engine.stream`."""
     asked = read_messages(body, service.setup)
     talk, ids = _prompt(service, asked)
     shape = MessagesShape(service.setup.names[0], len(ids))
@@ -95,7 +95,7 @@ def apply_template(service: Service, body: Any) -> dict[str, str]:
     opens = "add_generation_prompt"
     more = {opens: body[opens]} if isinstance(body, dict) and opens in body else {}
     if not isinstance(more.get(opens, True), bool):
-        raise Refusal(f"{opens} must be true or false", param=opens)
+        raise ApiError(f"{opens} must be true or false", param=opens)
     given = {name: value for name, value in body.items() if name != opens} if more else body
     asked = read_chat(given, service.setup)
     return {
@@ -131,7 +131,7 @@ def _tokens(service: Service) -> ToldTokens:
 
 
 def prepare_completion(service: Service, body: Any, loop: Loop) -> Prepared:
-    """Prompts as they are, continued. Raises Refusal, and as `Engine.stream`."""
+    """Prompts as they are, continued. Raises ApiError, and as `Engine.stream`."""
     asked = read_completion(body, service.setup)
     generations, echoes = [], []
     for prompt in asked.prompts:
@@ -153,13 +153,13 @@ def _scoring(service: Service, asked: CompletionAsked, ids: list[int]) -> Genera
     """How a prompt is scored: all but its first token are an answer that is known already."""
     size, is_end = service.setup.context_size, service.engine.backend.tokenizer.is_end
     if len(ids) >= size:
-        raise Refusal(
+        raise ApiError(
             f"the prompt has {len(ids)} tokens and the context {size}",
             param="prompt",
             code="context_length_exceeded",
         )
     if any(map(is_end, ids[1:])):
-        raise Refusal("a prompt with a token that ends answers has no logprobs", param="prompt")
+        raise ApiError("a prompt with a token that ends answers has no logprobs", param="prompt")
     most = asked.options.max_tokens if asked.writes else 0
     return replace(asked.options, begun=ids[1:], max_tokens=max(1, len(ids) - 1 + most))
 
@@ -182,7 +182,7 @@ def _text_of(service: Service, prompt: str | list[int]) -> str:
 
 
 def prepare_llama(service: Service, body: Any, loop: Loop) -> Prepared:
-    """`/completion`. Raises Refusal, and as `Engine.stream`."""
+    """`/completion`. Raises ApiError, and as `Engine.stream`."""
     asked = read_llama(_with_bias_ids(service, body), service.setup)
     several = [service.engine.encode(_llama_ids(service, one), raw=True) for one in asked.prompts]
     prompts = [
@@ -209,7 +209,7 @@ def _llama_ids(service: Service, prompt: Prompt) -> str | list[int]:
 
 
 def prepare_infill(service: Service, body: Any, loop: Loop) -> Prepared:
-    """`/infill`. Raises Refusal, also where the model cannot, and as `Engine.stream`."""
+    """`/infill`. Raises ApiError, also where the model cannot, and as `Engine.stream`."""
     asked = read_infill(_with_bias_ids(service, body), service.setup)
     assert asked.gap is not None
     size = service.setup.context_size
@@ -262,7 +262,7 @@ def _told_settings(options: GenerationOptions, context_size: int) -> dict[str, A
 
 
 def tokenize(service: Service, body: Any) -> dict[str, Any]:
-    """Ids of a text; with `with_pieces`, each with its own. Raises Refusal."""
+    """Ids of a text; with `with_pieces`, each with its own. Raises ApiError."""
     fields = Fields(body)
     text = fields.text("content")
     add_special, with_pieces = fields.flag("add_special"), fields.flag("with_pieces")
@@ -277,7 +277,7 @@ def tokenize(service: Service, body: Any) -> dict[str, Any]:
 
 
 def detokenize(service: Service, body: Any) -> dict[str, Any]:
-    """The text of ids. Raises Refusal."""
+    """The text of ids. Raises ApiError."""
     fields = Fields(body)
     ids = fields.list("tokens", service.limits.body_bytes)
     fields.end()

@@ -15,6 +15,7 @@ from typing import Any
 from edgespec.decode.generation import Chunk
 from edgespec.decode.options import GenerationOptions
 from edgespec.models.images import KINDS as IMAGES
+from edgespec.serve.api_error import ApiError
 from edgespec.serve.asked import ChatAsked, Setup, take_model
 from edgespec.serve.chat import content_of, take_parts, take_thinking, text_of
 from edgespec.serve.fields import Fields, note_ignored, shown
@@ -24,7 +25,6 @@ from edgespec.serve.generation_fields import (
     take_sampling,
 )
 from edgespec.serve.limits import Limits
-from edgespec.serve.refusal import Refusal
 from edgespec.serve.shapes import (
     Choice,
     Delta,
@@ -79,7 +79,7 @@ class Told:
 def read_response(
     body: Any, setup: Setup, kept: KeptResponses, owner: str
 ) -> tuple[ChatAsked, Told]:
-    """What a request wants, and what its answer says of it. Raises Refusal.
+    """What a request wants, and what its answer says of it. Raises ApiError.
 
     Args:
         kept: responses that it may go on from, which are those of the same `owner`.
@@ -301,7 +301,7 @@ class ResponsesShape(Shape):
         kind = "response.incomplete" if reason == "length" else "response.completed"
         return [*events, self._event(kind, response=response)]
 
-    def failed(self, refusal: Refusal) -> Event:
+    def failed(self, refusal: ApiError) -> Event:
         """The last event of an answer that failed."""
         response = self._response("failed", self._done)
         error = {"code": refusal.code or "server_error", "message": str(refusal)}
@@ -484,7 +484,7 @@ class KeptResponses:
                 self._drop_one(lambda _: 1)
 
     def document(self, owner: str, identity: str) -> dict[str, Any]:
-        """A response. Raises Refusal where it is not there."""
+        """A response. Raises ApiError where it is not there."""
         found: dict[str, Any] = json.loads(self._text(owner, identity))[0]
         return found
 
@@ -512,7 +512,7 @@ class KeptResponses:
             if (owner, identity) in self._kept:
                 self._kept.move_to_end((owner, identity))
                 return self._kept[owner, identity].text
-        raise Refusal(
+        raise ApiError(
             "there is no such response here: responses are kept in memory, the last ones, and "
             "only with store: true; send the whole conversation as input",
             status=404,

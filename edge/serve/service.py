@@ -23,11 +23,11 @@ from edgespec.memory.plan.plan import Plan
 from edgespec.sampling.constrained import make_grammar
 from edgespec.sampling.params import SamplingParams
 from edgespec.serve.access import HISTORY
+from edgespec.serve.api_error import LOGGER, ApiError
 from edgespec.serve.asked import Defaults, Setup
 from edgespec.serve.generation_fields import seed_of_choice
 from edgespec.serve.limits import Limits
 from edgespec.serve.prompts import Prompts
-from edgespec.serve.refusal import LOGGER, Refusal
 from edgespec.serve.responses import KeptResponses
 from edgespec.serve.worker import Generation, Worker
 
@@ -133,15 +133,15 @@ class Service:
         return [token for token in range(self.engine.vocab_size) if is_end(token)]
 
     def check(self) -> None:
-        """Raise Refusal where no request can be answered: it is what health tells."""
+        """Raise ApiError where no request can be answered: it is what health tells."""
         try:
             self.engine.check()
         except UnsupportedError as problem:
-            raise Refusal(
+            raise ApiError(
                 f"{problem} ({problem.hint})", status=503, code="engine_unusable"
             ) from problem
         if self.worker.is_closed:
-            raise Refusal("the server stops", status=503, code="stopping")
+            raise ApiError("the server stops", status=503, code="stopping")
 
     def prepare_formats(self) -> None:
         """Build what all schemas share, which keeps the interpreter for up to a second.
@@ -162,7 +162,7 @@ class Service:
     ) -> list[Generation]:
         """Answers to one prompt, of which none has begun.
 
-        Raises Refusal for a prompt that does not fit, and as `Engine.stream`.
+        Raises ApiError for a prompt that does not fit, and as `Engine.stream`.
         """
         made = []
         PROMPTS.info("%s prompt: %s", REQUEST_ID.get(), text or ids)
@@ -173,7 +173,7 @@ class Service:
             try:
                 stream = self.engine.stream(ids, asked)
             except ContextFullError as problem:
-                raise Refusal(
+                raise ApiError(
                     f"{problem} ({problem.hint})",
                     code="context_length_exceeded",
                     more={"n_prompt_tokens": len(ids), "n_ctx": self.setup.context_size},

@@ -18,7 +18,7 @@ from edgespec.backends.base import Tokenizer
 from edgespec.decode.generation import Chunk, Result
 from edgespec.decode.stats import Counters
 from edgespec.sampling.logprobs import TokenLogprob
-from edgespec.serve.refusal import Refusal
+from edgespec.serve.api_error import ApiError
 
 _REASONS = {"stop": "stop", "length": "length", "context_full": "length"}
 
@@ -73,7 +73,7 @@ class Choice:
 
     @property
     def reason(self) -> str:
-        """Why it ended, in OpenAI's words. Raises Refusal for one that was not completed."""
+        """Why it ended, in OpenAI's words. Raises ApiError for one that was not completed."""
         if self.is_calling:
             return "tool_calls"
         self.check_complete()
@@ -85,9 +85,9 @@ class Choice:
         return bool(self.calls) and all(call.is_whole for call in self.calls)
 
     def check_complete(self) -> None:
-        """Raise Refusal for one that was cancelled."""
+        """Raise ApiError for one that was cancelled."""
         if self.result.finish_reason not in _REASONS:
-            raise Refusal("the answer was cancelled", status=503, code="cancelled")
+            raise ApiError("the answer was cancelled", status=503, code="cancelled")
 
 
 class Shape(ABC):

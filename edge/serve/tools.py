@@ -89,7 +89,7 @@ def _moved(value: Any, schema: dict[str, Any], name: str, definitions: dict[str,
 
 
 def take_tools(fields: Fields, limits: Limits) -> Tools:
-    """The fields `tools`, `tool_choice` and `parallel_tool_calls`. Raises Refusal."""
+    """The fields `tools`, `tool_choice` and `parallel_tool_calls`. Raises ApiError."""
     values = fields.list("tools", limits.tools)
     offered = tuple(_tool(Fields(value, f"tools[{index}]")) for index, value in enumerate(values))
     names = [one["function"]["name"] for one in offered]
@@ -117,7 +117,7 @@ def take_tools(fields: Fields, limits: Limits) -> Tools:
 
 
 def checked(tools: Tools, limits: Limits) -> Tools:
-    """The same. Raises Refusal where a schema that an answer has to keep to is too large."""
+    """The same. Raises ApiError where a schema that an answer has to keep to is too large."""
     for name in tools.required:
         schema_text(tools.schemas[name], f"the schema of {name}", limits)
     return tools
@@ -134,7 +134,7 @@ def _tool(fields: Fields) -> dict[str, Any]:
 
 
 def take_function(fields: Fields, schema_field: str) -> dict[str, Any]:
-    """A tool's name, description and schema of arguments, as templates take it. Raises Refusal."""
+    """A tool's name, description and schema of arguments, as templates take it. Raises ApiError."""
     name = fields.text("name")
     if not _NAME.fullmatch(name):
         problem = "must be up to 128 letters, digits, _, ., /, :, @ or -"

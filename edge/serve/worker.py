@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from edgespec.decode.generation import Chunk, Result, Stream
 from edgespec.log import REQUEST_ID
-from edgespec.serve.refusal import Refusal
+from edgespec.serve.api_error import ApiError
 
 # Between two wake-ups of the event loop: it shares its cores, and the interpreter's lock, with the
 # steps, and sending an event takes 0.4 ms. What a faster model writes meanwhile is sent together.
@@ -176,13 +176,13 @@ class Worker:
         return tuple(self._running)
 
     def submit(self, generations: Sequence[Generation]) -> None:
-        """Put them at the end of the queue. Raises Refusal where they do not all fit."""
+        """Put them at the end of the queue. Raises ApiError where they do not all fit."""
         with self._change:
             if self.is_closed:
-                raise Refusal("the server stops", status=503, code="stopping")
+                raise ApiError("the server stops", status=503, code="stopping")
             there = len(self._waiting) + len(self._running)
             if there + len(generations) > self._most + self._users:
-                raise Refusal(
+                raise ApiError(
                     f"{len(self._waiting)} generations wait and {self._most} may: try again later",
                     status=429,
                     code="queue_full",

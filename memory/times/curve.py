@@ -216,7 +216,7 @@ class CostCurve:
         rest_ms = self.estimated_ms(rest, depth) if rest else 0.0
         return full * self.estimated_ms(size, depth) + rest_ms
 
-    def doubt(self, num_nodes: int, depth: int) -> float:
+    def standard_error(self, num_nodes: int, depth: int) -> float:
         """Relative standard error of a step's time, beside that of a step without drafts."""
         if num_nodes <= self.texts:
             return 0.0
@@ -475,7 +475,7 @@ class CostCurve:
             "depth_node_ms": self.depth_node_ms,
             "change_ms": self.change_ms,
             "deviations_ms": self._state.slopes,
-            "doubts": errors,
+            "standard_errors": errors,
             "level": self.level,
             "answered_ms": self.answered_ms,
         }
@@ -495,7 +495,7 @@ class CostCurve:
         if errors is not None:
             depth, node, change = (_between(error, 0, _LONGEST_MS) for error in errors)
             curve._state = _State.of((depth, node, change))
-        own = dict(document.get("doubts") or {})
+        own = dict(document.get("standard_errors") or {})
         curve._state.own = {int(size): _between(error, 0, _BASE) for size, error in own.items()}
         return curve
 

@@ -52,7 +52,7 @@ def rate(
     nodes = num_drafted + 1 + extra
     if num_drafted == 0:
         return 1.0 / curve.estimated_ms(nodes, depth, previous)
-    unsure = max(0.0, curve.doubt(nodes, depth) - curve.doubt(1 + extra, depth))
+    unsure = max(0.0, curve.standard_error(nodes, depth) - curve.standard_error(1 + extra, depth))
     ms = curve.base[nodes] + (curve.depth_ms + curve.depth_node_ms * nodes) * depth
     ms += curve.change_ms if previous not in (0, nodes) else 0.0
     return (1.0 + math.fsum(probabilities[:num_drafted])) / (ms * (1.0 + unsure))
@@ -115,7 +115,7 @@ def test_plain_when_no_draft_pays() -> None:
 def test_a_draft_must_promise_more_than_its_time_is_unsure() -> None:
     """And no more than that: what may be lost is bounded by the ledger."""
     curve = curve_of(10, 10)
-    least = curve.doubt(2, 0)
+    least = curve.standard_error(2, 0)
     assert least > 0.0
     assert chosen_size((least - 0.001,), curve, 0, 0, 31) == 0
     assert chosen_size((least + 0.001,), curve, 0, 0, 31) == 1
@@ -128,7 +128,7 @@ def test_a_step_is_as_dear_as_its_time_is_unsure_until_it_was_timed() -> None:
     for _ in range(200):
         curve.observe(1, 0, 1, 10.0)
         curve.observe(2, 0, 2, 10.5)
-    assert curve.doubt(2, 0) < 0.03
+    assert curve.standard_error(2, 0) < 0.03
     assert chosen_size((0.1,), curve, 0, 0, 31) == 1
 
 
@@ -180,14 +180,17 @@ def test_kept_nodes_stay_and_time_spent_counts(
     costs = {"kept": kept, "spent_ms": spent_ms, "node_ms": node_ms}
     size, best_rate = choose_size(probabilities, context, **costs)  # type: ignore[arg-type]
     ms[kept] = context.estimated_ms(1 + kept)  # this step is made in any case
-    doubts = [max(0.0, context.doubt(n + 1) - context.doubt(kept + 1)) for n in range(len(ms))]
+    errors = [
+        max(0.0, context.standard_error(n + 1) - context.standard_error(kept + 1))
+        for n in range(len(ms))
+    ]
     expected = {
         n: (1.0 + math.fsum(probabilities[:n]), spent_ms + n * node_ms)
         for n in range(kept, min(len(probabilities), len(ms) - 1) + 1)
     }
     tokens, beside_ms = expected[size]
     assert best_rate == pytest.approx(tokens / (beside_ms + ms[size]))
-    rates = {n: e / (spent + ms[n] * (1 + doubts[n])) for n, (e, spent) in expected.items()}
+    rates = {n: e / (spent + ms[n] * (1 + errors[n])) for n, (e, spent) in expected.items()}
     rates[0] = rates.get(0, 0.0)
     assert rates[size] >= max(rates.values()) * (1 - 1e-12)
 

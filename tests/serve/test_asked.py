@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from edgespec.serve.api_error import ApiError
 from edgespec.serve.asked import Defaults, Setup, take_model, take_output
 from edgespec.serve.fields import Fields
 from edgespec.serve.limits import Limits
-from edgespec.serve.refusal import Refusal
 from edgespec.serve.shapes import Output
 
 
@@ -37,7 +37,7 @@ def test_streams_have_options_of_their_own() -> None:
     ],
 )
 def test_what_cannot_be_sent(values: dict[str, Any], words: str) -> None:
-    with pytest.raises(Refusal) as caught:
+    with pytest.raises(ApiError) as caught:
         taken(**values)
     assert str(caught.value).startswith(words)
 
@@ -46,7 +46,7 @@ def test_a_model_may_have_several_names_and_no_other() -> None:
     setup = Setup(("tiny", "edgespec"), 2048, Defaults(), Limits())
     for asked in ({}, {"model": "tiny"}, {"model": "edgespec"}, {"model": None}):
         take_model(Fields(asked), setup)
-    with pytest.raises(Refusal, match=r'there is no model "gpt" here, only tiny') as caught:
+    with pytest.raises(ApiError, match=r'there is no model "gpt" here, only tiny') as caught:
         take_model(Fields({"model": "gpt"}), setup)
     assert (caught.value.status, caught.value.code) == (404, "model_not_found")
     assert "--any-model" in str(caught.value)

@@ -12,9 +12,9 @@ import pytest
 from queue_cases import CHAT, HELLO
 from serving_cases import Serve, Speaker
 
+from edgespec.serve.api_error import ApiError
 from edgespec.serve.bodies import read_json
 from edgespec.serve.limits import Limits
-from edgespec.serve.refusal import Refusal
 
 BODY = json.dumps(HELLO).encode()
 
@@ -59,7 +59,7 @@ def test_compressed_bodies_are_read(serve: Serve, encoding: str, data: bytes) ->
 def test_what_cannot_be_decompressed_is_refused(
     encoding: str, data: bytes, status: int, words: str
 ) -> None:
-    with pytest.raises(Refusal, match=words) as caught:
+    with pytest.raises(ApiError, match=words) as caught:
         read_json(data, Limits(body_bytes=1000), encoding)
     assert caught.value.status == status
 
@@ -69,7 +69,7 @@ def test_a_body_that_grows_without_bound_is_not_unpacked() -> None:
     made = zlib.compressobj(9)
     bomb = b"".join(made.compress(bytes(1 << 20)) for _ in range(256)) + made.flush()
     tracemalloc.start()
-    with pytest.raises(Refusal, match="more than 4194304 bytes"):
+    with pytest.raises(ApiError, match="more than 4194304 bytes"):
         read_json(bomb, Limits(), "deflate")
     assert tracemalloc.get_traced_memory()[1] < 16 << 20
     tracemalloc.stop()

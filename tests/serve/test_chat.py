@@ -25,11 +25,11 @@ from serving_cases import (
 
 from edgespec.backends.fake import ByteTokenizer
 from edgespec.drafting.drafters.suffix import SuffixDrafter
+from edgespec.serve.api_error import ApiError
 from edgespec.serve.asked import Defaults, Setup
 from edgespec.serve.chat import ChatShape, read_chat, take_messages
 from edgespec.serve.fields import Fields
 from edgespec.serve.limits import Limits
-from edgespec.serve.refusal import Refusal
 from edgespec.serve.shapes import Output, ToldTokens
 
 
@@ -196,14 +196,14 @@ def test_a_call_that_is_sent_back_is_an_object_for_templates() -> None:
     ],
 )
 def test_a_refusal_names_the_place(message: Any, words: str) -> None:
-    with pytest.raises(Refusal) as caught:
+    with pytest.raises(ApiError) as caught:
         taken(message)
     assert str(caught.value).startswith(words)
     assert caught.value.param == words.split()[0]
 
 
 def test_a_conversation_has_a_message() -> None:
-    with pytest.raises(Refusal, match=r"^messages must have at least one message$"):
+    with pytest.raises(ApiError, match=r"^messages must have at least one message$"):
         taken()
 
 

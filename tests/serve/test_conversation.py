@@ -12,9 +12,9 @@ from serving_cases import read
 
 from edgespec.backends.base import AnswerFormat
 from edgespec.decode.options import GenerationOptions
+from edgespec.serve.api_error import ApiError
 from edgespec.serve.asked import ChatAsked
 from edgespec.serve.conversation import conversation_of
-from edgespec.serve.refusal import Refusal
 from edgespec.serve.shapes import Output, joined
 from edgespec.serve.tools import Tools
 
@@ -265,5 +265,5 @@ def test_a_call_that_is_required_is_the_only_form() -> None:
 
 @pytest.mark.parametrize("template", [FUNCTIONARY, "{{ tools }}<|channel|><|message|>"])
 def test_a_form_beside_tools_that_have_no_marker_of_their_own_is_refused(template: str) -> None:
-    with pytest.raises(Refusal, match="a form of the answer is not supported beside tools"):
+    with pytest.raises(ApiError, match="a form of the answer is not supported beside tools"):
         with_form(template, Tools((TOOL,)))

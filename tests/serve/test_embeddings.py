@@ -19,11 +19,11 @@ from serving_cases import Connect
 from edgespec.errors import EdgespecError
 from edgespec.memory.plan.machine import this_machine
 from edgespec.memory.plan.request import Request
+from edgespec.serve.api_error import ApiError
 from edgespec.serve.embeddings import EmbeddingService, embeddings, rerank
 from edgespec.serve.limits import Limits
 from edgespec.serve.model_file import ModelFile
 from edgespec.serve.pool import Member, Pool
-from edgespec.serve.refusal import Refusal
 from edgespec.serve.server import Server
 from edgespec.serve.service import Shared
 from edgespec.setup.embedding import Embedder
@@ -154,11 +154,11 @@ def test_a_server_of_embeddings_writes_no_text(start: Start) -> None:
 def test_more_than_fit_are_told_to_come_again(folder: Path) -> None:
     service = EmbeddingService(Embedder.load(folder / "bert.gguf"))
     service._running = 32
-    with pytest.raises(Refusal, match="32 requests are under way") as told:
+    with pytest.raises(ApiError, match="32 requests are under way") as told:
         embeddings(service, {"input": "a"})
     assert told.value.status == 429
     service.close()
-    with pytest.raises(Refusal, match="closed"):
+    with pytest.raises(ApiError, match="closed"):
         service.check()
 
 
@@ -187,7 +187,7 @@ def test_no_body_makes_it_fail(services: list[EmbeddingService], body: Any, rank
     """Whatever is sent: an answer or one sentence."""
     try:
         told = (rerank if ranks else embeddings)(services[ranks], body)
-    except (Refusal, EdgespecError) as problem:
+    except (ApiError, EdgespecError) as problem:
         assert str(problem) and "\n" not in str(problem)
     else:
         assert told["object"] == "list"

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from edgespec.serve.api_error import ApiError
 from edgespec.serve.fields import Fields, shown
-from edgespec.serve.refusal import Refusal
 
 
 def refused(call: Callable[[], object]) -> tuple[str, str | None, str | None]:
-    with pytest.raises(Refusal) as caught:
+    with pytest.raises(ApiError) as caught:
         call()
     assert caught.value.status == 400
     return str(caught.value), caught.value.param, caught.value.code

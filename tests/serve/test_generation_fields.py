@@ -12,6 +12,7 @@ import pytest
 
 import edgespec
 from edgespec.sampling.params import SamplingParams
+from edgespec.serve.api_error import ApiError
 from edgespec.serve.fields import Fields
 from edgespec.serve.generation_fields import (
     seed_of_choice,
@@ -22,7 +23,6 @@ from edgespec.serve.generation_fields import (
     typed_format,
 )
 from edgespec.serve.limits import Limits
-from edgespec.serve.refusal import Refusal
 from edgespec.serve.server import Server
 
 DEFAULTS = SamplingParams(temperature=0.7, top_k=40, seed=5, logit_bias={3: 1.0})
@@ -44,7 +44,7 @@ def test_what_is_not_said_is_as_the_server_was_started() -> None:
 
 def test_a_penalty_has_two_names() -> None:
     assert taken(repeat_penalty=1.5) == taken(repetition_penalty=1.5)
-    with pytest.raises(Refusal, match=r"^repeat_penalty is not supported: repet"):
+    with pytest.raises(ApiError, match=r"^repeat_penalty is not supported: repet"):
         taken(repeat_penalty=1.5, repetition_penalty=1.2)
 
 
@@ -57,7 +57,7 @@ def test_biases_are_an_object_or_pairs() -> None:
 
 @pytest.mark.parametrize("bias", [{"seven": 1}, {"7": True}, {"7": 101}, {"-7": 1}, [[7]], "7"])
 def test_biases_that_cannot_be(bias: Any) -> None:
-    with pytest.raises(Refusal, match=r"^logit_bias must "):
+    with pytest.raises(ApiError, match=r"^logit_bias must "):
         taken(logit_bias=bias)
 
 
@@ -74,7 +74,7 @@ def test_the_first_name_of_a_length_counts_and_all_are_checked() -> None:
     assert take_max_tokens(Fields({}), 16, 2048, *names) == 16
     assert take_max_tokens(Fields({}), None, 2048, *names) == 2048
     assert take_max_tokens(Fields({"max_tokens": -1}), 16, 2048, *names) == 2048
-    with pytest.raises(Refusal, match=r"^max_tokens must be at least 1$"):
+    with pytest.raises(ApiError, match=r"^max_tokens must be at least 1$"):
         take_max_tokens(Fields({"max_tokens": 0, "max_completion_tokens": 4}), 16, 2048, *names)
 
 
@@ -83,7 +83,7 @@ def test_stops_are_one_text_or_some() -> None:
     assert take_stops(Fields({"stop": "end"}), limits) == ("end",)
     assert take_stops(Fields({"stop": ["a", ""]}), limits) == ("a",)
     for stop in (["a", "b", "c"], "long", ["a", 1], {"a": 1}):
-        with pytest.raises(Refusal, match=r"^stop "):
+        with pytest.raises(ApiError, match=r"^stop "):
             take_stops(Fields({"stop": stop}), limits)
 
 
@@ -163,7 +163,7 @@ def test_a_choice_is_an_expression_of_its_texts(field: str) -> None:
     ids=lambda one: str(one)[:60],
 )
 def test_what_cannot_be_taken_is_refused_by_name(body: dict[str, Any], problem: str) -> None:
-    with pytest.raises(Refusal, match=re.escape(problem)):
+    with pytest.raises(ApiError, match=re.escape(problem)):
         take_format(Fields(body), Limits())
 
 

@@ -20,9 +20,9 @@ from waiting import PATIENCE_S
 from edgespec.cli.main import app
 from edgespec.decode.engine import Engine
 from edgespec.models.images import read_image
+from edgespec.serve.api_error import ApiError
 from edgespec.serve.bodies import LargeBodies
 from edgespec.serve.limits import Limits
-from edgespec.serve.refusal import Refusal
 from edgespec.serve.server import Server
 
 Part = dict[str, Any]
@@ -226,7 +226,7 @@ def test_few_large_bodies_are_held_at_once() -> None:
         for check in (first, first, second):
             check(11)
         third(10)
-        with pytest.raises(Refusal, match="2 other requests with images") as caught:
+        with pytest.raises(ApiError, match="2 other requests with images") as caught:
             third(11)
         assert caught.value.status == 503
     with bodies.admits() as check:

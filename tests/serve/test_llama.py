@@ -14,8 +14,8 @@ from serving_cases import Gated, Serve, Speaker
 from waiting import until
 
 from edgespec.backends.fake import ByteTokenizer
+from edgespec.serve.api_error import ApiError
 from edgespec.serve.llama import Gap, fill_ids
-from edgespec.serve.refusal import Refusal
 
 
 class Coder(Speaker):
@@ -269,5 +269,5 @@ def test_what_is_far_from_the_gap_is_cut() -> None:
 
 
 def test_a_tokenizer_that_cannot_is_refused() -> None:
-    with pytest.raises(Refusal, match="/infill is not supported"):
+    with pytest.raises(ApiError, match="/infill is not supported"):
         fill_ids(ByteTokenizer(VOCAB), Gap("a", "b"), None, "/infill")

@@ -18,9 +18,9 @@ from waiting import PATIENCE_S, until
 
 from edgespec.decode.engine import Engine
 from edgespec.errors import DoesNotFitError, ModelFileError, UnsupportedError
+from edgespec.serve.api_error import ApiError
 from edgespec.serve.limits import Limits
 from edgespec.serve.pool import ANY, Lease, Member, Pool, keep_alive_of
-from edgespec.serve.refusal import Refusal
 from edgespec.serve.server import Server
 from edgespec.setup.model_sets import Capacity
 
@@ -319,12 +319,12 @@ def test_kinds_have_models_of_their_own() -> None:
     async def find(pool: Pool) -> None:
         assert pool.find(None) is members[0] and pool.find(None, "embed") is members[1]
         assert pool.find("points", ANY) is members[1] and pool.find(None, ANY) is members[0]
-        with pytest.raises(Refusal, match=r"talks writes text and .* such as points") as told:
+        with pytest.raises(ApiError, match=r"talks writes text and .* such as points") as told:
             pool.find("talks", "embed")
         assert (told.value.status, told.value.code) == (404, "unsupported_endpoint")
-        with pytest.raises(Refusal, match=r"points makes embeddings and .* such as talks"):
+        with pytest.raises(ApiError, match=r"points makes embeddings and .* such as talks"):
             pool.find("points")
-        with pytest.raises(Refusal, match='there is no model "x" here, only points'):
+        with pytest.raises(ApiError, match='there is no model "x" here, only points'):
             pool.find("x", "embed")
 
     run(find, *members)

@@ -20,7 +20,7 @@ from serving_cases import (
     events_of,
 )
 
-from edgespec.serve.refusal import Refusal
+from edgespec.serve.api_error import ApiError
 from edgespec.serve.responses import KeptResponses, ResponsesShape
 
 
@@ -116,7 +116,7 @@ def document(number: int, text: str = "") -> dict[str, Any]:
 def is_there(kept: KeptResponses, number: int, owner: str = "me") -> bool:
     try:
         return bool(kept.document(owner, f"resp_{number}"))
-    except Refusal as refusal:
+    except ApiError as refusal:
         assert (refusal.status, refusal.code) == (404, "response_not_found")
         return False
 
@@ -162,7 +162,7 @@ def test_a_key_has_its_own() -> None:
     kept.add("me", document(1), [{"role": "user"}])
     assert kept.items("me", "resp_1") == [{"role": "user"}]
     assert not is_there(kept, 1, "you") and kept.item("you", "msg_1") is None
-    with pytest.raises(Refusal):
+    with pytest.raises(ApiError):
         kept.remove("you", "resp_1")
     assert is_there(kept, 1)
 

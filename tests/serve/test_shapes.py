@@ -16,7 +16,7 @@ from edgespec.backends.fake import ByteTokenizer, FakeBackend
 from edgespec.decode.generation import Chunk, Result
 from edgespec.decode.stats import Counters
 from edgespec.sampling.logprobs import TokenLogprob
-from edgespec.serve.refusal import Refusal
+from edgespec.serve.api_error import ApiError
 from edgespec.serve.shapes import Choice, ToldTokens, ToolCall, sources, timings, usage
 
 
@@ -77,7 +77,7 @@ def test_why_an_answer_ended_in_the_words_of_the_interface() -> None:
     assert choice(reason="context_full").reason == choice(reason="length").reason == "length"
     call = ToolCall("add", "{}")
     assert choice(reason="stop", calls=(call,)).reason == "tool_calls"
-    with pytest.raises(Refusal) as caught:
+    with pytest.raises(ApiError) as caught:
         _ = choice(reason="cancelled").reason
     assert (caught.value.status, caught.value.code) == (503, "cancelled")
 

@@ -67,7 +67,7 @@ def test_the_reference_reads_blocks_as_ggml_does(program: Path) -> None:
 def test_products_by_emulated_tiles(objects: list[Path], tmp_path: Path) -> None:
     """AMX's part of the products, its tiles in software; the rest needs AVX-512."""
     if platform.machine() != "x86_64" or platform.system() != "Linux":
-        pytest.skip("AMX is a part of x86-64, and Linux hands it out")
+        pytest.skip("AMX exists on x86-64 alone, and a program asks Linux for it")
     made, header = tmp_path / "amx.o", CHECKS / "emulated_amx.h"
     command = [
         "c++",

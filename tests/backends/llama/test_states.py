@@ -100,7 +100,7 @@ def test_twenty_turns_with_tool_calls_read_each_token_once(
 ) -> None:
     """Whatever a template makes of the answers: a thought is left out, a call is written anew."""
     if snapshots and path.stem in SLIDING:
-        pytest.skip("sliding windows have no snapshots")
+        pytest.skip("snapshots are kept of recurrent states, which this model has none of")
     with closing(opened(path, snapshots=snapshots, states=4)) as backend, ExitStack() as opening:
         engine = Engine(backend)
         plain = Engine(opening.enter_context(closing(opened(path, snapshots=snapshots))))
@@ -127,7 +127,7 @@ def test_a_system_prompt_is_read_once_for_all_users(
     path: Path, num_read: list[int], users: int
 ) -> None:
     if users > 1 and path.stem not in SLIDING:
-        pytest.skip("a recurrent state is of one text")
+        pytest.skip("a model with a recurrent state serves one user")
     with (
         closing(opened(path, states=8, users=users)) as backend,
         closing(opened(path)) as other,

@@ -79,7 +79,9 @@ def slow_length(target: Sequence[float], node_ms: float, longest: int) -> int:
     def rate(size: int, spent: int) -> float:
         chances = (sure ** min(n, length) * HOPE ** max(0, n - length) for n in range(size + 1))
         expected = math.fsum(chances)
-        return expected / (spent * node_ms + target[size] * (1.0 + curve.doubt(size + 1, 0)))
+        return expected / (
+            spent * node_ms + target[size] * (1.0 + curve.standard_error(size + 1, 0))
+        )
 
     length = 1
     while length < longest:

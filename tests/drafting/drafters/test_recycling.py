@@ -24,7 +24,7 @@ quick = settings(max_examples=60, deadline=None, derandomize=True, database=None
 Path = tuple[int, ...]
 Rows = dict[tuple[int, ...], TopTokens]  # what the target says after these last tokens
 LEAST = 0.02
-STAKES = StepContext(31, LEAST, CostCurve([float("inf"), 1.0]), depth=0)
+CONTEXT = StepContext(31, LEAST, CostCurve([float("inf"), 1.0]), depth=0)
 
 
 def paths_of(proposal: Proposal) -> list[Path]:
@@ -38,7 +38,7 @@ def paths_of(proposal: Proposal) -> list[Path]:
 def propose(
     drafter: RecyclingDrafter, base: Proposal = EMPTY, max_nodes: int = 31, least: float = LEAST
 ) -> Proposal:
-    return drafter.propose(replace(STAKES, max_nodes=max_nodes, min_probability=least), base)
+    return drafter.propose(replace(CONTEXT, max_nodes=max_nodes, min_probability=least), base)
 
 
 def table_of(proposal: Proposal) -> dict[Path, float]:
@@ -55,7 +55,7 @@ def learn(
     """A round that verified these tokens, the root first, and saw these rows of them."""
     tree = DraftTree.chain(tokens) if parents is None else DraftTree(tokens, parents)
     drafter.observe(
-        VerifyResult(tree, range(len(emitted)), emitted, STAKES, lambda node: rows[node])
+        VerifyResult(tree, range(len(emitted)), emitted, CONTEXT, lambda node: rows[node])
     )
 
 
@@ -392,7 +392,7 @@ def test_proposals_and_counts_are_those_of_the_slow_drafter(data: st.DataObject)
         rows = [data.draw(st.none() | top_tokens()) for _ in range(len(tree))]
         way = tree.path(rng.randrange(len(tree)))
         emitted = [*(tree.tokens[node] for node in way[1:]), rng.randrange(1, 5)]
-        fast.observe(VerifyResult(tree, way, emitted, STAKES, rows.__getitem__))
+        fast.observe(VerifyResult(tree, way, emitted, CONTEXT, rows.__getitem__))
         slow.observe(tree, rows, emitted, paths)
         root = emitted[-1]
     assert fast.state() == slow.calibration.as_json()

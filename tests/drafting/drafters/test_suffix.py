@@ -22,7 +22,7 @@ from edgespec.errors import UnsupportedError
 from edgespec.memory.times.curve import CostCurve
 
 quick = settings(max_examples=100, deadline=None, derandomize=True, database=None)
-STAKES = StepContext(31, LEAST, CostCurve([float("inf"), 1.0]), depth=0)
+CONTEXT = StepContext(31, LEAST, CostCurve([float("inf"), 1.0]), depth=0)
 
 
 @pytest.fixture(autouse=True)
@@ -40,13 +40,13 @@ def paths_of(proposal: Proposal) -> list[Path]:
 
 
 def propose(drafter: SuffixDrafter, max_nodes: int, least: float) -> Proposal:
-    return drafter.propose(replace(STAKES, max_nodes=max_nodes, min_probability=least))
+    return drafter.propose(replace(CONTEXT, max_nodes=max_nodes, min_probability=least))
 
 
 def observe(drafter: SuffixDrafter, emitted: Sequence[int]) -> None:
     """A round in which all of it was drafted."""
     tree = DraftTree.chain((0, *emitted[:-1]))
-    drafter.observe(VerifyResult(tree, range(len(emitted)), emitted, STAKES))
+    drafter.observe(VerifyResult(tree, range(len(emitted)), emitted, CONTEXT))
 
 
 def drafter_of(text: Sequence[int]) -> SuffixDrafter:

@@ -100,10 +100,10 @@ def test_a_step_is_the_measurement_of_a_size_without_one() -> None:
     """As far as a guess of 20 ms, which a fifth is a standard error of, and noise allow."""
     curve = CostCurve([INF, 10.0, INF])
     feed(curve, {1: 10.0}, rounds=16)
-    assert curve.doubt(2, 0) == 0.2
+    assert curve.standard_error(2, 0) == 0.2
     curve.observe(2, 0, 2, 15.0)
     assert curve.base[2] == pytest.approx(15.0, rel=0.02)
-    assert 0.06 < curve.doubt(2, 0) < 0.1, "one step is worth about one measurement"
+    assert 0.06 < curve.standard_error(2, 0) < 0.1, "one step is worth about one measurement"
     assert curve.scale == pytest.approx(1.0, rel=0.01)
 
 
@@ -275,16 +275,16 @@ def test_a_correction_is_there_at_the_next_load_and_less_sure() -> None:
     feed(curve, {1: 8.0, 2: 15.0}, rounds=50)
     loaded = CostCurve.from_json(json.loads(json.dumps(curve.as_json())))
     assert loaded.base == curve.base
-    assert curve.doubt(2, 0) < loaded.doubt(2, 0) < 0.08
+    assert curve.standard_error(2, 0) < loaded.standard_error(2, 0) < 0.08
 
 
 def test_a_document_of_an_earlier_version_is_read() -> None:
     """Which kept corrections apart, and said what the errors of slopes are by another name."""
     document = {**GOOD, "learned_ms": [None, 4.0, 6.5], "deviations_ms": [0.1, 0.2, 0.3]}
-    document |= {"doubts": {"2": 0.05}, "level": 1.1, "answered_ms": 7.0}
+    document |= {"standard_errors": {"2": 0.05}, "level": 1.1, "answered_ms": 7.0}
     curve = CostCurve.from_json(document)
     assert (curve.base, curve.level) == ([INF, 4.0, 6.0], 1.1)
-    assert curve.doubt(2, 0) == pytest.approx(0.05)
+    assert curve.standard_error(2, 0) == pytest.approx(0.05)
     assert CostCurve.from_json(json.loads(json.dumps(curve.as_json()))) == curve
 
 
@@ -312,7 +312,10 @@ def test_a_stored_curve_takes_over_what_a_part_of_it_has_learned() -> None:
     both = stored.updated(used)
     assert both.base == pytest.approx([INF, 4.0, 8.0, 9.0], rel=0.01)
     assert both.level == pytest.approx(1.3, rel=0.2)
-    assert (both.doubt(2, 0), both.doubt(3, 0)) == (used.doubt(2, 0), 0.08)
+    assert (both.standard_error(2, 0), both.standard_error(3, 0)) == (
+        used.standard_error(2, 0),
+        0.08,
+    )
 
 
 def test_a_level_is_of_whole_rounds_and_the_first_answer_sets_it() -> None:
@@ -374,9 +377,9 @@ GOOD: dict[str, Any] = {
         {"deviations_ms": [0.1, 0.1]},
         {"deviations_ms": [0.1, 0.1, -1.0]},
         {"deviations_ms": "many"},
-        {"doubts": {"2": 7.0}},
-        {"doubts": {"two": 0.1}},
-        {"doubts": [1, 2]},
+        {"standard_errors": {"2": 7.0}},
+        {"standard_errors": {"two": 0.1}},
+        {"standard_errors": [1, 2]},
     ],
     ids=lambda change: str(change)[:40],
 )
@@ -439,7 +442,7 @@ def test_one_parameter_by_hand() -> None:
     own, speed, noise = 0.08**2, 0.01**2, 0.06**2
     assert curve.base[2] == pytest.approx(8.0 * math.exp(off * own / (own + speed + noise)))
     assert curve.scale == pytest.approx(math.exp(off * speed / (own + speed + noise)))
-    assert curve.doubt(2, 0) ** 2 == pytest.approx(own * (1 - own / (own + speed + noise)))
+    assert curve.standard_error(2, 0) ** 2 == pytest.approx(own * (1 - own / (own + speed + noise)))
 
 
 def test_what_is_too_far_off_counts_as_far_as_is_likely() -> None:
@@ -449,7 +452,7 @@ def test_what_is_too_far_off_counts_as_far_as_is_likely() -> None:
     curve.observe(2, 9, 2, 16.0)
     own, all_of_it = 0.08**2, 0.08**2 + 0.01**2 + 0.06**2
     assert curve.base[2] == pytest.approx(8.0 * math.exp(3.0 * own / all_of_it**0.5))
-    assert curve.doubt(2, 0) > 0.068, "and it is nearly as unsure as before"
+    assert curve.standard_error(2, 0) > 0.068, "and it is nearly as unsure as before"
 
 
 @pytest.mark.parametrize("wrong", [0.2, 3.0])
@@ -478,14 +481,16 @@ def test_long_use_does_not_drift() -> None:
 
 def test_what_is_unsure_shrinks_with_steps_and_is_kept() -> None:
     curve = CostCurve(list(TRUE.base), TRUE.depth_ms, TRUE.depth_node_ms, TRUE.change_ms)
-    before = curve.doubt(8, 1000)
+    before = curve.standard_error(8, 1000)
     write(curve, [100, 1000], 3)
-    assert curve.doubt(1, 1000) == 0.0
-    assert curve.doubt(8, 1000) < before / 2
+    assert curve.standard_error(1, 1000) == 0.0
+    assert curve.standard_error(8, 1000) < before / 2
     loaded = CostCurve.from_json(curve.as_json())
     assert loaded._state.slopes == pytest.approx(curve._state.slopes)
-    assert curve.doubt(8, 0) < loaded.doubt(8, 0) < 0.05, "of another moment"
-    assert loaded.resized(4).doubt(4, 0) == pytest.approx(loaded.doubt(4, 0), rel=0.01)
+    assert curve.standard_error(8, 0) < loaded.standard_error(8, 0) < 0.05, "of another moment"
+    assert loaded.resized(4).standard_error(4, 0) == pytest.approx(
+        loaded.standard_error(4, 0), rel=0.01
+    )
 
 
 def test_how_long_a_step_takes_now_is_told_with_its_error() -> None:

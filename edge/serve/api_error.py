@@ -31,7 +31,7 @@ _KINDS = {
 _ANTHROPIC_KINDS = {413: "request_too_large", 500: "api_error", 501: "api_error"}  # others alike
 
 
-class Refusal(Exception):
+class ApiError(Exception):
     """A request that is not answered.
 
     Args:
@@ -61,37 +61,37 @@ class Refusal(Exception):
         return {"error": {**error, **self.more}}
 
 
-def openai_error(refusal: Refusal) -> dict[str, Any]:
+def openai_error(problem: ApiError) -> dict[str, Any]:
     """The error object of OpenAI's interface."""
-    return refusal.document
+    return problem.document
 
 
-def anthropic_error(refusal: Refusal) -> dict[str, Any]:
+def anthropic_error(problem: ApiError) -> dict[str, Any]:
     """The error object of Anthropic's interface; it has what OpenAI's has as well."""
-    error = refusal.document["error"]
-    kind = _ANTHROPIC_KINDS.get(refusal.status, error["type"])
+    error = problem.document["error"]
+    kind = _ANTHROPIC_KINDS.get(problem.status, error["type"])
     return {"type": "error", "error": {**error, "type": kind}}
 
 
-def refusal_of(problem: Exception, param: str | None = None) -> Refusal:
+def api_error_of(problem: Exception, param: str | None = None) -> ApiError:
     """What a client is told of a failure. What is not the client's to mend has the status 500."""
-    if isinstance(problem, Refusal):
+    if isinstance(problem, ApiError):
         return problem
     if not isinstance(problem, EdgespecError):
         return _failed(problem, type(problem).__name__)
     hint = f" ({problem.hint})" if problem.hint else ""
     message = f"{problem}{hint}"
     if isinstance(problem, ContextFullError):
-        return Refusal(message, param=param, code="context_length_exceeded")
+        return ApiError(message, param=param, code="context_length_exceeded")
     if isinstance(problem, UnsupportedError | ModelFileError):  # a template fails on its messages
-        return Refusal(message, param=param)
+        return ApiError(message, param=param)
     known = str(problem) if isinstance(problem, BackendError) else type(problem).__name__
     return _failed(problem, known)
 
 
-def _failed(problem: Exception, known: str) -> Refusal:
+def _failed(problem: Exception, known: str) -> ApiError:
     """Log a failure of the server, and name the request by which it is found in the log."""
     request_id = REQUEST_ID.get()
     LOGGER.error("%s failed: %s\n%s", request_id or "a request", known, places_of(problem))
     where = f" (request {request_id})" if request_id else ""
-    return Refusal(f"the server failed: {known}{where}", status=500)
+    return ApiError(f"the server failed: {known}{where}", status=500)
