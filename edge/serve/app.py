@@ -263,8 +263,8 @@ async def reader_of(
 ) -> Callable[[], Any]:
     """Receive the body of a request; what is returned makes a document of it, in any thread.
 
-    `admit` is asked for one that is larger, where a model sees images. Raises ApiError where none is
-    answered, and for a body that is too large or takes too long.
+    `admit` is asked for one that is larger, where a model sees images. Raises ApiError where none
+    is answered, and for a body that is too large or takes too long.
     """
     pool.check()
     limits, body = pool.limits, bytearray()
