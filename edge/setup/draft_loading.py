@@ -22,7 +22,6 @@ from edgespec.measure.timing import (
     one_step,
     times_behind,
 )
-from edgespec.memory.device import host
 from edgespec.memory.plan.plan import DRAFT_MODEL_BATCH, DRAFT_MODEL_NODES, Plan, draft_context
 from edgespec.memory.plan.settings import Settings
 from edgespec.memory.times.curve import CostCurve
@@ -37,7 +36,6 @@ from edgespec.setup.stored import (
 )
 
 _CURVE_SECONDS = 0.4
-_TIMED_CONTEXT = 1024  # of draft models that are only timed
 
 
 def load_draft_model(
@@ -106,46 +104,19 @@ def _settings(plan: Plan, draft_spec: ModelSpec, chosen: Settings, context: int)
 
 
 def _curve(
-    backend: Backend,
-    report: Progress,
-    stored: CostCurve | None = None,
-    target: Backend | None = None,
+    backend: Backend, report: Progress, stored: CostCurve | None, target: Backend
 ) -> CostCurve:
-    """The times of a draft model's steps: what was stored, if it still holds.
-
-    Behind steps of its `target`, if that is there.
-    """
-
-    def between() -> None:
-        if target is not None:
-            one_step(target, 1)
-
-    if stored is not None and not measured_while_busy(backend, stored, between):
+    """The times of a draft model's steps behind those of its `target`; stored ones if they hold."""
+    if stored is not None and not measured_while_busy(backend, stored, lambda: one_step(target, 1)):
         return stored
     report("measuring step times", 0.0)
     curve = measure_curve(
         lambda nodes: one_step(backend, nodes), DRAFT_MODEL_NODES, seconds=_CURVE_SECONDS
     )
     measure_depths(backend, curve)
-    if target is not None:
-        curve = curve.scaled(times_behind(target, backend, curve))
+    curve = curve.scaled(times_behind(target, backend, curve))
     report("measuring step times", 1.0)
     return curve
-
-
-def draft_step_ms(draft_spec: ModelSpec, target: ModelSpec, report: Progress) -> float:
-    """Milliseconds that a draft model takes for a token on this device."""
-    settings = LlamaSettings(
-        context_size=_TIMED_CONTEXT,
-        batch_size=DRAFT_MODEL_BATCH,
-        max_nodes=DRAFT_MODEL_NODES,
-        max_leaves=1,
-        threads=host.usable_cores(),
-    )
-    told = "loading the draft model"
-    made = open_draft_model(draft_spec, target, settings, lambda part: report(told, part))
-    with closing(made) as backend:
-        return _curve(backend, report).base[1]
 
 
 def open_draft_model(

@@ -31,11 +31,3 @@ def test_a_draft_model(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
         lambda: load(target, SPEC, plan, quiet), [load, *functions], opened
     )
     assert steps > 10
-
-
-def test_a_draft_model_that_is_only_timed(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened: list[Any] = []
-    monkeypatch.setattr(draft_loading, "open_draft_model", lambda *_, **__: Opened(opened))
-    monkeypatch.setattr(draft_loading, "measure_curve", lambda *_, **__: CURVE)
-    assert draft_loading.draft_step_ms(SPEC, SPEC, quiet) == 1.0
-    assert opened == []
