@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from edgespec.errors import ModelFileError
+from edgespec.models.gguf.ggml_types import FILE_TYPE_NAMES
 from edgespec.models.gguf.reader import Gguf, GgufSpan, GgufTensor, GgufValue
 from edgespec.models.gguf.shards import read_gguf_shards
 from edgespec.models.layers import SNAPSHOTS, Keys, Layers
@@ -28,14 +29,6 @@ GGUF_FORMAT, ONNX_FORMAT = "gguf", "onnx"
 # Groups of tensors, in the order of `ModelSpec.group_bytes`.
 GROUPS = ("token_embd", "output", "attention", "feed_forward", "experts", "norm", "other")
 
-_FILE_TYPES = {
-    0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K",
-    11: "Q3_K_S", 12: "Q3_K_M", 13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S",
-    17: "Q5_K_M", 18: "Q6_K", 19: "IQ2_XXS", 20: "IQ2_XS", 21: "Q2_K_S", 22: "IQ3_XS",
-    23: "IQ3_XXS", 24: "IQ1_S", 25: "IQ4_NL", 26: "IQ3_S", 27: "IQ3_M", 28: "IQ2_S", 29: "IQ2_M",
-    30: "IQ4_XS", 31: "IQ1_M", 32: "BF16", 36: "TQ1_0", 37: "TQ2_0", 38: "MXFP4_MOE", 39: "NVFP4",
-    40: "Q1_0", 41: "Q2_0",
-}  # fmt: skip
 # Added by llama.cpp when the type was guessed.
 _FILE_TYPE_GUESSED = 1024
 
@@ -386,7 +379,7 @@ def _file_type(gguf: Gguf, by_type: Counter[str]) -> str:
     number = gguf.integer("general.file_type", -1)
     if number >= _FILE_TYPE_GUESSED:
         number -= _FILE_TYPE_GUESSED
-    return _FILE_TYPES.get(number) or by_type.most_common(1)[0][0]
+    return FILE_TYPE_NAMES.get(number) or by_type.most_common(1)[0][0]
 
 
 def _group(name: str) -> str:

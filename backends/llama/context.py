@@ -158,6 +158,9 @@ class LlamaContext:
     def _adjust_loading(self, params: Any) -> None:
         """Other parameters of a model, for contexts that derive from this one."""
 
+    def _read_file(self, path: str, params: Any) -> Any:
+        return self.lib.llama_model_load_from_file(os.fsencode(path), params)
+
     def _load(self, path: str, progress: Callable[[float], None] | None) -> None:
         params = model_params()
         params.load_mtp = self.settings.head
@@ -184,7 +187,7 @@ class LlamaContext:
         use = kernels(settings.kernels, tied=tied, threads=settings.threads)
         limit_freed_memory()  # tensors are read into a buffer of their size before they are packed
         with interrupts_kept() as interrupted, use:
-            self._model = self.lib.llama_model_load_from_file(os.fsencode(path), params)
+            self._model = self._read_file(path, params)
         give_back_memory()  # the header and its texts
         if problems:
             raise problems[0]

@@ -15,7 +15,7 @@ from typing import Any
 
 from edgespec.backends.base import Backend
 from edgespec.decode.engine import Engine
-from edgespec.errors import DoesNotFitError, UnsupportedError
+from edgespec.errors import DoesNotFitError
 from edgespec.measure.noise import largest_invariant_step
 from edgespec.measure.prompts import PROMPTS
 from edgespec.measure.timing import one_step, some_tokens
@@ -40,7 +40,6 @@ _DEPTH_SECONDS = 6.0  # for the deeper curves together
 _SPEED_SECONDS = 20.0  # for the answers together
 _MOST_TOKENS, _LEAST_TOKENS = 96, 16
 _FRONTIER_STEPS = 24
-_USERS = (1, 2, 4, 8, 16)
 
 
 def profile(
@@ -88,7 +87,6 @@ def profile(
         "largest_invariant_step": invariant,
         "speed": speeds,
         "frontier": frontier(spec, request),
-        "users": several_users(spec, replace(request, context_size=plan.context_size)),
         "next_plan": measured_plan.as_json(),
     }
 
@@ -139,30 +137,6 @@ def frontier(spec: ModelSpec, request: Request) -> list[dict[str, Any]]:
             }
         )
     return points
-
-
-def several_users(spec: ModelSpec, request: Request) -> list[dict[str, Any]]:
-    """What a server would take for one user, two, four and so on, and what each would get.
-
-    Speeds are predictions without drafts. Ends where several are not possible, or do not fit.
-    """
-    rows: list[dict[str, Any]] = []
-    for users in _USERS:
-        try:
-            plan = make_run_plan(spec, replace(request, users=users))
-        except (DoesNotFitError, UnsupportedError):
-            break
-        rows.append(
-            {
-                "users": users,
-                "peak_bytes": plan.predicted_peak_bytes,
-                "tokens_each": min(plan.context_size, (plan.cells or plan.context_size) // users),
-                "tokens_per_s": plan.parts[-1].tokens_per_s
-                if plan.parts
-                else plan.plain_tokens_per_s,
-            }
-        )
-    return rows
 
 
 # -- steps ---------------------------------------------------------------------------------
