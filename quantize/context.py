@@ -5,8 +5,6 @@ Unlike the backend that generates, this one keeps nothing between texts and draf
 
 from __future__ import annotations
 
-import ctypes
-import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -40,7 +38,6 @@ class EvalContext(LlamaContext):
         kv_type: str = "f16",
         observe: Observe | None = None,
     ) -> None:
-        self._parts = [path] if isinstance(path, Path) else list(path)
         self._observe = observe
         size = max(batch_size, sequences)
         settings = LlamaSettings(
@@ -56,9 +53,11 @@ class EvalContext(LlamaContext):
             unified=False,
         )
         super().__init__(settings)
-        _allow_open_files(len(self._parts))
+        if not isinstance(path, Path):
+            self._parts, path = path, path[0]
+            _allow_open_files(len(self._parts))
         try:
-            self.open(str(self._parts[0]), None, self._adjust)
+            self.open(str(path), None, self._adjust)
         except BaseException:
             self.close()
             raise
@@ -70,12 +69,6 @@ class EvalContext(LlamaContext):
         if self._observe is not None:
             self._called = type(params.cb_eval)(self._observe)  # C keeps the pointer
             params.cb_eval = self._called
-
-    def _read_file(self, path: str, params: Any) -> Any:
-        if len(self._parts) == 1:
-            return super()._read_file(path, params)
-        names = (ctypes.c_char_p * len(self._parts))(*map(os.fsencode, self._parts))
-        return self.lib.llama_model_load_from_splits(names, len(self._parts), params)
 
     def __enter__(self) -> EvalContext:
         return self

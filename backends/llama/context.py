@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,6 +87,7 @@ class LlamaContext:
     crowding = 1.0  # how many times more threads the settings have than the last step had
     vision: Vision | None = None  # where it has a projector
     _model: Any = None
+    _parts: Sequence[Path] = ()  # of a split model, wherever they lie
     _tokenizer: LlamaTokenizer | None = None
 
     def __init__(self, settings: LlamaSettings) -> None:
@@ -158,9 +159,6 @@ class LlamaContext:
     def _adjust_loading(self, params: Any) -> None:
         """Other parameters of a model, for contexts that derive from this one."""
 
-    def _read_file(self, path: str, params: Any) -> Any:
-        return self.lib.llama_model_load_from_file(os.fsencode(path), params)
-
     def _load(self, path: str, progress: Callable[[float], None] | None) -> None:
         params = model_params()
         params.load_mtp = self.settings.head
@@ -187,7 +185,11 @@ class LlamaContext:
         use = kernels(settings.kernels, tied=tied, threads=settings.threads)
         limit_freed_memory()  # tensors are read into a buffer of their size before they are packed
         with interrupts_kept() as interrupted, use:
-            self._model = self._read_file(path, params)
+            if self._parts:
+                names = (ctypes.c_char_p * len(self._parts))(*map(os.fsencode, self._parts))
+                self._model = self.lib.llama_model_load_from_splits(names, len(names), params)
+            else:
+                self._model = self.lib.llama_model_load_from_file(os.fsencode(path), params)
         give_back_memory()  # the header and its texts
         if problems:
             raise problems[0]

@@ -106,7 +106,7 @@ def machine_facts() -> dict[str, Any]:
     return {
         "cpu": host.cpu_name(),
         "cores": host.usable_cores(),
-        "features": sorted(host.cpu_features()),
+        "features": host.cpu_features(),
         "memory_bytes": host.total_bytes(),
         "available_bytes": host.available_bytes(),
         "gpu_kinds": list(gpu_kinds()),
