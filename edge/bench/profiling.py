@@ -23,7 +23,7 @@ from edgespec.memory.device import host
 from edgespec.memory.device.accelerators import gpu_kinds
 from edgespec.memory.device.bandwidth import measured_bandwidth
 from edgespec.memory.device.energy import Energy, energy_meter
-from edgespec.memory.device.track import MemoryTracker, peak_resident_bytes, resident_parts
+from edgespec.memory.device.track import MemoryTracker, peak_resident_bytes
 from edgespec.memory.plan.plan import Plan
 from edgespec.memory.plan.request import Request
 from edgespec.memory.plan.settings import settings_of
@@ -65,7 +65,6 @@ def profile(
             tracker.mark("answers")
             speeds = _measure_speed(spec, plan, engine, report)
             allocated = engine.memory_bytes()
-    measured_plan = make_run_plan(spec, request)
     return {
         "model": model_facts(spec),
         "machine": machine_facts(),
@@ -76,7 +75,6 @@ def profile(
             "measured_peak_bytes": peak_resident_bytes(),
             "predicted": plan.component_bytes,
             "allocated": allocated,
-            "resident": resident_parts(),
             "samples": [asdict(sample) for sample in tracker.samples],
             "phases": [{"time_s": at, "name": name} for at, name in tracker.phases],
         },
@@ -87,7 +85,6 @@ def profile(
         "largest_invariant_step": invariant,
         "speed": speeds,
         "frontier": frontier(spec, request),
-        "next_plan": measured_plan.as_json(),
     }
 
 

@@ -48,7 +48,6 @@ def profile(**changes: Any) -> dict[str, Any]:
             "measured_peak_bytes": 97 * MIB,
             "predicted": {"weights": 12 * MIB, "kv_cache": 8 * MIB},
             "allocated": {"weights": 12 * MIB},
-            "resident": {},
             "samples": [
                 {"time_s": 0.1, "resident_bytes": 40 * MIB},
                 {"time_s": 2.0, "resident_bytes": 97 * MIB},
