@@ -10,6 +10,7 @@ import platform
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -18,7 +19,7 @@ from edgespec.decode.engine import Engine
 from edgespec.errors import DoesNotFitError
 from edgespec.measure.noise import largest_invariant_step
 from edgespec.measure.prompts import PROMPTS
-from edgespec.measure.timing import one_step, some_tokens
+from edgespec.measure.timing import in_turns, one_step, reading_ms, some_tokens
 from edgespec.memory.device import host
 from edgespec.memory.device.accelerators import gpu_kinds
 from edgespec.memory.device.bandwidth import measured_bandwidth
@@ -162,24 +163,14 @@ def _fill(backend: Backend, depth: int) -> None:
 
 
 def _least_step_ms(backend: Backend, nodes: int) -> float:
-    best = float("inf")
-    for _ in range(_REPEATS + 1):  # the first one builds the graph
-        start = time.perf_counter()
-        one_step(backend, nodes)
-        best = min(best, time.perf_counter() - start)
-    return best * 1e3
+    [times] = in_turns([partial(one_step, backend, nodes)], _REPEATS + 1)  # one builds the graph
+    return min(times)
 
 
 def _measure_prefill(backend: Backend, report: Progress) -> dict[str, Any]:
-    """Tokens a second while reading a prompt of four batches."""
+    """Tokens a second while reading a prompt of one batch after the other."""
     report("reading a prompt", 0.0)
-    count = min(4 * backend.batch_size, backend.context_size)
-    backend.truncate(0)
-    start = time.perf_counter()
-    _fill(backend, count)
-    elapsed = time.perf_counter() - start
-    backend.truncate(0)
-    return {"tokens": count, "batch_size": backend.batch_size, "tokens_per_s": count / elapsed}
+    return {"batch_size": backend.batch_size, "tokens_per_s": 1e3 / reading_ms(backend)}
 
 
 def _bandwidth(spec: ModelSpec, plan: Plan, curves: Sequence[dict[str, Any]]) -> dict[str, float]:

@@ -56,7 +56,7 @@ def profile(**changes: Any) -> dict[str, Any]:
         },
         "step_ms": [{"depth": 0, "ms": {"1": 4.0, "2": 6.5, "4": 8.0}}],
         "draft_max": 3,
-        "prefill": {"tokens": 256, "batch_size": 64, "tokens_per_s": 1234.0},
+        "prefill": {"batch_size": 64, "tokens_per_s": 1234.0},
         "bandwidth": {
             "memory_bytes_per_s": 40e9,
             "used_bytes_per_s": 20e9,
