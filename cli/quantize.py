@@ -166,9 +166,6 @@ def tune(
             help="Most loss, as KL divergence. Default: 1.1 times that of Q4_0.",
         ),
     ] = None,
-    exact: Annotated[
-        bool, typer.Option("--exact", help="Only types that `run --exact` can use.")
-    ] = False,
     types: Annotated[
         str | None,
         typer.Option("--types", help="File types to try, with commas. Default: 20 of them."),
@@ -195,7 +192,6 @@ def tune(
                 spec,
                 target,
                 max_kl=max_kl,
-                exact=exact,
                 types=tried,
                 imatrix=path,
                 imatrix_name=named,
