@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from edgespec.backends.base import Capabilities, Logits
+from edgespec.backends.llama.block_outputs import BlockOutputs
 from edgespec.backends.llama.huge_pages import HugePages
 from edgespec.backends.llama.kernels import kernels, model_params
 from edgespec.backends.llama.library import LOG, interrupts_kept, library
@@ -53,6 +54,7 @@ class LlamaSettings:
     edgespec's own, where these fit this llama.cpp; a `tied` table, which is the head, too, once.
     With a `projector`, the path of its file, it sees images of at most `image_tokens` each.
     Of recurrent and sliding-window models it keeps up to `states` copies of their states.
+    What layers of the numbers `read` take in is kept where llama.cpp does not hand it out.
     The last `gpu_layers` lie on `devices` by their shares, those of the first one first; without
     any, llama.cpp spreads them over the GPUs it sees. `overrides` are as of `RunShape`.
     """
@@ -77,6 +79,7 @@ class LlamaSettings:
     projector: str = ""
     image_tokens: int | None = None
     states: int = 0
+    read: tuple[int, ...] = ()
 
 
 class LlamaContext:
@@ -86,6 +89,7 @@ class LlamaContext:
     buffer_bytes: dict[str, int]  # that llama.cpp says it allocated
     crowding = 1.0  # how many times more threads the settings have than the last step had
     vision: Vision | None = None  # where it has a projector
+    outputs: BlockOutputs | None = None  # of what its settings `read`
     _model: Any = None
     _tokenizer: LlamaTokenizer | None = None
 
@@ -230,6 +234,10 @@ class LlamaContext:
         params.no_perf = True
         params.op_offload = False  # as `Placed` says
         adjust(params)
+        if settings.read:
+            room = settings.batch_size + settings.max_nodes
+            self.outputs = BlockOutputs(settings.read, self.width, room)
+            self.outputs.join(params)
         pages = HugePages()
         with interrupts_kept():
             self.handle = self.lib.llama_init_from_model(self._model, params)
@@ -295,6 +303,8 @@ class LlamaContext:
             if crowding != self.crowding:
                 self.lib.llama_set_n_threads(self.handle, threads, threads)
                 self.crowding = crowding
+            if self.outputs is not None:
+                self.outputs.begin()
             status = function(self.handle, batch)
         finally:
             TEAMS.leave()
