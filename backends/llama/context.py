@@ -15,7 +15,6 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from edgespec.backends.base import Capabilities, Logits
-from edgespec.backends.llama.block_outputs import BlockOutputs
 from edgespec.backends.llama.huge_pages import HugePages
 from edgespec.backends.llama.kernels import kernels, model_params
 from edgespec.backends.llama.library import LOG, interrupts_kept, library
@@ -29,6 +28,7 @@ from edgespec.memory.device.track import give_back_memory, limit_freed_memory
 
 if TYPE_CHECKING:
     from edgespec.backends.llama.batch import Batch
+    from edgespec.backends.llama.block_outputs import BlockOutputs
     from edgespec.backends.llama.vision import Vision
 
 _KV_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 8, "bf16": 30}  # values of ggml_type
@@ -235,6 +235,8 @@ class LlamaContext:
         params.op_offload = False  # as `Placed` says
         adjust(params)
         if settings.read:
+            from edgespec.backends.llama.block_outputs import BlockOutputs
+
             room = settings.batch_size + settings.max_nodes
             self.outputs = BlockOutputs(settings.read, self.width, room)
             self.outputs.join(params)
