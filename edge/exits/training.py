@@ -39,6 +39,23 @@ _EXIT_PART = 1 / 6  # of the target's blocks
 _HEAD_SIZES = {EXIT: 4096, HEAD: 8192}  # tokens that can be drafted, unless others are asked for
 
 
+def best_kind(spec: ModelSpec, begin: Path | None = None) -> str:
+    """A head where the model's states can be read: it is right more often than an exit, for less.
+
+    To go on with an earlier drafter, its kind. Raises UnsupportedError where neither can be
+    trained, and ModelNotFoundError.
+    """
+    if begin is not None:
+        return EXIT if read_head(begin) is None else HEAD
+    check_architecture(spec)
+    return HEAD if spec.arch in HANDS_OUT | NAMES_OUTPUTS else EXIT
+
+
+def output_of(spec: ModelSpec, kind: str) -> Path:
+    """Where a drafter goes: a head beside its model, where plans look for it."""
+    return spec.path.with_name(f"{HEAD}-{spec.path.name}") if kind == HEAD else Path("drafter.gguf")
+
+
 def train_drafter(
     spec: ModelSpec,
     output: Path,
