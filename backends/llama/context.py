@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,17 +21,17 @@ from edgespec.backends.llama.library import LOG, interrupts_kept, library
 from edgespec.backends.llama.team import TEAMS
 from edgespec.backends.llama.tokenizer import LlamaTokenizer
 from edgespec.backends.llama.workers import Placed
-from edgespec.errors import BackendError, DoesNotFitError, EdgespecError, UnsupportedError
+from edgespec.errors import BackendError, DoesNotFitError, EdgespecError
 from edgespec.memory.bytes.shape import GPU, HOST, Device
 from edgespec.memory.device.llama_binary import PACKAGE
 from edgespec.memory.device.track import give_back_memory, limit_freed_memory
+from edgespec.models.gguf.ggml_types import GGML_NUMBERS
 
 if TYPE_CHECKING:
     from edgespec.backends.llama.batch import Batch
     from edgespec.backends.llama.block_outputs import BlockOutputs
     from edgespec.backends.llama.vision import Vision
 
-_KV_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 8, "bf16": 30}  # values of ggml_type
 _FLASH_ATTENTION_ON = 1
 _MOST_SEQUENCES = 256  # LLAMA_MAX_SEQ
 _LOAD_COPIED, _LOAD_MAPPED = 0, 1  # values of llama_load_mode
@@ -91,6 +91,7 @@ class LlamaContext:
     vision: Vision | None = None  # where it has a projector
     outputs: BlockOutputs | None = None  # of what its settings `read`
     _model: Any = None
+    _parts: Sequence[Path] = ()  # of a split model, wherever they lie
     _tokenizer: LlamaTokenizer | None = None
 
     def __init__(self, settings: LlamaSettings) -> None:
@@ -109,7 +110,6 @@ class LlamaContext:
         Raises:
             BackendError: llama.cpp cannot load it, with llama.cpp's own words.
             DoesNotFitError: a device has less memory than there was when this was planned.
-            UnsupportedError: a setting the library does not know.
         """
         LOG.clear()
         self._load(path, progress)
@@ -188,7 +188,11 @@ class LlamaContext:
         use = kernels(settings.kernels, tied=tied, threads=settings.threads)
         limit_freed_memory()  # tensors are read into a buffer of their size before they are packed
         with interrupts_kept() as interrupted, use:
-            self._model = self.lib.llama_model_load_from_file(os.fsencode(path), params)
+            if self._parts:
+                names = (ctypes.c_char_p * len(self._parts))(*map(os.fsencode, self._parts))
+                self._model = self.lib.llama_model_load_from_splits(names, len(names), params)
+            else:
+                self._model = self.lib.llama_model_load_from_file(os.fsencode(path), params)
         give_back_memory()  # the header and its texts
         if problems:
             raise problems[0]
@@ -229,8 +233,8 @@ class LlamaContext:
         params.n_threads = params.n_threads_batch = settings.threads
         params.flash_attn_type = _FLASH_ATTENTION_ON
         params.kv_unified = settings.unified or settings.users == 1
-        params.type_k = _kv_type(settings.kv_type_k)
-        params.type_v = _kv_type(settings.kv_type_v)
+        params.type_k = GGML_NUMBERS[settings.kv_type_k.upper()]
+        params.type_v = GGML_NUMBERS[settings.kv_type_v.upper()]
         params.no_perf = True
         params.op_offload = False  # as `Placed` says
         adjust(params)
@@ -376,11 +380,3 @@ def _failure(what: str, hint: str) -> EdgespecError:
             "start it again, or with a smaller --ctx or fewer --gpu-layers",
         )
     return BackendError(f"{what}: {problem}", hint=hint)
-
-
-def _kv_type(name: str) -> int:
-    if name not in _KV_TYPES:
-        raise UnsupportedError(
-            f"llama.cpp has no KV cache type {name!r}", hint=f"use one of {', '.join(_KV_TYPES)}"
-        )
-    return _KV_TYPES[name]

@@ -1,6 +1,6 @@
 """What llama.cpp would allocate for a model under some settings: asked of llama.cpp.
 
-A skeleton of the file (`models/gguf/skeleton.py`) is loaded without allocating, in a process of its
+A skeleton of the file (`models/gguf/writer.py`) is loaded without allocating, in a process of its
 own: an odd header may end it. Its answers are exact, for whatever architecture llama.cpp knows.
 They are kept by header, settings, llama.cpp's build and kernels, so that the same plan again
 costs reading a file.
@@ -27,7 +27,7 @@ from edgespec.memory.device import host
 from edgespec.memory.device.kernels import kernels_key
 from edgespec.memory.device.llama_binary import PACKAGE, library_folder
 from edgespec.memory.store import cache
-from edgespec.models.gguf.skeleton import skeleton_header, write_skeleton
+from edgespec.models.gguf.writer import skeleton_header, write_skeleton
 from edgespec.models.heads import layers_to_read
 from edgespec.models.processes import start_module
 from edgespec.models.spec import ModelSpec
