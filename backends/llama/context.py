@@ -80,6 +80,7 @@ class LlamaSettings:
     image_tokens: int | None = None
     states: int = 0
     read: tuple[int, ...] = ()
+    window: bool = False  # the model may draft for itself, under a sequence id of its own
 
 
 class LlamaContext:
@@ -227,7 +228,7 @@ class LlamaContext:
         params.n_ubatch = settings.batch_size
         # The last ids are for branches of trees, of whichever user. With one more than there are,
         # llama.cpp begins with rows of logits for the largest step: others would lie beside them.
-        branches = settings.max_leaves * self.capabilities.tree
+        branches = max(settings.max_leaves * self.capabilities.tree, settings.window)
         params.n_seq_max = min(settings.users + branches, _MOST_SEQUENCES)
         params.n_outputs_max = max(settings.max_nodes, params.n_seq_max)
         params.n_threads = params.n_threads_batch = settings.threads

@@ -20,7 +20,7 @@ from edgespec.drafting.drafters import HEAD, MODEL
 from edgespec.drafting.ledger import SAVINGS
 from edgespec.errors import DoesNotFitError, EdgespecError
 from edgespec.memory.plan.layout import DRAFT_SIZES
-from edgespec.memory.plan.options import LLAMACPP
+from edgespec.memory.plan.options import LLAMACPP, ONNX
 from edgespec.memory.plan.plan import Plan
 from edgespec.memory.plan.request import Choice, Request
 from edgespec.memory.plan.settings import settings_of
@@ -150,6 +150,19 @@ def with_offer(spec: ModelSpec, request: Request, plan: Plan) -> Plan:
         return plan
     reason = f"{found.name} lies beside the model; --draft-model {found} uses it"
     return plan.with_choice(Choice(HEAD, "not used", reason))
+
+
+def window_obstacle(spec: ModelSpec, request: Request) -> str:
+    """What keeps the model from drafting for itself over a part of its cache, or ""."""
+    if request.backend == ONNX:
+        return "ONNX Runtime's cache holds one text"
+    if spec.keeps_state:
+        return f"{spec.arch} keeps a recurrent state, which has no parts"
+    if spec.sliding_window:
+        return f"{spec.arch} has sliding windows itself"
+    if request.exact and request.users != 1:
+        return "with --exact users share no cells, so a window could not, either"
+    return ""
 
 
 def _judged(spec: ModelSpec, plan: Plan, candidate: Candidate) -> tuple[bool, str]:
