@@ -24,7 +24,13 @@ from edgespec.decode.engine import Engine
 from edgespec.drafting.drafters import make_drafter
 from edgespec.drafting.drafters.base import Drafter, VerifyResult
 from edgespec.drafting.drafters.combined import CombinedDrafter
-from edgespec.drafting.drafters.model import HeadDrafter, HeadText, ModelDrafter
+from edgespec.drafting.drafters.model import (
+    HeadDrafter,
+    HeadText,
+    ModelDrafter,
+    WindowDrafter,
+    WindowText,
+)
 from edgespec.drafting.drafters.recycling import RecyclingDrafter
 from edgespec.drafting.drafters.suffix import SuffixDrafter
 from edgespec.drafting.proposal import EMPTY, Proposal, StepContext
@@ -186,7 +192,7 @@ class FakeHead:
     reads_prompts, block, token_ids = True, 0, None
 
     def __init__(self, draft: Model) -> None:
-        self.text = HeadText(self)
+        self.text: HeadText = HeadText(self)
         self._draft = draft
         self._ahead: list[int] = []
 
@@ -215,6 +221,36 @@ def head_drafter(draft: Model, vocab_size: int = V) -> HeadDrafter:
     return HeadDrafter(head.text, Frozen([INF, *[0.01] * 16]), vocab_size)
 
 
+class WholeText(WindowText):
+    """All of a text, for a window that is a function of it."""
+
+    begin, append = HeadText.begin, HeadText.append
+
+
+class FakeWindow(FakeHead):
+    """A head that is told when a chain ends."""
+
+    first, last, num_cells = 1, 1, 5
+    is_open = False
+
+    def __init__(self, draft: Model) -> None:
+        super().__init__(draft)
+        self.text: WindowText = WholeText(self)
+
+    def begin(self, token: int) -> Logits:
+        assert not self.is_open
+        self.is_open = True
+        return super().begin(token)
+
+    def end(self) -> None:
+        self.is_open = False
+
+
+def window_drafter(draft: Model) -> WindowDrafter:
+    """The target over a part of its cache, which says what `draft` says."""
+    return WindowDrafter(FakeWindow(draft).text, Frozen([INF, *[0.01] * 16]), V)
+
+
 def combined(names: str) -> Drafter:
     drafter = make_drafter(names)
     assert drafter is not None
@@ -235,6 +271,8 @@ DRAFTERS: dict[str, Callable[[Model], Drafter]] = {
     "model": model_drafter,
     "garbage model": lambda model: model_drafter(garbage_model),
     "head": head_drafter,
+    "window": window_drafter,
+    "garbage window": lambda model: window_drafter(garbage_model),
     "suffix and head": lambda model: CombinedDrafter([SuffixDrafter(), head_drafter(model)]),
     "all together": all_together,
     "all with a garbage model": lambda model: all_together(garbage_model),
@@ -246,6 +284,8 @@ MAKES_TREES = (
     "model",
     "garbage model",
     "head",
+    "window",
+    "garbage window",
     "suffix and head",
     "all together",
     "all with a garbage model",
@@ -256,6 +296,8 @@ DRAWS = (
     "model",
     "garbage model",
     "head",
+    "window",
+    "garbage window",
     "suffix and head",
     "all together",
     "all with a garbage model",

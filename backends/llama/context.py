@@ -29,6 +29,7 @@ from edgespec.models.gguf.ggml_types import GGML_NUMBERS
 
 if TYPE_CHECKING:
     from edgespec.backends.llama.batch import Batch
+    from edgespec.backends.llama.block_outputs import BlockOutputs
     from edgespec.backends.llama.vision import Vision
 
 _FLASH_ATTENTION_ON = 1
@@ -53,6 +54,7 @@ class LlamaSettings:
     edgespec's own, where these fit this llama.cpp; a `tied` table, which is the head, too, once.
     With a `projector`, the path of its file, it sees images of at most `image_tokens` each.
     Of recurrent and sliding-window models it keeps up to `states` copies of their states.
+    What layers of the numbers `read` take in is kept where llama.cpp does not hand it out.
     The last `gpu_layers` lie on `devices` by their shares, those of the first one first; without
     any, llama.cpp spreads them over the GPUs it sees. `overrides` are as of `RunShape`.
     """
@@ -77,6 +79,8 @@ class LlamaSettings:
     projector: str = ""
     image_tokens: int | None = None
     states: int = 0
+    read: tuple[int, ...] = ()
+    window: bool = False  # the model may draft for itself, under a sequence id of its own
 
 
 class LlamaContext:
@@ -86,6 +90,7 @@ class LlamaContext:
     buffer_bytes: dict[str, int]  # that llama.cpp says it allocated
     crowding = 1.0  # how many times more threads the settings have than the last step had
     vision: Vision | None = None  # where it has a projector
+    outputs: BlockOutputs | None = None  # of what its settings `read`
     _model: Any = None
     _parts: Sequence[Path] = ()  # of a split model, wherever they lie
     _tokenizer: LlamaTokenizer | None = None
@@ -223,7 +228,7 @@ class LlamaContext:
         params.n_ubatch = settings.batch_size
         # The last ids are for branches of trees, of whichever user. With one more than there are,
         # llama.cpp begins with rows of logits for the largest step: others would lie beside them.
-        branches = settings.max_leaves * self.capabilities.tree
+        branches = max(settings.max_leaves * self.capabilities.tree, settings.window)
         params.n_seq_max = min(settings.users + branches, _MOST_SEQUENCES)
         params.n_outputs_max = max(settings.max_nodes, params.n_seq_max)
         params.n_threads = params.n_threads_batch = settings.threads
@@ -234,6 +239,12 @@ class LlamaContext:
         params.no_perf = True
         params.op_offload = False  # as `Placed` says
         adjust(params)
+        if settings.read:
+            from edgespec.backends.llama.block_outputs import BlockOutputs
+
+            room = settings.batch_size + settings.max_nodes
+            self.outputs = BlockOutputs(settings.read, self.width, room)
+            self.outputs.join(params)
         pages = HugePages()
         with interrupts_kept():
             self.handle = self.lib.llama_init_from_model(self._model, params)
@@ -299,6 +310,8 @@ class LlamaContext:
             if crowding != self.crowding:
                 self.lib.llama_set_n_threads(self.handle, threads, threads)
                 self.crowding = crowding
+            if self.outputs is not None:
+                self.outputs.begin()
             status = function(self.handle, batch)
         finally:
             TEAMS.leave()

@@ -11,7 +11,7 @@ from typing import Any
 
 from edgespec.bench.interleaving import Answer
 from edgespec.decode.engine import Engine, Prompt
-from edgespec.drafting.drafters import HEAD, MODEL, drafter_names, make_drafter
+from edgespec.drafting.drafters import HEAD, MODEL, WINDOW, drafter_names, make_drafter
 from edgespec.drafting.drafters.base import Drafter
 from edgespec.drafting.drafters.combined import CombinedDrafter
 from edgespec.drafting.drafters.model import WritingDrafter
@@ -45,7 +45,7 @@ class LoadedModel:
         self._tracker = tracker
         loaded = engine.drafter
         members = loaded.member if isinstance(loaded, CombinedDrafter) else lambda _name: None
-        self._model = members(MODEL) or members(HEAD)
+        self._model = members(MODEL) or members(HEAD) or members(WINDOW)
         self._state = loaded.state() if loaded is not None else {}
         self._drafters: list[Drafter | None] = [None] * len(drafters)
         self._of_small: list[Drafter | None] = [None] * len(drafters)  # of a pair that takes turns

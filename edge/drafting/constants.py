@@ -31,6 +31,9 @@ MOST_DRAWN = 8  # nodes with a distribution, which is a number for each token of
 WIDTH = 8  # best tokens that are kept of a row (K of token recycling, arXiv 2408.08696)
 SPREAD = 5.3  # logits below the best one: a two-hundredth of its probability
 
+# -- the target over a part of its cache (model.py) ----------------------------------------------
+WINDOW_FIRST, WINDOW_LAST = 4, 512  # cells it sees
+
 # -- acceptance by counting (calibration.py) -----------------------------------------------------
 CELL_STRENGTH = 6.0  # tries that the group of a cell counts for in it
 RECENT_STRENGTH = 40.0  # tries that a cell counts for beside those of lately

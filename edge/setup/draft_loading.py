@@ -7,14 +7,23 @@ from collections.abc import Callable
 from contextlib import ExitStack, closing
 from functools import partial
 
-from edgespec.backends.base import Backend
-from edgespec.backends.llama.backend import LlamaBackend
+from edgespec.backends.base import Backend, sequences_of
+from edgespec.backends.llama.backend import LlamaBackend, LlamaSequence
 from edgespec.backends.llama.context import LlamaSettings
 from edgespec.backends.llama.early_exit import ExitBackend
 from edgespec.backends.llama.head import Followed
 from edgespec.backends.llama.head_files import open_head_file
-from edgespec.drafting.drafters import HEAD
-from edgespec.drafting.drafters.model import HeadDrafter, HeadText, ModelDrafter, WritingDrafter
+from edgespec.backends.llama.window import Window
+from edgespec.drafting.constants import WINDOW_FIRST, WINDOW_LAST
+from edgespec.drafting.drafters import HEAD, WINDOW
+from edgespec.drafting.drafters.model import (
+    HeadDrafter,
+    HeadText,
+    ModelDrafter,
+    WindowDrafter,
+    WindowText,
+    WritingDrafter,
+)
 from edgespec.measure.timing import (
     measure_curve,
     measure_depths,
@@ -85,6 +94,19 @@ def load_draft_model(
         drafter = ModelDrafter(backend, curve, vocab_size, readable, early_exit)
         opened.pop_all()
         return drafter
+
+
+def windows_of(target: Backend, plan: Plan, curve: CostCurve) -> list[WritingDrafter]:
+    """The target drafting for itself in each sequence of its cache, if the plan says so."""
+    if WINDOW not in plan.drafter.split(",") or not plan.draft_max:
+        return []
+    vocab_size = target.tokenizer.vocab_size
+    texts = (
+        WindowText(Window(one, WINDOW_FIRST, WINDOW_LAST))
+        for one in sequences_of(target)
+        if isinstance(one, LlamaSequence)
+    )
+    return [WindowDrafter(text, curve, vocab_size) for text in texts]
 
 
 def _settings(plan: Plan, draft_spec: ModelSpec, chosen: Settings, context: int) -> LlamaSettings:

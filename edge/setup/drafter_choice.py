@@ -7,6 +7,7 @@ inference library and no numpy.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -17,9 +18,9 @@ from typing import Any
 from edgespec.drafting.constants import NO_DIFFERENCE, TELLING_ROUNDS
 from edgespec.drafting.drafters import HEAD, MODEL
 from edgespec.drafting.ledger import SAVINGS
-from edgespec.errors import DoesNotFitError
+from edgespec.errors import DoesNotFitError, EdgespecError
 from edgespec.memory.plan.layout import DRAFT_SIZES
-from edgespec.memory.plan.options import LLAMACPP
+from edgespec.memory.plan.options import LLAMACPP, ONNX
 from edgespec.memory.plan.plan import Plan
 from edgespec.memory.plan.request import Choice, Request
 from edgespec.memory.plan.settings import settings_of
@@ -33,7 +34,7 @@ from edgespec.models.early_exit import (
     target_hash,
 )
 from edgespec.models.embedded import embedded_drafter_path
-from edgespec.models.heads import has_head
+from edgespec.models.heads import has_head, heads_beside
 from edgespec.models.pairing import check_pair, heads_for
 from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.setup.stored import draft_settings_of, snapshot_cost, stored_curve, stored_learned
@@ -69,6 +70,8 @@ def _shipped(path: Path) -> ModelSpec:
 def candidate_of(spec: ModelSpec, request: Request) -> Candidate | None:
     """What `--drafter auto` thinks about: the named file, the shipped one, or the model's own.
 
+    Else a head beside the model that was trained for this very file.
+
     Raises UnsupportedError where the named one is of another model.
     """
     if request.drafter != "auto":
@@ -77,19 +80,31 @@ def candidate_of(spec: ModelSpec, request: Request) -> Candidate | None:
     path = path or embedded_drafter_path()
     own = Candidate(HEAD, None) if has_head(spec) else None
     if path is None:
-        return own
+        return own or _trained_beside(spec)
     drafter = read_model_spec(path, heads=True) if is_named else _shipped(Path(path))
     if not is_named and drafter.reads is not None and drafter.vocab_size != spec.vocab_size:
-        return own
+        return own or _trained_beside(spec)
     made = read_exit(drafter) if drafter.reads is None else read_made_for(path)
     if is_named:
         if made is None and drafter.reads is None:
             return None  # a smaller model, which drafts in any case
         check_pair(spec, drafter)
     elif made is None or not _is_made_for(spec, drafter, made):
-        return own
+        return own or _trained_beside(spec)
     drafts_as = MODEL if drafter.reads is None else HEAD
     return Candidate(drafts_as, drafter, () if made is None else gains_of(made.report), is_named)
+
+
+def _trained_beside(spec: ModelSpec) -> Candidate | None:
+    """A head in the model's folder that edgespec trained for this very file."""
+    for path in heads_beside(spec):
+        with contextlib.suppress(EdgespecError):  # somebody else's, or no head at all
+            made = read_made_for(path)
+            if made is not None and made.target_hash == target_hash(spec):
+                drafter = read_model_spec(path, heads=True)
+                check_pair(spec, drafter)
+                return Candidate(HEAD, drafter, gains_of(made.report))
+    return None
 
 
 def with_candidate(
@@ -135,6 +150,19 @@ def with_offer(spec: ModelSpec, request: Request, plan: Plan) -> Plan:
         return plan
     reason = f"{found.name} lies beside the model; --draft-model {found} uses it"
     return plan.with_choice(Choice(HEAD, "not used", reason))
+
+
+def window_obstacle(spec: ModelSpec, request: Request) -> str:
+    """What keeps the model from drafting for itself over a part of its cache, or ""."""
+    if request.backend == ONNX:
+        return "ONNX Runtime's cache holds one text"
+    if spec.keeps_state:
+        return f"{spec.arch} keeps a recurrent state, which has no parts"
+    if spec.sliding_window:
+        return f"{spec.arch} has sliding windows itself"
+    if request.exact and request.users != 1:
+        return "with --exact users share no cells, so a window could not, either"
+    return ""
 
 
 def _judged(spec: ModelSpec, plan: Plan, candidate: Candidate) -> tuple[bool, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
@@ -16,7 +16,7 @@ from edgespec.backends.llama.context import LlamaSettings
 from edgespec.backends.llama.head import FollowedBackend, FollowedRecurrentBackend
 from edgespec.backends.llama.recurrent import RecurrentBackend
 from edgespec.decode.engine import Engine
-from edgespec.drafting.drafters import HEAD
+from edgespec.drafting.drafters import HEAD, WINDOW
 from edgespec.drafting.drafters.model import WritingDrafter
 from edgespec.errors import DoesNotFitError
 from edgespec.measure.timing import (
@@ -40,12 +40,13 @@ from edgespec.memory.plan.settings import settings_of
 from edgespec.memory.store import cache
 from edgespec.memory.times.curve import CostCurve
 from edgespec.models.embedded import embedded_model
+from edgespec.models.heads import layers_to_read
 from edgespec.models.hub.resolve import model_file
 from edgespec.models.onnx.folder import read_model
 from edgespec.models.projector import read_projector
 from edgespec.models.spec import ONNX_FORMAT, ModelSpec, content_hash, read_model_spec
 from edgespec.progress import Progress
-from edgespec.setup.draft_loading import load_draft_model
+from edgespec.setup.draft_loading import load_draft_model, windows_of
 from edgespec.setup.kernel_choice import prepare_kernels
 from edgespec.setup.planning import make_run_plan
 from edgespec.setup.slowdown import compare_with_before
@@ -239,14 +240,15 @@ def _load_one(
         if backend.capabilities.rollback:
             one_step(backend, backend.max_nodes)  # takes what it needs now, not in mid-answer
         curve = _curve(backend, spec, plan, report) if plan.drafter != "none" else None
-        model: WritingDrafter | None = None
+        models: list[WritingDrafter] = []
         cost = 1.0
         if curve is not None:
             cost = _snapshots_cost(backend, curve, spec, plan)
             model = load_draft_model(backend, spec, plan, report)
-        if model is not None:
+            models = windows_of(backend, plan, curve) if model is None else [model]
+        for model in models:
             stack.callback(model.close)
-        learning = Learning(spec, plan, curve, model, backend.tokenizer.vocab_size)
+        learning = Learning(spec, plan, curve, models, backend.tokenizer.vocab_size)
         engine = make(
             backend,
             curve=curve,
@@ -297,6 +299,8 @@ def _load_llamacpp(spec: ModelSpec, plan: Plan, report: Progress) -> Backend:
         projector="" if plan.projector is None else str(plan.projector),
         image_tokens=plan.image_tokens,
         states=plan.states,
+        read=_read_by_head(spec, plan),
+        window=WINDOW in plan.drafter.split(",") and plan.draft_max > 0,
     )
     has_head = HEAD in plan.drafter.split(",") and plan.draft_max > 0
     more: dict[str, Any] = {"inside": plan.draft_model is None} if has_head else {}
@@ -305,6 +309,14 @@ def _load_llamacpp(spec: ModelSpec, plan: Plan, report: Progress) -> Backend:
         make = FollowedRecurrentBackend if has_head else RecurrentBackend
         more["snapshots"] = plan.snapshots
     return make(spec.path, settings, progress=lambda part: report("loading", part), **more)
+
+
+def _read_by_head(spec: ModelSpec, plan: Plan) -> tuple[int, ...]:
+    """Layers of the model that it is loaded to be read."""
+    if plan.draft_model is None or not plan.draft_max:
+        return ()
+    reads = read_model_spec(plan.draft_model, heads=True).reads
+    return layers_to_read(spec, reads.layers) if reads is not None else ()
 
 
 def _load_onnx(spec: ModelSpec, plan: Plan, report: Progress) -> Backend:
@@ -443,7 +455,7 @@ class Learning:
 
     Args:
         curve: step times, which the run goes on learning; None: there are no drafts.
-        model: the opened draft model or head of the plan, if there is one.
+        models: the opened draft model or head of the plan if there is one, or what each user has.
         vocab_size: of the model; a damaged text may have tokens that it does not.
     """
 
@@ -452,7 +464,7 @@ class Learning:
         spec: ModelSpec,
         plan: Plan,
         curve: CostCurve | None,
-        model: WritingDrafter | None,
+        models: Sequence[WritingDrafter],
         vocab_size: int,
     ) -> None:
         self.more_drafters: list[CombinedDrafter] = []  # of further users
@@ -461,8 +473,9 @@ class Learning:
         if plan.draft_model is not None:
             self._draft_spec = read_model_spec(plan.draft_model, heads=True)
         # A plan whose steps have no room for drafts loads no draft model.
-        names = plan.drafter if model is not None else plan.of_small().drafter
-        self.drafter = drafter = make_drafter(names, model) if curve is not None else None
+        names = plan.drafter if models else plan.of_small().drafter
+        mine, others = (models[0], models[1:]) if models else (None, ())
+        self.drafter = drafter = make_drafter(names, mine) if curve is not None else None
         if plan.remember and self._suffix is None:
             said = "nothing is remembered: texts are kept for the suffix drafter, which is not used"
             warn(said, EdgespecWarning, stacklevel=2)
@@ -471,10 +484,11 @@ class Learning:
             return
         self.history = stored.stored_history(spec, names)
         learned: dict[str, Any] = {}
-        if model is not None:
+        if models:
             learned = stored.stored_learned(spec, plan, self._draft_spec)
         drafter.load_state({**stored.stored_calibration(spec), MODEL: learned, HEAD: learned})
-        made = (make_drafter(names) for _ in range(plan.users - 1))
+        more: Sequence[WritingDrafter | None] = others or [None] * (plan.users - 1)
+        made = (make_drafter(names, one) for one in more)
         self.more_drafters = [one for one in made if one is not None]
         for one in self.more_drafters:
             one.share_with(drafter)

@@ -25,7 +25,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from edgespec.drafting.constants import MOST_DRAWN
-from edgespec.drafting.drafters import HEAD, MODEL, drafter_names, tables_bytes
+from edgespec.drafting.drafters import HEAD, MODEL, WINDOW, drafter_names, tables_bytes
 from edgespec.errors import DoesNotFitError, UnsupportedError
 from edgespec.memory.bytes.simulation import simulating
 from edgespec.memory.device.bandwidth import memory_bandwidth
@@ -43,7 +43,13 @@ from edgespec.models.onnx.facts import check_supported
 from edgespec.models.pairing import check_pair
 from edgespec.models.projector import projector_beside, read_projector
 from edgespec.models.spec import ONNX_FORMAT, ModelSpec, read_model_spec
-from edgespec.setup.drafter_choice import Candidate, candidate_of, with_candidate, with_offer
+from edgespec.setup.drafter_choice import (
+    Candidate,
+    candidate_of,
+    window_obstacle,
+    with_candidate,
+    with_offer,
+)
 from edgespec.setup.kernel_choice import best_kernels
 from edgespec.setup.stored import (
     curve_with,
@@ -191,6 +197,10 @@ def draft_spec_of(spec: ModelSpec, request: Request) -> ModelSpec | None:
         raise UnsupportedError(
             "ONNX Runtime runs no heads", hint="leave out --backend, or the drafter 'head'"
         )
+    if WINDOW in names and (obstacle := window_obstacle(spec, request)):
+        raise UnsupportedError(
+            f"the drafter 'window' is not possible: {obstacle}", hint="leave it out"
+        )
     if request.draft_model is None:
         if HEAD in names:
             require_head(spec)
@@ -212,7 +222,7 @@ def draft_spec_of(spec: ModelSpec, request: Request) -> ModelSpec | None:
 
 def draft_rows_bytes(spec: ModelSpec, draft_spec: ModelSpec | None, names: str) -> int:
     """Bytes of the distributions of drawn nodes, and of the target's that they are held against."""
-    if draft_spec is None and HEAD not in names.split(","):
+    if draft_spec is None and not {HEAD, WINDOW} & set(names.split(",")):
         return 0
     distributions = MOST_DRAWN * spec.vocab_size * (_F32 + _F64)
     is_part = draft_spec and (DRAFTED in draft_spec.tensors or read_exit(draft_spec))

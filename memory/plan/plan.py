@@ -128,7 +128,9 @@ class Plan:
 
     def of_small(self) -> Plan:
         """How the small model of a switching plan is loaded: as the large one."""
-        names = [name for name in self.drafter.split(",") if name not in ("model", "head")]
+        names = [
+            name for name in self.drafter.split(",") if name not in ("model", "head", "window")
+        ]
         return replace(
             self,
             switch=None,
@@ -187,8 +189,9 @@ class Plan:
 
 
 def most_leaves(drafter: str, draft_max: int) -> int:
-    """Suffix drafts are chains; what other drafters propose may branch anywhere."""
-    return max(1, draft_max) if drafter != "suffix" else 1
+    """Drafts of the text and of a window are chains; others may branch anywhere."""
+    is_chain = set(drafter.split(",")) <= {"suffix", "window"}
+    return 1 if is_chain else max(1, draft_max)
 
 
 def component_bytes(components: Sequence[Component]) -> dict[str, int]:

@@ -12,14 +12,16 @@ from edgespec.errors import UnsupportedError
 
 MODEL = "model"  # a draft model, which has to be loaded first
 HEAD = "head"  # a head in the target's own file or beside it, which is loaded with it
+WINDOW = "window"  # the target itself, over a part of its cache
 _MAKERS: dict[str, Callable[[], Drafter]] = {
     "suffix": SuffixDrafter,
     "recycling": RecyclingDrafter,
 }
-NAMES = (*_MAKERS, MODEL, HEAD)
+NAMES = (*_MAKERS, MODEL, HEAD, WINDOW)
 _MISSING = {
     MODEL: ("a draft model", "name one with --draft-model FILE"),
     HEAD: ("a head", "`edgespec models show FILE` says whether there is one"),
+    WINDOW: ("llama.cpp", "leave out --backend"),
 }
 
 
@@ -39,15 +41,17 @@ def drafter_names(text: str) -> tuple[str, ...]:
             )
     if len(set(names)) < len(names):
         raise UnsupportedError(f"a drafter is there twice in {text!r}")
-    if {MODEL, HEAD} <= set(names):
-        raise UnsupportedError("a draft model and a head cannot draft together", hint="name one")
+    if len({MODEL, HEAD, WINDOW} & set(names)) > 1:
+        raise UnsupportedError(
+            "a draft model, a head and a window cannot draft together", hint="name one"
+        )
     return names
 
 
 def make_drafter(text: str, model: Drafter | None = None) -> CombinedDrafter | None:
-    """The drafters of a list, `model` being a loaded draft model or head; None for "none".
+    """The drafters of a list, `model` being what drafts with an engine; None for "none".
 
-    Raises UnsupportedError as `drafter_names`, and for a draft model or head that is missing.
+    Raises UnsupportedError as `drafter_names`, and for an engine that is missing.
     """
     drafters: list[Drafter] = []
     for name in drafter_names(text):

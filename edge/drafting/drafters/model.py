@@ -158,6 +158,20 @@ class Head(Protocol):
         """Free it; safe to call twice."""
 
 
+class WindowHead(Head, Protocol):
+    """A head that is the target over the first and the last cells of its cache."""
+
+    first: int
+    last: int
+
+    @property
+    def num_cells(self) -> int:
+        """Cells of the text."""
+
+    def end(self) -> None:
+        """A chain is drafted: its cells and the text's are given up."""
+
+
 class HeadText:
     """The text as a head sees it: one that goes on and back with its model by itself.
 
@@ -191,6 +205,24 @@ class HeadText:
 
     def feed_draft(self, token: int) -> Logits:
         return self.backend.go_on(token)
+
+
+class WindowText(HeadText):
+    """The text as a window sees it: of no more depth than the window is wide."""
+
+    backend: WindowHead
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        self.tokens = list(tokens[-1:])
+
+    def append(self, emitted: Sequence[int]) -> None:
+        self.tokens = list(emitted[-1:])
+
+    @property
+    def can_be_read(self) -> bool:
+        """Where the text is so long that a part of it is read sooner."""
+        head = self.backend
+        return 2 * (head.first + head.last) < head.num_cells < head.context_size - LONGEST
 
 
 class WritingDrafter(CountingDrafter):
@@ -440,3 +472,24 @@ class HeadDrafter(WritingDrafter):
 
     def reading_ms(self) -> float:
         return self._read_ms(constants.USUAL_PROMPT)
+
+
+class WindowDrafter(WritingDrafter):
+    """Drafts with the target itself, behind a long text, over a part of its cache."""
+
+    name = "window"
+    _who, _component = "the window", "window"
+    _text: WindowText
+
+    def __init__(self, text: WindowText, curve: CostCurve, vocab_size: int) -> None:
+        head = text.backend
+        sizes, depth = range(1, curve.max_nodes + 1), head.first + head.last
+        steps = [float("inf"), *(curve.estimated_ms(size, depth) for size in sizes)]
+        super().__init__(CostCurve(steps, level=curve.level), vocab_size)
+        self._text = text
+
+    def _build(self, builder: ProposalBuilder, context: StepContext) -> None:
+        try:
+            super()._build(builder, context)
+        finally:
+            self._text.backend.end()
