@@ -17,6 +17,7 @@ import signal
 import subprocess
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from edgespec.memory.device.llama_binary import PACKAGE
 from edgespec.models.gguf.ggml_types import FILE_TYPE_NAMES, GGML_TYPES, GgmlType
 from edgespec.models.gguf.reader import Gguf, GgufTensor, read_gguf
 from edgespec.models.gguf.shards import read_gguf_shards
+from edgespec.models.gguf.writer import aligned
 from edgespec.models.processes import start_module
 from edgespec.models.writing import making, put_in_place, reason
 from edgespec.progress import Progress
@@ -39,7 +41,6 @@ _NOT_STORED = ("Q8_1", "Q8_K", "I8", "I16", "I32", "I64", "F64")
 TENSOR_TYPES = {kind.name: n for n, kind in GGML_TYPES.items() if kind.name not in _NOT_STORED}
 _BLOCK = re.compile(r"blk\.(\d+)\.(.+)")
 _EXTRA_HEADER_BYTES = 4096  # keys that the quantizer may add
-_ALIGNMENT = 32  # of llama.cpp's quantizer, whatever the source has
 
 PathLike = str | os.PathLike[str]
 
@@ -161,11 +162,8 @@ def _predict(sources: Sequence[Gguf], recipe: Recipe) -> Prediction:
         raise BackendError(f"llama.cpp's quantizer reads other tensors in {sources[0].path}")
     total = sources[0].data_offset + _EXTRA_HEADER_BYTES
     for name, tensor in tensors.items():
-        kind, values = types[name], 1
-        for dim in tensor.dims:
-            values *= dim
-        size = values // kind.block_size * kind.block_bytes
-        total += -(-size // _ALIGNMENT) * _ALIGNMENT
+        kind = types[name]
+        total += aligned(prod(tensor.dims) // kind.block_size * kind.block_bytes)
     return Prediction(types, total)
 
 

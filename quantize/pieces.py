@@ -10,6 +10,7 @@ import copy
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
 from edgespec.errors import UnsupportedError
@@ -204,9 +205,7 @@ def bits_of(kind: str) -> float:
 
 
 def _choice(tensor: GgufTensor, allowed: Sequence[str] | None) -> Choice:
-    row, values = tensor.dims[0], 1
-    for dim in tensor.dims:
-        values *= dim
+    row, values = tensor.dims[0], prod(tensor.dims)
     names = allowed or (_TYPES_OF_256 if row % 256 == 0 else _TYPES_OF_32)
     kinds = [kind for kind in GGML_TYPES.values() if kind.name in names]
     kinds = [kind for kind in kinds if row % kind.block_size == 0]

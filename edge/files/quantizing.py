@@ -23,7 +23,7 @@ from edgespec.backends.llama.tokenizer import open_tokenizer
 from edgespec.errors import UnsupportedError
 from edgespec.exits.texts import chat_of, read_prompts
 from edgespec.memory.device import host
-from edgespec.models.spec import ModelSpec
+from edgespec.models.spec import ModelSpec, content_hash
 from edgespec.models.writing import reason, whole_file
 from edgespec.paths import expanded
 from edgespec.progress import Progress, TimeLimit
@@ -44,7 +44,6 @@ from edgespec.quantize.texts import CountedText, texts_of_tokens, write_texts
 _SEARCH_TEXTS = 24
 _LEAST_PIECES = 4  # of a file: two to search on and two to judge by
 _TEXTS = "texts.npz"
-_SAMPLES, _SAMPLE_BYTES = 64, 4096
 SEARCH_SEED, HELD_OUT_SEED = 1, 2
 # Tensor types that are garbage without an importance matrix, and tensors that do without.
 _NEEDY = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS")
@@ -178,8 +177,8 @@ def fit_file(
     """
     check_target(target, spec.files)
     folder = work or target.with_name(f"{target.name}.parts")
-    text = "" if data is None else _sampled_hash(data)
-    key = json.dumps([spec.fingerprint, _sampled_hash(spec.path), list(types or ()), text])
+    text = "" if data is None else content_hash([(data, data.stat().st_size)])
+    key = json.dumps([spec.fingerprint, list(types or ()), text])
     kept = folder / blake2b(key.encode(), digest_size=6).hexdigest()
     pieces = Pieces(spec.path, kept / "pieces", allowed=types)
     _require_room(pieces, size_bytes, target)
@@ -230,17 +229,6 @@ def _require_room(pieces: Pieces, size_bytes: int, target: Path) -> None:
     is_there = next(folder for folder in pieces.folder.absolute().parents if folder.is_dir())
     is_same = is_there.stat().st_dev == target.absolute().parent.stat().st_dev
     pieces.require_disk(size_bytes if is_same else 0)
-
-
-def _sampled_hash(path: Path) -> str:
-    """Tells files with the same header apart: a hash of pieces from all over one."""
-    digest = blake2b(digest_size=8)
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        for number in range(_SAMPLES):
-            file.seek(size * number // _SAMPLES)
-            digest.update(file.read(_SAMPLE_BYTES))
-    return digest.hexdigest()
 
 
 def _kept_texts(

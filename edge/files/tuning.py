@@ -18,7 +18,6 @@ from typing import Any
 from edgespec.errors import UnsupportedError
 from edgespec.files.comparison import curve_from, held_out, speed_of
 from edgespec.memory.device import host
-from edgespec.models.gguf.ggml_types import GgmlType
 from edgespec.models.spec import ModelSpec
 from edgespec.models.writing import making, put_in_place
 from edgespec.progress import Progress
@@ -29,6 +28,7 @@ from edgespec.quantize.convert import (
     predict,
     require_disk,
 )
+from edgespec.quantize.pieces import bits_of
 from edgespec.quantize.quality import Reference, quality_of, score
 from edgespec.quantize.step_times import pace, predicted_step_ms, step_ms, step_ms_in_turns
 
@@ -101,14 +101,10 @@ def _recipes(
         if not types_of_blocks:
             continue
         most = types_of_blocks.most_common(1)[0][0]
-        if _bits(most) < _bits(found[spec.head_name]):
+        if bits_of(most.name) < bits_of(found[spec.head_name].name):
             override = ("^" + spec.head_name.replace(".", r"\.") + "$", most.name)
             recipes[f"{kind}, head {most.name}"] = replace(recipe, overrides=(override,))
     return recipes
-
-
-def _bits(kind: GgmlType) -> float:
-    return 8 * kind.block_bytes / kind.block_size
 
 
 @contextmanager
