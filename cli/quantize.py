@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,39 +18,11 @@ if TYPE_CHECKING:
     from edgespec.models.spec import ModelSpec
     from edgespec.quantize.convert import Recipe
 
-_ONCE_OPTIONS = {"--type": "type", "--fit": "fit", "--tune": "tune", "--compare": "compare"}
-_WITH_VALUE = ("--type", "--fit")
 _LINE_EVERY_S = 15.0  # of progress, where stderr is no terminal
 
 
-class _Modes(Group):
-    """Sub-commands that were options of one command once, and may be written so still."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As usual, after putting an old spelling right."""
-        new = respelled(args) if args and args[0] not in self.commands else args
-        if new != args:
-            note(f"note: this is `edgespec quantize {shlex.join(new)}` now")
-        return super().parse_args(ctx, new)
-
-
-def respelled(args: list[str]) -> list[str]:
-    """`a b --type Q4_0` as `type a b Q4_0`; what asks for no mode, or for two, as it is."""
-    asked = [place for place, word in enumerate(args) if word.split("=")[0] in _ONCE_OPTIONS]
-    if len(asked) != 1:
-        return args
-    place = asked[0]
-    option, is_joined, value = args[place].partition("=")
-    rest = args[place + 1 :]
-    if option in _WITH_VALUE:
-        values = [value] if is_joined else rest[:1]
-        rest = rest if is_joined else rest[1:]
-        return [_ONCE_OPTIONS[option], *args[:place], *rest, *values]
-    return [_ONCE_OPTIONS[option], *args[:place], *rest]
-
-
 quantize_app = typer.Typer(
-    cls=_Modes,
+    cls=Group,
     help="Make smaller or faster model files, and compare them.",
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -119,7 +90,7 @@ def fit(
         typer.Option(
             "--minutes",
             min=0.01,
-            help="Most minutes in all, but for the least work. Default: as it takes.",
+            help="Most minutes of measuring. Default: as it takes.",
         ),
     ] = None,
     work: Annotated[
@@ -158,14 +129,11 @@ def fit(
         progress.clear()
     if not found.complete:
         note("stopped: this is the best so far; the same command goes on")
-    elif not found.has_tried_all:
+    elif not found.has_measured_all:
         note(
             f"time was over: {found.measured} of {len(found.types)} tensors were measured, and the "
-            "others are taken to be like them"
+            "others are taken to be like them; the same command goes on from here"
         )
-        if found.left_out:
-            note(f"types that were not tried: {', '.join(found.left_out)}")
-        note("the same command goes on from here")
     report = {
         "target": str(target),
         "type": "mixed",
@@ -177,7 +145,6 @@ def fit(
         "measuring_s": found.seconds,
         "complete": found.complete,
         "tensors_measured": found.measured,
-        "types_left_out": list(found.left_out),
         "tensor_types": found.types,
     }
     _show(report, as_json)
@@ -199,9 +166,6 @@ def tune(
             help="Most loss, as KL divergence. Default: 1.1 times that of Q4_0.",
         ),
     ] = None,
-    exact: Annotated[
-        bool, typer.Option("--exact", help="Only types that `run --exact` can use.")
-    ] = False,
     types: Annotated[
         str | None,
         typer.Option("--types", help="File types to try, with commas. Default: 20 of them."),
@@ -228,7 +192,6 @@ def tune(
                 spec,
                 target,
                 max_kl=max_kl,
-                exact=exact,
                 types=tried,
                 imatrix=path,
                 imatrix_name=named,

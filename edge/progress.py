@@ -25,11 +25,3 @@ class TimeLimit:
     def left(self) -> float:
         """Seconds until then, below 0 when it is over."""
         return self._end - self._clock()
-
-    def first(self, share: float) -> TimeLimit:
-        """The first part of what is left."""
-        return TimeLimit(share * self.left() if self else None, self._clock)
-
-    def less(self, seconds: float) -> TimeLimit:
-        """One that ends so much earlier."""
-        return TimeLimit(self.left() - seconds if self else None, self._clock)

@@ -25,6 +25,7 @@ class EvalContext(LlamaContext):
 
     A list of paths is a split model whose parts may lie anywhere. `observe` is called around
     every node of the graph (`llama_context_params.cb_eval`); weights stay in host memory then.
+    With `kernels` edgespec's own multiply, where they fit.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class EvalContext(LlamaContext):
         sequences: int = 1,
         kv_type: str = "f16",
         observe: Observe | None = None,
+        kernels: bool = False,
     ) -> None:
         self._observe = observe
         size = max(batch_size, sequences)
@@ -51,6 +53,8 @@ class EvalContext(LlamaContext):
             gpu_layers=0 if observe else -1,
             users=sequences,
             unified=False,
+            mapped=not kernels,  # what is packed is read, and not used as it lies in the file
+            kernels=kernels,
         )
         super().__init__(settings)
         if not isinstance(path, Path):

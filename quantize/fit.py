@@ -59,12 +59,11 @@ class Fit:
     seconds: float  # spent measuring, earlier runs included
     complete: bool
     measured: int  # tensors whose sensitivity was measured; that of others is like theirs
-    left_out: tuple[str, ...]  # types that there was no time to try
 
     @property
-    def has_tried_all(self) -> bool:
-        """Whether time was enough for all tensors and types."""
-        return self.measured == len(self.types) and not self.left_out
+    def has_measured_all(self) -> bool:
+        """Whether time was enough for all tensors."""
+        return self.measured == len(self.types)
 
 
 class _TimeIsOver(Exception):
@@ -164,7 +163,6 @@ def fit(
         fitness.seconds,
         complete,
         found.measured,
-        pieces.left_out,
     )
 
 

@@ -10,9 +10,7 @@ import copy
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
-from time import monotonic
 
 from edgespec.errors import UnsupportedError
 from edgespec.models.gguf.access import read_part
@@ -21,7 +19,6 @@ from edgespec.models.gguf.reader import Gguf, GgufTensor, read_gguf
 from edgespec.models.gguf.shards import read_gguf_shards
 from edgespec.models.gguf.writer import aligned, i32, keys_of, u16, write_raw
 from edgespec.models.writing import making, whole_file
-from edgespec.progress import TimeLimit
 from edgespec.quantize.convert import TENSOR_TYPES, Recipe, convert, predict, require_disk
 
 # Types a tensor may have, by what its rows can be cut into. Left out are the IQ types below four
@@ -78,7 +75,6 @@ class Pieces:
             )
         self.source, self.folder = source, folder
         self._imatrix: Path | None = None
-        self.left_out: tuple[str, ...] = ()  # types that there was no time for
         parts = read_gguf_shards(source)
         tensors = {tensor.name: tensor for part in parts for tensor in part.tensors}
         two = [predict(source, Recipe(_BASE, ((".", kind),))).types for kind in ("Q4_0", "Q8_0")]
@@ -146,64 +142,16 @@ class Pieces:
         there = next(folder for folder in self.folder.absolute().parents if folder.is_dir())
         require_disk(there / self.folder.name, working + also_bytes)
 
-    def make(
-        self,
-        threads: int,
-        progress: Callable[[str, float], None],
-        *,
-        limit: TimeLimit | None = None,
-        size_bytes: int = 0,
-    ) -> float:
-        """Make the pieces that are missing; the seconds that one type of all tensors took at most.
-
-        When time is over, types that are not made are no choices any more, as soon as the others
-        give files of at most `size_bytes`. The next call finds what is made, and goes on.
-        """
+    def make(self, threads: int, progress: Callable[[str, float], None]) -> None:
+        """Make the pieces that are missing; a call that is stopped leaves what it has made."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        own, missing, slowest_s = self.source_types(), self._missing(), 0.0
-        for done, kind in enumerate(self._in_order(missing, size_bytes)):
-            if limit and limit.left() <= 0 and self._leave_out(size_bytes):
-                break
-            names = missing[kind]
-            start = monotonic()
+        own, missing = self.source_types(), self._missing()
+        for done, (kind, names) in enumerate(missing.items()):
 
             def report(what: str, part: float, done: int = done, kind: str = kind) -> None:
                 progress(f"quantizing to {kind}", (done + part) / len(missing))
 
             self._make_type(kind, names, own, threads, report)
-            slowest_s = max(slowest_s, monotonic() - start)
-        return slowest_s
-
-    def _in_order(self, missing: Mapping[str, list[str]], size_bytes: int) -> list[str]:
-        """Missing types: the source's, which every mixture begins with, then the likeliest ones."""
-        own = set(self.source_types().values())
-        values = sum(prod(choice.tensor.dims) for choice in self.choices)
-        wanted = 8 * (size_bytes - self.fixed_bytes) / max(1, values)
-
-        def distance(kind: str) -> tuple[bool, float]:
-            more = bits_of(kind) - wanted
-            return kind not in own, 2 * more if more > 0 else -more
-
-        return sorted(missing, key=distance)
-
-    def _leave_out(self, size_bytes: int) -> bool:
-        """Choose among the types that are made alone, unless no file would be small enough."""
-        left = []
-        for choice in self.choices:
-            pairs = zip(choice.types, choice.sizes, strict=True)
-            made = [pair for pair in pairs if self.path(choice.tensor.name, pair[0]).exists()]
-            if not made:
-                return False
-            left.append(Choice(choice.tensor, *(tuple(part) for part in zip(*made, strict=True))))
-        own_made = all(self.path(name, own).exists() for name, own in self.source_types().items())
-        least = self.fixed_bytes + sum(choice.sizes[0] for choice in left)
-        if not own_made or least > size_bytes:
-            return False
-        kinds = [
-            {kind for choice in some for kind in choice.types} for some in (self.choices, left)
-        ]
-        self.left_out, self.choices = tuple(sorted(kinds[0] - kinds[1])), left
-        return True
 
     def _is_missing(self, name: str, kind: str, own: str) -> bool:
         choice = self.choices[self._numbers[name] - 1]

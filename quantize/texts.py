@@ -14,13 +14,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.progress import TimeLimit
 from edgespec.quantize.context import EvalContext
 
 LENGTH = 256  # tokens of a text
 _SEQUENCES = 16  # written at once
 _USER_LENGTH = 48
-_LEAST_COUNTED = 8  # tokens of a text that time cut short
 _OPENED = 0.7  # of the turns begin with an opening
 
 
@@ -84,13 +82,9 @@ def write_texts(
     threads: int,
     seed: int,
     length: int = LENGTH,
-    limit: TimeLimit | None = None,
     progress: Callable[[float], None] = lambda _part: None,
 ) -> list[CountedText]:
-    """Let `model` write so many texts of at most `length` tokens, drawn at temperature 1.
-
-    When time is over, what it has written by then: fewer texts, the last ones shorter.
-    """
+    """Let `model` write so many texts of at most `length` tokens, drawn at temperature 1."""
     random = np.random.default_rng(seed)
     sequences = min(_SEQUENCES, count)
     done: list[CountedText] = []
@@ -101,11 +95,6 @@ def write_texts(
         for row in rows:
             row.append(0, chat)
         while len(done) < count:
-            if limit and limit.left() <= 0:
-                begun = [row for row in rows if sum(row.counted) >= _LEAST_COUNTED]
-                if done or begun:
-                    done += map(_text_of, begun)
-                    break
             begun_part = sum(len(row.tokens) for row in rows) / length
             progress(min(1.0, (len(done) + begun_part) / count))
             numbers = list(range(sequences))

@@ -77,7 +77,7 @@ def devices() -> tuple[OnnxDevice, ...]:
     """Every device of every installed provider; those of plugins first, the CPU's own last."""
     runtime = onnxruntime_module()
     _register_plugins()
-    found = [_listed(one) for one in getattr(runtime, "get_ep_devices", list)()]
+    found = [_listed(one) for one in runtime.get_ep_devices()]
     known = {one.provider for one in found}
     for provider in runtime.get_available_providers():
         if provider not in known:
@@ -207,12 +207,9 @@ def _openvino_devices() -> list[str]:
 def _register_plugins() -> None:
     """Tell ONNX Runtime of every plugin that is installed; one that does not load is left out."""
     runtime = onnxruntime_module()
-    register = getattr(runtime, "register_execution_provider_library", None)
-    if register is None:
-        return
     for name, library in _plugin_libraries():
         try:
-            register(name, library)
+            runtime.register_execution_provider_library(name, library)
         except Exception:  # of another ONNX Runtime, or for another system
             continue
 

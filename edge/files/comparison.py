@@ -8,11 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from edgespec.backends.llama.backend import LlamaBackend
-from edgespec.backends.llama.context import LlamaSettings
 from edgespec.errors import UnsupportedError
 from edgespec.files.quantizing import HELD_OUT_SEED, texts_for
-from edgespec.measure.noise import largest_invariant_step
 from edgespec.memory.bytes.footprint import kv_type_fits
 from edgespec.memory.device import host
 from edgespec.memory.times.curve import CostCurve
@@ -162,19 +159,3 @@ def speed_of(spec: ModelSpec, curve: CostCurve) -> dict[str, Any]:
         "plain_tokens_per_s": model.tokens_per_s(0, 0),
         "speculative_tokens_per_s": model.tokens_per_s(curve.max_nodes - 1, 0),
     }
-
-
-def invariant_step(spec: ModelSpec) -> int:
-    """Up to how many tokens a step rounds like single ones, with the settings of `--exact`."""
-    settings = LlamaSettings(
-        context_size=_CONTEXT,
-        batch_size=64,
-        max_leaves=1,
-        threads=host.usable_cores(),
-        kv_type_k="bf16",
-    )
-    backend = LlamaBackend(spec.path, settings)
-    try:
-        return largest_invariant_step(backend)
-    finally:
-        backend.close()

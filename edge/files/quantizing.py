@@ -42,10 +42,8 @@ from edgespec.quantize.quality import make_reference
 from edgespec.quantize.texts import CountedText, texts_of_tokens, write_texts
 
 _SEARCH_TEXTS = 24
-_TEXTS_SHARE = 0.25  # of the time; reading them for the matrix and the source takes about as long
-_TYPES_SHARE = 0.5  # of what is left then; the other half is for measuring
 _LEAST_PIECES = 4  # of a file: two to search on and two to judge by
-_TEXTS, _SHORT = "texts.npz", "short"
+_TEXTS = "texts.npz"
 _SAMPLES, _SAMPLE_BYTES = 64, 4096
 SEARCH_SEED, HELD_OUT_SEED = 1, 2
 # Tensor types that are garbage without an importance matrix, and tensors that do without.
@@ -61,12 +59,8 @@ def texts_for(
     *,
     data: Path | None = None,
     seed: int = SEARCH_SEED,
-    limit: TimeLimit | None = None,
 ) -> list[CountedText]:
-    """So many texts by the model itself, or pieces of a file (some of each part of it).
-
-    Fewer where time is over before the model has written them.
-    """
+    """So many texts by the model itself, or pieces of a file (some of each part of it)."""
     with open_tokenizer(spec.path) as tokenizer:
         if data is None:
             chat = chat_of(spec, tokenizer)
@@ -81,7 +75,6 @@ def texts_for(
         count,
         threads=host.usable_cores(),
         seed=seed,
-        limit=limit,
         progress=lambda part: progress("writing text", part),
     )
 
@@ -178,30 +171,27 @@ def fit_file(
 ) -> Fit:
     """Write the best mixture of types found that takes at most `size_bytes`.
 
-    Of `minutes`, a quarter is for writing text, and half of the rest for quantizing.
-    Everything measured and quantized is kept in a folder beside the target until it is done, so
-    that the same call goes on where one was stopped; a folder that is given as `work` stays, and
-    serves other sizes. Raises as `edgespec.quantize.fit.fit` and `convert` do.
+    `minutes` are for measuring. Everything measured and quantized is kept in a folder beside the
+    target until it is done, so that the same call goes on where one was stopped; a folder that is
+    given as `work` stays, and serves other sizes. Raises as `edgespec.quantize.fit.fit` and
+    `convert` do.
     """
-    limit = TimeLimit(None if minutes is None else 60 * minutes)
     check_target(target, spec.files)
     folder = work or target.with_name(f"{target.name}.parts")
     text = "" if data is None else _sampled_hash(data)
     key = json.dumps([spec.fingerprint, _sampled_hash(spec.path), list(types or ()), text])
-    place = folder / blake2b(key.encode(), digest_size=6).hexdigest()
-    kept = _kept_folder(place, limit)
+    kept = folder / blake2b(key.encode(), digest_size=6).hexdigest()
     pieces = Pieces(spec.path, kept / "pieces", allowed=types)
     _require_room(pieces, size_bytes, target)
-    _make_folder(place)
-    texts, kept = _kept_texts(kept, spec, data, limit.first(_TEXTS_SHARE), progress)
+    _make_folder(kept)
+    texts = _kept_texts(kept / _TEXTS, spec, data, progress)
     matrix = kept / "imatrix.gguf"
     if not matrix.exists():
         with whole_file(matrix) as partial:
             _compute(spec, texts, data, partial, progress)
     threads = host.usable_cores()
     pieces = pieces.moved(kept / "pieces", matrix)
-    for_types = limit.first(_TYPES_SHARE)
-    conversion_s = pieces.make(threads, progress, limit=for_types, size_bytes=size_bytes)
+    pieces.make(threads, progress)
     reference = make_reference(
         spec.path, texts, threads=threads, progress=lambda part: progress("reading the text", part)
     )
@@ -212,13 +202,13 @@ def fit_file(
         size_bytes,
         matrix=read_imatrix(matrix).values,
         threads=threads,
-        limit=limit.less(conversion_s),
+        limit=TimeLimit(None if minutes is None else 60 * minutes),
         progress=progress,
     )
     recipe = recipe_of(found.types, matrix, "computed by edgespec")
     convert(spec.path, target, recipe, threads=threads, progress=progress)
-    if work is None and found.complete and found.has_tried_all:
-        shutil.rmtree(place, ignore_errors=True)
+    if work is None and found.complete and found.has_measured_all:
+        shutil.rmtree(kept, ignore_errors=True)
         with suppress(OSError):  # other sizes, or somebody else's files
             folder.rmdir()
     return replace(found, file_bytes=target.stat().st_size)
@@ -253,33 +243,21 @@ def _sampled_hash(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _kept_folder(place: Path, limit: TimeLimit) -> Path:
-    """Where texts are and what is measured on them.
-
-    Those that a limit cut short have a folder of their own: a run with more time does not use them.
-    """
-    has_short = limit and not (place / _TEXTS).exists() and (place / _SHORT / _TEXTS).exists()
-    return place / _SHORT if has_short else place
-
-
 def _kept_texts(
-    kept: Path, spec: ModelSpec, data: Path | None, limit: TimeLimit, progress: Progress
-) -> tuple[list[CountedText], Path]:
-    """Texts of an earlier run, or new ones, and their folder."""
-    if (kept / _TEXTS).exists():
-        with np.load(kept / _TEXTS) as file:
+    path: Path, spec: ModelSpec, data: Path | None, progress: Progress
+) -> list[CountedText]:
+    """Texts of an earlier run, or new ones."""
+    if path.exists():
+        with np.load(path) as file:
             ends = np.cumsum(file["lengths"])[:-1]
             tokens, counted = (np.split(file[name], ends) for name in ("tokens", "counted"))
-            return [CountedText(*part) for part in zip(tokens, counted, strict=True)], kept
-    texts = texts_for(spec, _SEARCH_TEXTS, progress, data=data, limit=limit)
-    if data is None and limit and limit.left() <= 0:
-        kept = kept / _SHORT
-        kept.mkdir(exist_ok=True)
-    with whole_file(kept / _TEXTS) as partial, partial.open("wb") as file:
+            return [CountedText(*part) for part in zip(tokens, counted, strict=True)]
+    texts = texts_for(spec, _SEARCH_TEXTS, progress, data=data)
+    with whole_file(path) as partial, partial.open("wb") as file:
         np.savez(
             file,
             lengths=[len(text.tokens) for text in texts],
             tokens=np.concatenate([text.tokens for text in texts]),
             counted=np.concatenate([text.counted for text in texts]),
         )
-    return texts, kept
+    return texts

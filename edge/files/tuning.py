@@ -9,17 +9,17 @@ from __future__ import annotations
 import re
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from edgespec.errors import UnsupportedError
-from edgespec.files.comparison import curve_from, held_out, invariant_step, speed_of
+from edgespec.files.comparison import curve_from, held_out, speed_of
 from edgespec.memory.device import host
 from edgespec.models.gguf.ggml_types import GgmlType
-from edgespec.models.spec import ModelSpec, read_model_spec
+from edgespec.models.spec import ModelSpec
 from edgespec.models.writing import making, put_in_place
 from edgespec.progress import Progress
 from edgespec.quantize.convert import (
@@ -47,7 +47,6 @@ def tune(
     target: Path | None,
     *,
     max_kl: float | None = None,
-    exact: bool = False,
     types: Sequence[str] = CANDIDATES,
     imatrix: Path | None = None,
     imatrix_name: str = "",
@@ -58,7 +57,6 @@ def tune(
 
     Args:
         max_kl: most divergence from the source; None allows 1.1 times that of Q4_0 without matrix.
-        exact: only types whose steps round like single tokens.
         data: text to measure the loss on; None lets the source write some.
 
     Raises UnsupportedError where no candidate loses as little as that.
@@ -74,23 +72,12 @@ def tune(
             progress(f"measuring what {_YARDSTICK} loses", 0.0)
             max_kl = _ALLOWANCE * judge.kl(_YARDSTICK)
         fastest = sorted(rows[1:], key=lambda row: -row[_SPEED])
-        chosen = None
-        for number, row in enumerate(fastest):
-            if chosen is not None and row[_SPEED] <= chosen[_SPEED]:
+        for number, chosen in enumerate(fastest):
+            progress(f"measuring what {chosen['type']} loses", number / len(fastest))
+            chosen["kl"] = judge.kl(chosen["type"])
+            if chosen["kl"] <= max_kl:
                 break
-            progress(f"measuring what {row['type']} loses", number / len(fastest))
-            row["kl"] = judge.kl(row["type"])
-            if row["kl"] > max_kl:
-                continue
-            if exact:
-                row["largest_invariant_step"] = judge.invariant(row["type"])
-                if row["largest_invariant_step"] == 1:
-                    continue
-                times = {int(size): ms for size, ms in row["step_ms"].items()}
-                row[_SPEED] = _speed(spec, row, times)[_SPEED]
-            if chosen is None or row[_SPEED] > chosen[_SPEED]:
-                chosen = row
-        if chosen is None:
+        else:
             raise _nothing_found(fastest, max_kl)
         path = judge.file(chosen["type"])
         _measure_together(spec, rows[0], chosen, path)
@@ -148,25 +135,14 @@ def _measure_together(
     else:
         times = [step_ms(path, threads=threads) for path in paths]
     for row, found in zip((source, chosen), times, strict=True):
-        row["measured"] = _speed(spec, row, found)
-
-
-def _speed(spec: ModelSpec, row: dict[str, Any], times: Mapping[int, float]) -> dict[str, Any]:
-    """Speeds by step times, with no larger steps than a row is known to be invariant for."""
-    largest = row.get("largest_invariant_step", max(times))
-    return speed_of(spec, curve_from({n: ms for n, ms in times.items() if n <= largest}))
+        row["measured"] = speed_of(spec, curve_from(found))
 
 
 def _nothing_found(rows: Sequence[dict[str, Any]], max_kl: float) -> UnsupportedError:
     least = min(rows, key=lambda row: row["kl"])
-    if least["kl"] > max_kl:
-        return UnsupportedError(
-            f"no type loses at most {max_kl:.4f}: {least['type']} loses least, {least['kl']:.4f}",
-            hint="allow more with --max-kl",
-        )
     return UnsupportedError(
-        f"of the types that lose at most {max_kl:.4f} none has steps that round like single tokens",
-        hint="allow more with --max-kl, or leave out --exact",
+        f"no type loses at most {max_kl:.4f}: {least['type']} loses least, {least['kl']:.4f}",
+        hint="allow more with --max-kl",
     )
 
 
@@ -243,7 +219,3 @@ class _Judge:
             scores = score(self.file(kind), self._reference, threads=host.usable_cores())
             self._known[kind] = quality_of(self._reference, scores).kl.value
         return self._known[kind]
-
-    def invariant(self, kind: str) -> int:
-        """Up to how many tokens a step of this type rounds like single ones."""
-        return invariant_step(read_model_spec(self.file(kind)))

@@ -126,14 +126,8 @@ def nearest(name: str) -> list[str]:
     word = _plain(name)
     names = [local.name for local in caches.local_models()]
     holding = [one for one in names if word and word in _plain(one)]
-    likeness = {
-        one: max(
-            difflib.SequenceMatcher(None, word, part).ratio()
-            for part in (_plain(one), *map(_plain, re.split("[/:]", one)))
-        )
-        for one in names
-    }
-    near = sorted((one for one in names if likeness[one] >= 0.5), key=lambda n: -likeness[n])
+    parts = {_plain(part): one for one in names for part in (*re.split("[/:]", one), one)}
+    near = [parts[found] for found in difflib.get_close_matches(word, parts, _NEAR, 0.5)]
     return list(dict.fromkeys([*holding, *near]))[:_NEAR]
 
 

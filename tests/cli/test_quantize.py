@@ -12,7 +12,6 @@ import pytest
 from quantize_cases import little_work, run
 from random_gguf import F32, write_model
 
-from edgespec.cli.quantize import respelled
 from edgespec.errors import EdgespecError
 from edgespec.files import quantizing
 from edgespec.models.spec import read_model_spec
@@ -127,29 +126,6 @@ def test_misuse(source: Path, arguments: tuple[str, ...], said: str) -> None:
     named = [str(source) if argument == "a" else argument for argument in arguments]
     result = run(*named, code=2)
     assert said in " ".join(re.sub(r"[│╭╮╰╯─]", "", result.stderr).split())
-
-
-@pytest.mark.parametrize(
-    ("once", "now"),
-    [
-        ("a b --type Q4_0", "type a b Q4_0"),
-        ("a b --type=Q4_0 --tensor ffn=Q8_0", "type a b --tensor ffn=Q8_0 Q4_0"),
-        ("--fit 90MiB a b --minutes 2", "fit a b --minutes 2 90MiB"),
-        ("a --tune --exact", "tune a --exact"),
-        ("--compare a b --html page", "compare a b --html page"),
-        ("a b", "a b"),
-        ("a b --tune --compare", "a b --tune --compare"),
-    ],
-)
-def test_modes_that_were_options_are_sub_commands(once: str, now: str) -> None:
-    assert respelled(once.split()) == now.split()
-
-
-def test_an_old_spelling_works_and_says_the_new_one(source: Path, tmp_path: Path) -> None:
-    target = tmp_path / "small.gguf"
-    result = run(source, target, "--type", "q4_0")
-    assert f"note: this is `edgespec quantize type {source} {target} q4_0` now" in result.stderr
-    assert read_model_spec(target).file_type == "Q4_0"
 
 
 @pytest.mark.parametrize("how", [("type", "Q4_0"), ("fit", "90KiB"), ("tune", "--types", "Q4_0")])

@@ -30,26 +30,6 @@ def test_tuning(source: Path, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir() if path.name != "cache"] == ["tuned.gguf"]
 
 
-@pytest.mark.parametrize(
-    ("steps", "chosen"), [({"Q2_K": 2}, "Q8_0"), ({"Q8_0": 1}, "Q2_K"), ({"Q8_0": 4}, "Q2_K")]
-)
-def test_exact_tuning_counts_only_steps_that_round_alike(
-    source: Path, monkeypatch: pytest.MonkeyPatch, steps: dict[str, int], chosen: str
-) -> None:
-    """Q2_K is a little faster, as far as its steps may be as long."""
-
-    def times(_path: Path, _types: Any, kind: str, *_: Any, **__: Any) -> dict[int, float]:
-        return {n: (1.0 + 0.02 * n) * (0.95 if kind == "Q2_K" else 1.0) for n in range(1, 33)}
-
-    monkeypatch.setattr(tuning, "predicted_step_ms", times)
-    monkeypatch.setattr(tuning, "pace", lambda *_, **__: nullcontext(lambda: 1.0))
-    monkeypatch.setattr(tuning, "invariant_step", lambda spec: steps.get(spec.file_type, 32))
-    monkeypatch.setattr(tuning, "_recipes", lambda _, types, *__: {k: Recipe(k) for k in types})
-    arguments = ("tune", source, "--exact", "--types", "Q2_K,Q8_0", "--max-kl", 99, "--json")
-    report = json.loads(run(*arguments).stdout)
-    assert report["type"] == chosen
-
-
 def test_a_machine_that_slows_down_makes_no_candidate_slow(
     source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -65,13 +45,6 @@ def test_a_machine_that_slows_down_makes_no_candidate_slow(
     report = json.loads(run("tune", source, "--types", "Q4_0,Q8_0", "--json").stdout)
     first, second = (row["step_ms"]["1"] for row in report["rows"][1:])
     assert first == second == pytest.approx(10.0)
-
-
-def test_no_type_is_invariant(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuning, "invariant_step", lambda _: 1)
-    with pytest.raises(EdgespecError, match="none has steps that round like") as caught:
-        run("tune", source, "--exact", "--types", "Q8_0", "--max-kl", 99)
-    assert "--exact" in caught.value.hint
 
 
 @pytest.mark.slow

@@ -7,10 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from quantize_cases import Clock
 
 from edgespec.errors import DoesNotFitError
-from edgespec.progress import TimeLimit
 from edgespec.quantize.context import EvalContext
 from edgespec.quantize.convert import convert
 from edgespec.quantize.pieces import Pieces, recipe_of
@@ -37,22 +35,6 @@ def test_a_mixture_of_pieces_is_the_file_of_its_recipe(
 
 def test_pieces_are_made_once(pieces: Pieces) -> None:
     pieces.make(1, lambda what, _part: pytest.fail(what))
-
-
-def test_types_that_there_is_no_time_for_are_left_to_the_next_call(
-    source: Path, tmp_path: Path
-) -> None:
-    """The source's and as many as a file of that size takes are made in any case."""
-    every = ("Q4_0", "Q5_0", "Q8_0")
-    pieces = Pieces(source, tmp_path / "pieces", allowed=every)
-    most = pieces.fixed_bytes + sum(choice.sizes[1] for choice in pieces.choices)
-    pieces.make(1, lambda *_: None, limit=TimeLimit(0, Clock(1)), size_bytes=most)
-    assert pieces.left_out == ("Q4_0", "Q8_0")
-    assert {choice.types for choice in pieces.choices} == {("Q5_0",)}
-    said: list[str] = []
-    again = Pieces(source, tmp_path / "pieces", allowed=every)
-    again.make(1, lambda what, _part: said.append(what))
-    assert set(said) == {"quantizing to Q4_0", "quantizing to Q8_0"} and not again.left_out
 
 
 def test_room_on_the_disk_is_asked_for_what_is_missing(

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-from quantize_cases import CHAT, Clock
+from quantize_cases import CHAT
 
-from edgespec.progress import TimeLimit
 from edgespec.quantize.texts import CountedText, texts_of_tokens, write_texts
 
 
@@ -32,12 +30,3 @@ def test_given_tokens_are_cut_into_pieces_that_begin_alike() -> None:
         [99, *range(10, 20)],
     ]
     assert all(piece.counted.sum() == len(piece.tokens) - 1 for piece in pieces)
-
-
-@pytest.mark.parametrize("steps", [0, 20])
-def test_texts_end_when_time_is_over(source: Path, steps: int) -> None:
-    """With what there is of those that were begun; never with nothing."""
-    limit = TimeLimit(steps, Clock(1))
-    found = write_texts(source, CHAT, 3, threads=1, seed=4, length=48, limit=limit)
-    assert found and all(text.counted.sum() >= 6 for text in found)
-    assert max(len(text.tokens) for text in found) < 48
