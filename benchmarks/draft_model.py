@@ -50,9 +50,9 @@ from edgespec.memory.times.curve import CostCurve
 from edgespec.models.early_exit import PREFIX, ExitInfo, gains_of, read_exit, read_made_for
 from edgespec.models.gguf.ggml_types import GGML_NUMBERS
 from edgespec.models.gguf.reader import read_gguf
+from edgespec.models.gguf.writer import keys_of, text, write_raw
 from edgespec.models.pairing import check_pair
 from edgespec.models.spec import read_model_spec
-from edgespec.quantize.gguf_writer import keys_of, text, write_raw
 from edgespec.sampling.params import SamplingParams
 from edgespec.setup.draft_loading import open_draft_model
 

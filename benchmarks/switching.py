@@ -39,7 +39,6 @@ from typing import Any
 import numpy as np
 
 import edgespec
-from edgespec.bench.report import render_switching
 from edgespec.bench.switch_calibration import forced_rows, prices_of, trace_of
 from edgespec.decode.writers import LARGE, SMALL, ModelTurn
 from edgespec.memory.device.host import cpu_name, usable_cores
@@ -144,8 +143,6 @@ def main() -> None:
     print(_table(document))
     if arguments.json:
         Path(arguments.json).write_text(json.dumps(document, indent=1) + "\n")
-    if arguments.html:
-        Path(arguments.html).write_text(render_switching(document), encoding="utf-8")
 
 
 def _arguments() -> argparse.Namespace:
@@ -170,7 +167,6 @@ def _arguments() -> argparse.Namespace:
         "--drafted-every", type=int, default=1, metavar="K", help="answer each Kth with drafts too"
     )
     parser.add_argument("--json", metavar="OUT")
-    parser.add_argument("--html", metavar="OUT")
     return parser.parse_args()
 
 

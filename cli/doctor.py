@@ -110,12 +110,12 @@ def _document() -> dict[str, Any]:
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "llama_cpp": package_version(),
-        "llama_cpp_tested": list(TESTED),
+        "llama_cpp_tested": TESTED,
         "off": _off(),
         "packages": [_package(*one) for one in _PACKAGES],
         "cpu": host.cpu_name(),
         "cores": host.usable_cores(),
-        "features": sorted(host.cpu_features()),
+        "features": host.cpu_features(),
         "kernels": missing_kernels() or instruction_set(),
         "has_kernels": not missing_kernels(),
         "memory_bytes": host.total_bytes(),
@@ -278,8 +278,8 @@ def _use_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
     if providers:
         rows.append(("onnx device", _onnx_place(found["onnx_devices"])))
     if not is_tested(found["llama_cpp"]):
-        tried = " to ".join(dict.fromkeys(found["llama_cpp_tested"]))
-        text = f"llama-cpp-python {found['llama_cpp']} is not tested, {tried} is"
+        tested = found["llama_cpp_tested"]
+        text = f"llama-cpp-python {found['llama_cpp']} is not tested, {tested} is"
         rows.append(("llama.cpp", text))
     rows += [("off", one) for one in found["off"]]
     return [

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from itertools import accumulate
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,9 +14,20 @@ from edgespec.cli import options
 from edgespec.cli.command import Command, Group
 from edgespec.cli.render import Progress, note, printable, size_text, table
 from edgespec.errors import UnsupportedError
+from edgespec.memory.plan.request import Request
+from edgespec.memory.plan.settings import settings_of
+from edgespec.memory.times.speed import predicted_speedup
 from edgespec.paths import expanded
+from edgespec.setup.planning import make_run_plan
+from edgespec.setup.stored import stored_curve
 
-_KINDS = ("exit", "eagle3")
+_KINDS = ("auto", "exit", "eagle3")
+# What an i + 1st draft of a head trained for an hour adds to a round of an answer (SmolLM2 135M, 48
+# prompts), and a draft's step in plain ones, the first one twice that.
+_USUAL_GAINS, _USUAL_STEP = (0.56, 0.27, 0.11, 0.07), 0.05
+if TYPE_CHECKING:
+    from edgespec.models.spec import ModelSpec
+
 _DRAFTS = (1, 2, 4, 8)  # in a round, that are told of
 
 draft_app = typer.Typer(
@@ -30,12 +41,23 @@ draft_app = typer.Typer(
 @draft_app.command(cls=Command)
 def train(
     model: Annotated[str | None, typer.Argument(help="GGUF file. Default: embedded.")] = None,
-    output: Annotated[Path, typer.Option("--output", "-o", help="File to write.")] = Path(
-        "drafter.gguf"
-    ),
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="File to write. Default: of a head eagle3-MODEL beside the model, where it is "
+            "found; of an exit drafter.gguf.",
+        ),
+    ] = None,
     kind: Annotated[
-        str, typer.Option("--kind", help="exit, or eagle3: a head that reads the model's states.")
-    ] = "exit",
+        str,
+        typer.Option(
+            "--kind",
+            help="eagle3: a head that reads the model's states; exit: its first blocks; auto: a "
+            "head where the model has one.",
+        ),
+    ] = "auto",
     quick: Annotated[bool, typer.Option("--quick", help="Take 12 minutes, not 120.")] = False,
     minutes: Annotated[
         float | None,
@@ -67,7 +89,13 @@ def train(
     The model writes the text it is trained on. Stopped with Ctrl-C while training, the best so far
     is written; the same command goes on where it was stopped.
     """
-    from edgespec.exits.training import FULL_MINUTES, QUICK_MINUTES, train_drafter
+    from edgespec.exits.training import (
+        FULL_MINUTES,
+        QUICK_MINUTES,
+        best_kind,
+        output_of,
+        train_drafter,
+    )
     from edgespec.models.spec import read_model_spec
     from edgespec.quantize.convert import check_target
 
@@ -78,7 +106,13 @@ def train(
             hint="leave it out, or use --kind exit",
         )
     spec = read_model_spec(options.model_path(model))
+    kind = kind if kind != "auto" else "exit" if exit_layer is not None else best_kind(spec, begin)
+    output = output_of(spec, kind) if output is None else output
     check_target(output, spec.files)
+    minutes = minutes or (QUICK_MINUTES if quick else FULL_MINUTES)
+    note(f"{kind}, in {minutes:g} minutes of the processors' time, half of it to write text")
+    if kind == "eagle3":
+        note(_expected(spec))
     progress = Progress()
 
     def say(text: str) -> None:
@@ -90,7 +124,7 @@ def train(
             spec,
             output,
             kind,
-            minutes=minutes or (QUICK_MINUTES if quick else FULL_MINUTES),
+            minutes=minutes,
             exit_layer=exit_layer,
             head_size=head_size,
             data=data,
@@ -101,7 +135,20 @@ def train(
     finally:
         progress.clear()
     note(f"written: {output}")
+    found = make_run_plan(spec, Request(draft_model=output)).choices
+    for choice in (one for one in found if one.name in ("head", "early_exit")):
+        note(f"{choice.name} {choice.value}: {choice.reason}")
     print(json.dumps(report) if as_json else printable(_training_text(report)))
+
+
+def _expected(spec: ModelSpec) -> str:
+    """What a head may bring by the step times of this device, where they are known."""
+    curve = stored_curve(spec, settings_of(make_run_plan(spec, Request())))
+    if curve is None:
+        return "step times are not known yet: `edgespec profile` tells what it may bring"
+    step_ms = _USUAL_STEP * curve.base[1]
+    speed, _ = predicted_speedup(_USUAL_GAINS, curve.base, step_ms, 2 * step_ms)
+    return f"about {speed:.2f}x of plain decoding may be expected where text does not repeat"
 
 
 @draft_app.command(cls=Command)

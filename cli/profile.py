@@ -44,6 +44,8 @@ def profile(
         raise typer.BadParameter("give --large-share or --quality, not both")
     if plan_options.switch is None and (large_share is not None or quality is not None):
         raise typer.BadParameter("--large-share and --quality belong to --switch")
+    if plan_options.switch is not None and html is not None:
+        raise typer.BadParameter("--html draws a profile of one model, and no pair")
     write_profile = _report_writer(html)
     spec = read_model(model.path(plan_options))
     request = plan_options.request(is_plain_greedy=True)

@@ -249,9 +249,6 @@ def compare(
     kv: Annotated[
         bool, typer.Option("--kv", help="Compare types of the source's KV cache instead.")
     ] = False,
-    html: Annotated[
-        Path | None, typer.Option("--html", help="Write a web page with plots to this file.")
-    ] = None,
     data: DataOption = None,
     as_json: options.JsonOption = False,
 ) -> None:
@@ -259,28 +256,23 @@ def compare(
 
     Example: edgespec quantize compare model.gguf small.gguf
     """
+    from edgespec.files.comparison import compare as compare_files
     from edgespec.files.comparison import compare_kv_types
-    from edgespec.models.onnx.folder import read_model
+    from edgespec.models.spec import read_model_spec
 
-    if kv and (others or html):
+    if kv and others:
         raise typer.BadParameter("--kv compares cache types of one file, and nothing else")
     if not kv and not others:
         raise typer.BadParameter("name a source and other files, or give --kv")
-    spec, progress, text = (
-        read_model(options.model_path(source)),
-        Progress(line_every_s=_LINE_EVERY_S),
-        _text(data),
-    )
+    spec, progress, text = _source(source), Progress(line_every_s=_LINE_EVERY_S), _text(data)
     try:
         if kv:
             report = compare_kv_types(spec, data=text, progress=progress)
         else:
-            files = [expanded(path) for path in others or ()]
-            report = _compared(spec, files, html, text, progress)
+            files = [read_model_spec(expanded(path)) for path in others or ()]
+            report = compare_files(spec, files, data=text, progress=progress)
     finally:
         progress.clear()
-    if html is not None:
-        note(f"page: {html}")
     _show(report, as_json)
 
 
@@ -340,24 +332,6 @@ def _convert(
         convert(
             spec.path, target, weighed, threads=threads or host.usable_cores(), progress=progress
         )
-
-
-def _compared(
-    spec: ModelSpec, files: list[Path], html: Path | None, data: Path | None, progress: Progress
-) -> dict[str, Any]:
-    """The comparison of files, with its page."""
-    from edgespec.bench.report import render_losses
-    from edgespec.files.comparison import compare as compare_files
-    from edgespec.memory.report.page import require_place, require_plots, write_page
-    from edgespec.models.onnx.folder import read_model
-
-    if html is not None:
-        require_plots()
-        require_place(html)
-    found = compare_files(spec, list(map(read_model, files)), data=data, progress=progress)
-    if html is not None:
-        write_page(render_losses(found, spec.name or spec.path.stem), html)
-    return found
 
 
 def _sizes(spec: ModelSpec, target: Path) -> dict[str, int]:

@@ -6,7 +6,7 @@ files of their own, next to the model and named after their kind. Knows files al
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from edgespec.errors import UnsupportedError
@@ -21,6 +21,8 @@ MTP_ARCHITECTURES = {"qwen35", "qwen35moe", "glm4moe"}
 # llama.cpp has some others (`t_layer_inp` in `src/models/*.cpp`), and ends the process for the
 # rest.
 HANDS_OUT = {"llama", "qwen3", "qwen3moe"}
+# Others, of which edgespec's kernels read it while a step computes, by the names of its values.
+NAMES_OUTPUTS = {"qwen2"}
 DRAFTED = "d2t"  # the tensor of the tokens that a head's rows stand for; without it, all
 _BLOCKS_READ = 3  # by an EAGLE-3 head
 _ASSISTED = "gemma4"
@@ -88,14 +90,20 @@ def _problem_of_dflash(target: ModelSpec, head: ModelSpec, reads: Reads) -> str:
 
 def _not_handed_out(target: ModelSpec, reads: Reads) -> str:
     """What a head that reads some blocks' inputs would look for in vain, or ""."""
-    if target.arch not in HANDS_OUT:
+    if target.arch not in HANDS_OUT | NAMES_OUTPUTS:
         return f"{target.arch} models do not hand out the states that it reads"
     if problem := _other_width(target, reads):
         return problem
-    if not reads.layers or not set(reads.layers) <= {*range(target.num_layers)}:
+    least = 1 if target.arch in NAMES_OUTPUTS else 0  # a layer's output is the next one's input
+    if not reads.layers or not set(reads.layers) <= {*range(least, target.num_layers)}:
         numbers = ", ".join(map(str, reads.layers))
         return f"it reads layers {numbers} of a model that has {target.num_layers}"
     return ""
+
+
+def layers_to_read(target: ModelSpec, layers: Sequence[int]) -> tuple[int, ...]:
+    """Those of some layers that a model is to be loaded for, as llama.cpp hands nothing out."""
+    return tuple(layers) if target.arch in NAMES_OUTPUTS else ()
 
 
 def _problem_of_block(target: ModelSpec, head: ModelSpec, reads: Reads) -> str:

@@ -9,33 +9,24 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from edgespec.errors import ModelFileError
+from edgespec.models.gguf.ggml_types import FILE_TYPE_NAMES
 from edgespec.models.gguf.reader import Gguf, GgufSpan, GgufTensor, GgufValue
 from edgespec.models.gguf.shards import read_gguf_shards
 from edgespec.models.layers import SNAPSHOTS, Keys, Layers
 from edgespec.models.pooling import Pooling, pooling_of
 
-_K = TypeVar("_K", bound=Hashable)
-
 # Values of `ModelSpec.format`.
 GGUF_FORMAT, ONNX_FORMAT = "gguf", "onnx"
-# Groups of tensors, in the order of `ModelSpec.group_bytes`.
-GROUPS = ("token_embd", "output", "attention", "feed_forward", "experts", "norm", "other")
+# Beginnings of names of tensors of which a step reads rows.
+LOOKUP_TABLES = ("token_embd.", "per_layer_token_embd.", "position_embd.", "token_types.")
 
-_FILE_TYPES = {
-    0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K",
-    11: "Q3_K_S", 12: "Q3_K_M", 13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S",
-    17: "Q5_K_M", 18: "Q6_K", 19: "IQ2_XXS", 20: "IQ2_XS", 21: "Q2_K_S", 22: "IQ3_XS",
-    23: "IQ3_XXS", 24: "IQ1_S", 25: "IQ4_NL", 26: "IQ3_S", 27: "IQ3_M", 28: "IQ2_S", 29: "IQ2_M",
-    30: "IQ4_XS", 31: "IQ1_M", 32: "BF16", 36: "TQ1_0", 37: "TQ2_0", 38: "MXFP4_MOE", 39: "NVFP4",
-    40: "Q1_0", 41: "Q2_0",
-}  # fmt: skip
 # Added by llama.cpp when the type was guessed.
 _FILE_TYPE_GUESSED = 1024
 
@@ -54,8 +45,7 @@ _DFLASH_BLOCK = 16  # tokens of a step, where a head's file does not say
 _AUDIO = {"wavtokenizer-dec", "qwen3tts", "pockettts"}
 
 _ARCH = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
-_BLOCK = re.compile(r"(?:dec\.|enc\.)?blk\.(\d{1,4})\.(.+)")
-_EXPERT = re.compile(r"_exps|_chexps|ffn_(?:gate|up|down)\.\d")
+_EXPERT = re.compile(r"blk\.\d{1,4}\..*(?:_exps|_chexps|ffn_(?:gate|up|down)\.\d)")
 _TEXT_MODEL = "edgespec needs a text-generation model"
 # Names of `SamplingParams`, by the file's, the least and the most.
 _SAMPLING = {
@@ -64,7 +54,6 @@ _SAMPLING = {
     "top_p": ("top_p", 1e-6, 1.0),
     "min_p": ("min_p", 0.0, 1.0),
 }
-_EMBEDDINGS = ("token_embd.", "per_layer_token_embd.", "position_embd.", "token_types.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +63,6 @@ class Reads:
     kind: str  # EAGLE, MTP, ASSISTANT or DFLASH
     width: int  # of the model's embeddings
     layers: tuple[int, ...] = ()  # whose inputs it is fed; without any, what the last one gives
-    keeps_normed: bool = False  # whether what it adds to has been normalised
     block: int = 0  # tokens of a step, of a DFlash head; those to be drafted are `mask_id`
     mask_id: int = 0
     is_causal: bool = True  # whether such a token sees those before it alone
@@ -124,7 +112,8 @@ class ModelSpec:
     is_recurrent_layer: tuple[bool, ...]
     tied_embeddings: bool
 
-    group_bytes: tuple[tuple[str, int], ...]
+    table_bytes: int  # of embeddings, whatever else these are
+    expert_bytes: int
     type_bytes: tuple[tuple[str, int], ...]
 
     chat_template: str | None
@@ -167,13 +156,12 @@ class ModelSpec:
 
         Of embeddings it reads a row, unless they are the head too, and of experts those it uses.
         """
-        groups = dict(self.group_bytes)
-        embeddings, experts = groups.get("token_embd", 0), groups.get("experts", 0)
-        if self.tied_embeddings:
-            head = self.tensors.get(self.head_name)
-            embeddings = 0 if head is None else max(0, embeddings - head.data_bytes)
+        if self.format == ONNX_FORMAT:  # whose table is none of the weights
+            return self.weight_bytes
+        head = self.tensors.get(self.head_name) if self.tied_embeddings else None
+        rows = self.table_bytes - (0 if head is None else head.data_bytes)
         idle = max(0, self.num_experts - (self.num_experts_used or self.num_experts))
-        return self.weight_bytes - embeddings - experts * idle // max(1, self.num_experts)
+        return self.weight_bytes - rows - self.expert_bytes * idle // max(1, self.num_experts)
 
     @property
     def kv_values_per_token(self) -> int:
@@ -197,8 +185,9 @@ def read_model_spec(path: str | os.PathLike[str], *, heads: bool = False) -> Mod
     keys = Keys(first)
     layers = Layers(keys, [tensor.name for tensor in tensors])
     vocab_size = _vocab_size(first, keys, tensors)
-    by_type = _bytes_by(tensors, lambda tensor: tensor.type.name)
-    by_group = _bytes_by(tensors, lambda tensor: _group(tensor.name))
+    by_type: Counter[str] = Counter()
+    for tensor in tensors:
+        by_type[tensor.type.name] += tensor.data_bytes
     return ModelSpec(
         path=first.path,
         files=tuple(shard.path for shard in shards),
@@ -227,7 +216,8 @@ def read_model_spec(path: str | os.PathLike[str], *, heads: bool = False) -> Mod
         keeps_state=layers.keeps_state,
         is_recurrent_layer=layers.is_recurrent_layer,
         tied_embeddings=_is_tied(keys, tensors),
-        group_bytes=tuple((group, by_group[group]) for group in GROUPS),
+        table_bytes=sum(one.data_bytes for one in tensors if one.name.startswith(LOOKUP_TABLES)),
+        expert_bytes=sum(one.data_bytes for one in tensors if _EXPERT.match(one.name)),
         type_bytes=tuple(by_type.most_common()),
         chat_template=first.text("tokenizer.chat_template") or None,
         tool_template=first.text("tokenizer.chat_template.tool_use") or None,
@@ -310,7 +300,7 @@ def _reads(keys: Keys, tensors: list[GgufTensor]) -> Reads | None:
         return Reads(ASSISTANT, keys.integer("embedding_length_out", low=1))
     if keys.arch not in (EAGLE, DFLASH):
         return None
-    layers, residual = keys.value("target_layers"), keys.value("norm_before_residual")
+    layers = keys.value("target_layers")
     if not isinstance(layers, tuple) or not all(isinstance(one, int) for one in layers):
         raise ModelFileError(
             f"{keys.gguf.path} does not say which layers of its model it reads",
@@ -320,7 +310,7 @@ def _reads(keys: Keys, tensors: list[GgufTensor]) -> Reads | None:
     if keys.arch == DFLASH:
         return _reads_of_block(keys, numbers)
     width = keys.integer("target_hidden_size", low=1)
-    return Reads(EAGLE, width, numbers, bool(residual))
+    return Reads(EAGLE, width, numbers)
 
 
 def _reads_of_block(keys: Keys, layers: tuple[int, ...]) -> Reads:
@@ -386,29 +376,7 @@ def _file_type(gguf: Gguf, by_type: Counter[str]) -> str:
     number = gguf.integer("general.file_type", -1)
     if number >= _FILE_TYPE_GUESSED:
         number -= _FILE_TYPE_GUESSED
-    return _FILE_TYPES.get(number) or by_type.most_common(1)[0][0]
-
-
-def _group(name: str) -> str:
-    match = _BLOCK.fullmatch(name)
-    if "norm" in name:
-        return "norm"
-    if name.startswith(_EMBEDDINGS):
-        return "token_embd"
-    if name.startswith("output."):
-        return "output"
-    if match and _EXPERT.search(match[2]):
-        return "experts"
-    if match and match[2].startswith("ffn"):
-        return "feed_forward"
-    return "attention" if match and match[2].startswith("attn") else "other"
-
-
-def _bytes_by(tensors: list[GgufTensor], key: Callable[[GgufTensor], _K]) -> Counter[_K]:
-    sums: Counter[_K] = Counter()
-    for tensor in tensors:
-        sums[key(tensor)] += tensor.data_bytes
-    return sums
+    return FILE_TYPE_NAMES.get(number) or by_type.most_common(1)[0][0]
 
 
 def _fingerprint(shards: Sequence[Gguf]) -> str:

@@ -22,51 +22,15 @@ from typing import Any
 
 from edgespec.errors import BackendError, DoesNotFitError, EdgespecError, UnsupportedError
 from edgespec.memory.device.llama_binary import PACKAGE
-from edgespec.models.gguf.ggml_types import GGML_TYPES, GgmlType
+from edgespec.models.gguf.ggml_types import FILE_TYPE_NAMES, GGML_TYPES, GgmlType
 from edgespec.models.gguf.reader import Gguf, GgufTensor, read_gguf
 from edgespec.models.gguf.shards import read_gguf_shards
 from edgespec.models.processes import start_module
 from edgespec.models.writing import making, put_in_place, reason
 from edgespec.progress import Progress
 
-# Values of llama_ftype. The names are those of `llama-quantize`.
-_FILE_TYPES = {
-    "Q1_0": 40,
-    "Q2_0": 41,
-    "IQ1_S": 24,
-    "IQ1_M": 31,
-    "TQ1_0": 36,
-    "TQ2_0": 37,
-    "IQ2_XXS": 19,
-    "IQ2_XS": 20,
-    "IQ2_S": 28,
-    "IQ2_M": 29,
-    "Q2_K_S": 21,
-    "Q2_K": 10,
-    "IQ3_XXS": 23,
-    "IQ3_XS": 22,
-    "IQ3_S": 26,
-    "IQ3_M": 27,
-    "Q3_K_S": 11,
-    "Q3_K_M": 12,
-    "Q3_K_L": 13,
-    "IQ4_XS": 30,
-    "IQ4_NL": 25,
-    "Q4_0": 2,
-    "Q4_1": 3,
-    "Q4_K_S": 14,
-    "Q4_K_M": 15,
-    "MXFP4_MOE": 38,
-    "Q5_0": 8,
-    "Q5_1": 9,
-    "Q5_K_S": 16,
-    "Q5_K_M": 17,
-    "Q6_K": 18,
-    "Q8_0": 7,
-    "F16": 1,
-    "BF16": 32,
-    "F32": 0,
-}
+# Types that its quantizer makes; NVFP4 files are converted from others.
+_FILE_TYPES = {name: number for number, name in FILE_TYPE_NAMES.items() if name != "NVFP4"}
 _ALIASES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}
 FILE_TYPES = tuple(_FILE_TYPES)
 _FLOATS = ("F16", "BF16", "F32")  # the quantizer looks at no override with these

@@ -19,10 +19,11 @@ from numpy.typing import NDArray
 
 from edgespec.backends.llama.library import interrupts_kept
 from edgespec.errors import BackendError, EdgespecError, UnsupportedError
+from edgespec.memory.device.structures import Tensor
 from edgespec.models.gguf.access import read_part
 from edgespec.models.gguf.reader import GgufSpan, read_gguf
+from edgespec.models.gguf.writer import write_gguf
 from edgespec.quantize.context import EvalContext
-from edgespec.quantize.gguf_writer import write_gguf
 
 _SUMS, _COUNTS = ".in_sum2", ".counts"
 _MUL_MAT, _MUL_MAT_ID = 29, 30  # values of ggml_op
@@ -145,26 +146,6 @@ def _read_legacy(data: bytes) -> ImportanceMatrix:
 # -- computing one -------------------------------------------------------------------------
 
 
-class _Tensor(ctypes.Structure):
-    """struct ggml_tensor of the pinned llama.cpp."""
-
-
-_Tensor._fields_ = [
-    ("type", ctypes.c_int),
-    ("buffer", ctypes.c_void_p),
-    ("ne", ctypes.c_int64 * 4),
-    ("nb", ctypes.c_size_t * 4),
-    ("op", ctypes.c_int),
-    ("op_params", ctypes.c_int32 * 16),
-    ("flags", ctypes.c_int32),
-    ("src", ctypes.POINTER(_Tensor) * 10),
-    ("view_src", ctypes.c_void_p),
-    ("view_offs", ctypes.c_size_t),
-    ("data", ctypes.c_void_p),
-    ("name", ctypes.c_char * 64),
-]
-
-
 @dataclass(slots=True)
 class _Sums:
     """Sums of squares [matrices, columns] and rows counted [matrices] by tensor name."""
@@ -176,7 +157,7 @@ class _Sums:
     def hear(self, address: int, ask: bool, _data: Any) -> bool:
         """Called for every node of the graph: before it, whether it matters, and after it."""
         try:
-            node = ctypes.cast(address, ctypes.POINTER(_Tensor)).contents
+            node = ctypes.cast(address, ctypes.POINTER(Tensor)).contents
             if node.op not in (_MUL_MAT, _MUL_MAT_ID):
                 return not ask
             if not ask:
@@ -190,7 +171,7 @@ class _Sums:
             self.problem = str(problem) or type(problem).__name__
             return False
 
-    def _add(self, node: _Tensor) -> None:
+    def _add(self, node: Tensor) -> None:
         weights, inputs = node.src[0].contents, node.src[1].contents
         name = weights.name.decode()
         values = _values(inputs, np.float32)  # [ne3, ne2, ne1, ne0]
@@ -212,7 +193,7 @@ class _Sums:
                 counts[expert] += 1
 
 
-def _values(tensor: _Tensor, dtype: Any) -> NDArray[Any]:
+def _values(tensor: Tensor, dtype: Any) -> NDArray[Any]:
     """A view of a tensor in host memory, slowest dimension first."""
     extent = sum((size - 1) * step for size, step in zip(tensor.ne, tensor.nb, strict=True)) + 4
     data = (ctypes.c_char * extent).from_address(tensor.data)

@@ -19,10 +19,10 @@ from edgespec.models.gguf.access import read_part
 from edgespec.models.gguf.ggml_types import GGML_TYPES
 from edgespec.models.gguf.reader import Gguf, GgufTensor, read_gguf
 from edgespec.models.gguf.shards import read_gguf_shards
+from edgespec.models.gguf.writer import aligned, i32, keys_of, u16, write_raw
 from edgespec.models.writing import making, whole_file
 from edgespec.progress import TimeLimit
 from edgespec.quantize.convert import TENSOR_TYPES, Recipe, convert, predict, require_disk
-from edgespec.quantize.gguf_writer import ALIGNMENT, i32, keys_of, u16, write_raw
 
 # Types a tensor may have, by what its rows can be cut into. Left out are the IQ types below four
 # bits, whose kernels are slow, and MXFP4, which lost 15 times as much as IQ4_NL for 6% less.
@@ -88,7 +88,7 @@ class Pieces:
         self._numbers = {choice.tensor.name: n for n, choice in enumerate(self.choices, 1)}
         free = [tensor for name, tensor in tensors.items() if name not in self._numbers]
         self.fixed_bytes = parts[0].data_offset + _KEY_BYTES
-        self.fixed_bytes += sum(padded(tensor.data_bytes) for tensor in free)
+        self.fixed_bytes += sum(aligned(tensor.data_bytes) for tensor in free)
 
     def moved(self, folder: Path, imatrix: Path) -> Pieces:
         """The same in another folder, to be quantized with a matrix."""
@@ -136,12 +136,12 @@ class Pieces:
             for kind, size in zip(choice.types, choice.sizes, strict=True)
         }
         sizes |= {
-            (choice.tensor.name, choice.tensor.type.name): padded(choice.tensor.data_bytes)
+            (choice.tensor.name, choice.tensor.type.name): aligned(choice.tensor.data_bytes)
             for choice in self.choices
         }
         need = sum(sizes[name, kind] for kind, names in missing.items() for name in names)
         most = max((c.tensor.data_bytes for c in self.choices), default=0)
-        source_bytes = sum(padded(c.tensor.data_bytes) for c in self.choices) + self.fixed_bytes
+        source_bytes = sum(aligned(c.tensor.data_bytes) for c in self.choices) + self.fixed_bytes
         working = need + source_bytes + most if missing else 0
         there = next(folder for folder in self.folder.absolute().parents if folder.is_dir())
         require_disk(there / self.folder.name, working + also_bytes)
@@ -255,11 +255,6 @@ def bits_of(kind: str) -> float:
     return 8 * found.block_bytes / found.block_size
 
 
-def padded(size_bytes: int) -> int:
-    """Bytes a tensor takes in a file."""
-    return size_bytes + -size_bytes % ALIGNMENT
-
-
 def _choice(tensor: GgufTensor, allowed: Sequence[str] | None) -> Choice:
     row, values = tensor.dims[0], 1
     for dim in tensor.dims:
@@ -272,7 +267,7 @@ def _choice(tensor: GgufTensor, allowed: Sequence[str] | None) -> Choice:
             f"rows of {tensor.name} have {row} values, which none of {', '.join(names)} can hold",
             hint="allow Q8_0",
         )
-    sized = sorted((padded(values // k.block_size * k.block_bytes), k.name) for k in kinds)
+    sized = sorted((aligned(values // k.block_size * k.block_bytes), k.name) for k in kinds)
     return Choice(tensor, tuple(name for _, name in sized), tuple(size for size, _ in sized))
 
 

@@ -85,17 +85,12 @@ def make_reference(
     top: int = TOP,
     progress: PartDone = lambda _part: None,
 ) -> Reference:
-    """Run the source over texts and keep what comparisons need."""
-    return reference_of(texts, _places(model, texts, threads, progress), top)
-
-
-def reference_of(texts: Sequence[CountedText], places: Places, top: int = TOP) -> Reference:
-    """What comparisons need of the source's logits at the counted places of texts.
+    """Run the source over texts and keep what comparisons need.
 
     `top` tokens of each place take 8 bytes each.
     """
     parts: list[tuple[NDArray[Any], ...]] = []
-    for logits, next_ids in places:
+    for logits, next_ids in _places(model, texts, threads, progress):
         top = min(top, logits.shape[1] - 1)
         ids = np.argpartition(logits, -top, axis=1)[:, -top:]
         values = np.take_along_axis(logits, ids, axis=1)
@@ -125,17 +120,11 @@ def score(
     *,
     threads: int,
     kv_type: str = "f16",
-    progress: PartDone = lambda _part: None,
 ) -> Scores:
     """Run a candidate over the reference's texts."""
-    return scores_of(reference, _places(model, reference.texts, threads, progress, kv_type))
-
-
-def scores_of(reference: Reference, places: Places) -> Scores:
-    """Compare a candidate's logits at the counted places with the source's."""
     kl, agrees, next_log_q = [], [], []
     start = 0
-    for logits, next_ids in places:
+    for logits, next_ids in _places(model, reference.texts, threads, lambda _part: None, kv_type):
         rows = slice(start, start + len(logits))
         start = rows.stop
         norm = _log_sum(logits)
@@ -163,16 +152,11 @@ def _places(
     ) as context:
         for number, text in enumerate(texts):
             for start, logits in context.score(text.tokens):
-                yield from counted_places(text, start, logits)
+                chosen = np.flatnonzero(text.counted[start : start + len(logits)])
+                if len(chosen):
+                    whole = len(chosen) == len(logits)
+                    yield logits if whole else logits[chosen], text.tokens[start + chosen + 1]
             progress((number + 1) / len(texts))
-
-
-def counted_places(text: CountedText, start: int, logits: NDArray[np.float32]) -> Places:
-    """Of a batch's logits, those at counted places and the tokens that follow; nothing of none."""
-    chosen = np.flatnonzero(text.counted[start : start + len(logits)])
-    if len(chosen):
-        whole = len(chosen) == len(logits)
-        yield logits if whole else logits[chosen], text.tokens[start + chosen + 1]
 
 
 def _log_sum(logits: NDArray[np.float32]) -> NDArray[np.float32]:

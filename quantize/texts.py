@@ -111,7 +111,7 @@ def write_texts(
             numbers = list(range(sequences))
             places = [len(row.tokens) - 1 for row in rows]
             context.step([row.tokens[-1] for row in rows], places, numbers)
-            drawn = _draw(context.logits(sequences), random)
+            drawn = _draw(context.rows(sequences), random)
             for number, row in enumerate(rows):
                 if row.append(int(drawn[number]), chat) and len(row.tokens) < length:
                     continue

@@ -45,7 +45,6 @@ def document(**changes: Any) -> dict[str, Any]:
         1.4, identical=1, drafted_tokens=90, accepted_tokens=60, acceptance_length=1.5,
         drafted_by={"suffix": 80, "recycling": 10}, accepted_by={"suffix": 60},
     )  # fmt: skip
-    positions = [{"from_token": 0, "tokens_per_s": 100.0}, {"from_token": 32, "tokens_per_s": 98.0}]
     memory = {
         "measured_peak_bytes": 270 << 20, "predicted_peak_bytes": 280 << 20, "phases": [],
         "samples": [{"time_s": 0.1, "resident_bytes": 40 << 20}],
@@ -65,10 +64,9 @@ def document(**changes: Any) -> dict[str, Any]:
         "loads": [{"settings": "", "batch_noise": 0.1, "memory": memory}],
         "variants": [
             {"name": "plain", "drafter": "none", "settings": "", "load": 0, "overall": row(1.0),
-             "tasks": {"summarization": row(1.0), "code": row(1.0)}, "by_position": positions},
+             "tasks": {"summarization": row(1.0), "code": row(1.0)}},
             {"name": "suffix,recycling", "drafter": "suffix,recycling", "settings": "", "load": 0,
-             "overall": suffix, "tasks": {"summarization": row(1.8), "code": row(1.1)},
-             "by_position": positions},
+             "overall": suffix, "tasks": {"summarization": row(1.8), "code": row(1.1)}},
         ],
         "answers": [],
     }  # fmt: skip

@@ -34,8 +34,8 @@ def model(*tensors: GgufTensor, **changes: Any) -> ModelSpec:
         sliding_window=0, is_sliding=(False, False), num_experts=0, num_experts_used=0,
         expert_feed_forward_size=0, keeps_state=False,
         is_recurrent_layer=(False, False),
-        tied_embeddings=all(one.name != "output.weight" for one in tensors), group_bytes=(),
-        type_bytes=(), chat_template=None, bos_id=None, eos_id=None,
+        tied_embeddings=all(one.name != "output.weight" for one in tensors), table_bytes=0,
+        expert_bytes=0, type_bytes=(), chat_template=None, bos_id=None, eos_id=None,
         tokenizer_model="gpt2", tokenizer_hash="",
         tensors={one.name: one for one in tensors},
     )  # fmt: skip

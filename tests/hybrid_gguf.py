@@ -311,6 +311,7 @@ def _dense(shape: Shape) -> tuple[Keys, Tensors]:
 HYBRIDS = ("qwen35", "lfm2", "nemotron_h", "qwen35moe", "lfm2moe", "nemotron_h_moe")
 _ARCHITECTURES = {
     "llama": _dense,
+    "qwen2": _dense,
     "qwen3": _dense,
     "qwen35": _qwen35,
     "lfm2": _lfm2,

@@ -113,7 +113,10 @@ BASE = tuple(  # everybody's
 # of which the quantizer and the values of its types are functions, and how its models are loaded.
 NO_LIBRARY = ("switching", "decode", "drafting", "measure", "sampling")
 CONTRACT = {"edgespec.backends.base", "edgespec.backends.tree"}
-LIBRARY = {f"edgespec.backends.llama.{name}" for name in ("library", "ggml_values", "kernels")}
+LIBRARY = {
+    f"edgespec.backends.llama.{name}"
+    for name in ("library", "ggml_values", "kernels", "context", "batch")
+}
 OF_BACKENDS = {**dict.fromkeys(NO_LIBRARY, CONTRACT), "quantize": LIBRARY}
 
 # What breaks these rules, and why. To be shortened: a line that is no longer needed fails, too.

@@ -70,7 +70,7 @@ def end(writer: Any) -> None:
 def is_quantized(name: str, shape: tuple[int, ...]) -> bool:
     is_matrix = len(shape) > 1 and shape[-1] % 32 == 0
     return is_matrix and not any(
-        word in name for word in ("conv", "norm", "ssm_a", "ssm_d", "gate_inp")
+        word in name for word in ("conv", "norm", "ssm_a", "ssm_d", "gate_inp", ".bias")
     )
 
 

@@ -37,6 +37,7 @@ bool find_all(void* library, Functions& to) {
            find_one(library, "ggml_new_tensor_2d", to.new_tensor_2d) &&
            find_one(library, "ggml_op_name", to.op_name) &&
            find_one(library, "ggml_nbytes", to.nbytes) &&
+           find_one(library, "ggml_backend_tensor_get", to.get_tensor) &&
            find_one(library, "ggml_type_size", to.type_size) &&
            find_one(library, "ggml_blck_size", to.block_size) &&
            find_one(library, "ggml_backend_cpu_buffer_type", to.cpu_buffer_type) &&

@@ -135,6 +135,7 @@ struct Functions {
     Tensor* (*new_tensor_2d)(void* context, int type, int64_t ne0, int64_t ne1);
     const char* (*op_name)(int op);
     size_t (*nbytes)(const Tensor*);
+    void (*get_tensor)(const Tensor*, void* data, size_t offset, size_t size);
     size_t (*type_size)(int type);
     int64_t (*block_size)(int type);
 

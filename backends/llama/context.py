@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,16 +21,17 @@ from edgespec.backends.llama.library import LOG, interrupts_kept, library
 from edgespec.backends.llama.team import TEAMS
 from edgespec.backends.llama.tokenizer import LlamaTokenizer
 from edgespec.backends.llama.workers import Placed
-from edgespec.errors import BackendError, DoesNotFitError, EdgespecError, UnsupportedError
+from edgespec.errors import BackendError, DoesNotFitError, EdgespecError
 from edgespec.memory.bytes.shape import GPU, HOST, Device
 from edgespec.memory.device.llama_binary import PACKAGE
 from edgespec.memory.device.track import give_back_memory, limit_freed_memory
+from edgespec.models.gguf.ggml_types import GGML_NUMBERS
 
 if TYPE_CHECKING:
     from edgespec.backends.llama.batch import Batch
+    from edgespec.backends.llama.block_outputs import BlockOutputs
     from edgespec.backends.llama.vision import Vision
 
-_KV_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 8, "bf16": 30}  # values of ggml_type
 _FLASH_ATTENTION_ON = 1
 _MOST_SEQUENCES = 256  # LLAMA_MAX_SEQ
 _LOAD_COPIED, _LOAD_MAPPED = 0, 1  # values of llama_load_mode
@@ -53,6 +54,7 @@ class LlamaSettings:
     edgespec's own, where these fit this llama.cpp; a `tied` table, which is the head, too, once.
     With a `projector`, the path of its file, it sees images of at most `image_tokens` each.
     Of recurrent and sliding-window models it keeps up to `states` copies of their states.
+    What layers of the numbers `read` take in is kept where llama.cpp does not hand it out.
     The last `gpu_layers` lie on `devices` by their shares, those of the first one first; without
     any, llama.cpp spreads them over the GPUs it sees. `overrides` are as of `RunShape`.
     """
@@ -77,6 +79,7 @@ class LlamaSettings:
     projector: str = ""
     image_tokens: int | None = None
     states: int = 0
+    read: tuple[int, ...] = ()
     window: bool = False  # the model may draft for itself, under a sequence id of its own
 
 
@@ -87,7 +90,9 @@ class LlamaContext:
     buffer_bytes: dict[str, int]  # that llama.cpp says it allocated
     crowding = 1.0  # how many times more threads the settings have than the last step had
     vision: Vision | None = None  # where it has a projector
+    outputs: BlockOutputs | None = None  # of what its settings `read`
     _model: Any = None
+    _parts: Sequence[Path] = ()  # of a split model, wherever they lie
     _tokenizer: LlamaTokenizer | None = None
 
     def __init__(self, settings: LlamaSettings) -> None:
@@ -106,7 +111,6 @@ class LlamaContext:
         Raises:
             BackendError: llama.cpp cannot load it, with llama.cpp's own words.
             DoesNotFitError: a device has less memory than there was when this was planned.
-            UnsupportedError: a setting the library does not know.
         """
         LOG.clear()
         self._load(path, progress)
@@ -185,7 +189,11 @@ class LlamaContext:
         use = kernels(settings.kernels, tied=tied, threads=settings.threads)
         limit_freed_memory()  # tensors are read into a buffer of their size before they are packed
         with interrupts_kept() as interrupted, use:
-            self._model = self.lib.llama_model_load_from_file(os.fsencode(path), params)
+            if self._parts:
+                names = (ctypes.c_char_p * len(self._parts))(*map(os.fsencode, self._parts))
+                self._model = self.lib.llama_model_load_from_splits(names, len(names), params)
+            else:
+                self._model = self.lib.llama_model_load_from_file(os.fsencode(path), params)
         give_back_memory()  # the header and its texts
         if problems:
             raise problems[0]
@@ -226,11 +234,17 @@ class LlamaContext:
         params.n_threads = params.n_threads_batch = settings.threads
         params.flash_attn_type = _FLASH_ATTENTION_ON
         params.kv_unified = settings.unified or settings.users == 1
-        params.type_k = _kv_type(settings.kv_type_k)
-        params.type_v = _kv_type(settings.kv_type_v)
+        params.type_k = GGML_NUMBERS[settings.kv_type_k.upper()]
+        params.type_v = GGML_NUMBERS[settings.kv_type_v.upper()]
         params.no_perf = True
         params.op_offload = False  # as `Placed` says
         adjust(params)
+        if settings.read:
+            from edgespec.backends.llama.block_outputs import BlockOutputs
+
+            room = settings.batch_size + settings.max_nodes
+            self.outputs = BlockOutputs(settings.read, self.width, room)
+            self.outputs.join(params)
         pages = HugePages()
         with interrupts_kept():
             self.handle = self.lib.llama_init_from_model(self._model, params)
@@ -296,6 +310,8 @@ class LlamaContext:
             if crowding != self.crowding:
                 self.lib.llama_set_n_threads(self.handle, threads, threads)
                 self.crowding = crowding
+            if self.outputs is not None:
+                self.outputs.begin()
             status = function(self.handle, batch)
         finally:
             TEAMS.leave()
@@ -365,11 +381,3 @@ def _failure(what: str, hint: str) -> EdgespecError:
             "start it again, or with a smaller --ctx or fewer --gpu-layers",
         )
     return BackendError(f"{what}: {problem}", hint=hint)
-
-
-def _kv_type(name: str) -> int:
-    if name not in _KV_TYPES:
-        raise UnsupportedError(
-            f"llama.cpp has no KV cache type {name!r}", hint=f"use one of {', '.join(_KV_TYPES)}"
-        )
-    return _KV_TYPES[name]

@@ -12,16 +12,11 @@ from numpy.typing import NDArray
 
 from edgespec.backends.llama.library import ggml_function
 from edgespec.errors import BackendError
+from edgespec.memory.device.structures import InitParams
 
 _F32, _I32 = 0, 26  # values of ggml_type
 _P, _I64, _SIZE = ctypes.c_void_p, ctypes.c_int64, ctypes.c_size_t
 _CONTEXT_BYTES = 1 << 20
-
-
-class _InitParams(ctypes.Structure):
-    """`struct ggml_init_params`."""
-
-    _fields_ = (("mem_size", _SIZE), ("mem_buffer", _P), ("no_alloc", ctypes.c_bool))
 
 
 class MatrixProduct:
@@ -132,8 +127,8 @@ class MatrixProduct:
             raise BackendError("ggml could not compute a product")
 
     def _context(self) -> int:
-        params = _InitParams(_CONTEXT_BYTES, None, True)
-        context = int(_call("ggml_init", _P, (params,), [_InitParams]))
+        params = InitParams(_CONTEXT_BYTES, None, True)
+        context = int(_call("ggml_init", _P, (params,), [InitParams]))
         self._held.callback(_call, "ggml_free", None, (context,), [_P])
         return context
 

@@ -10,24 +10,10 @@ from numpy.typing import NDArray
 
 from edgespec.backends.llama.library import ggml_function
 from edgespec.errors import UnsupportedError
+from edgespec.memory.device.structures import TypeTraits
 from edgespec.models.gguf.ggml_types import GGML_NUMBERS, GgmlType
 
 _F32 = "F32"  # ggml has no conversion of what is float32 already
-_TO_FLOAT = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
-
-
-class _Traits(ctypes.Structure):
-    """`struct ggml_type_traits` of ggml.h."""
-
-    _fields_ = (
-        ("type_name", ctypes.c_char_p),
-        ("blck_size", ctypes.c_int64),
-        ("blck_size_interleave", ctypes.c_int64),
-        ("type_size", ctypes.c_size_t),
-        ("is_quantized", ctypes.c_bool),
-        ("to_float", _TO_FLOAT),
-        ("from_float_ref", ctypes.c_void_p),
-    )
 
 
 class FloatRows:
@@ -52,7 +38,7 @@ class FloatRows:
 
 
 def _conversion(kind: GgmlType) -> Callable[[int, int, int], None]:
-    get_traits = ggml_function("ggml_get_type_traits", ctypes.POINTER(_Traits), ctypes.c_int)
+    get_traits = ggml_function("ggml_get_type_traits", ctypes.POINTER(TypeTraits), ctypes.c_int)
     traits = get_traits(GGML_NUMBERS[kind.name]).contents
     fits = (traits.blck_size, traits.type_size) == (kind.block_size, kind.block_bytes)
     if not fits or not traits.to_float:

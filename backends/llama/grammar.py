@@ -349,31 +349,14 @@ _DEEPEST_PROOF = 4  # levels at which it is looked for what tells branches apart
 _TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 _LITERAL = ("const", "enum", "default", "examples")
 _MAPPINGS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-# Formats of JSON Schema: those that llguidance has, and one that it refuses by name. Others mean
-# something to somebody else: JSON Schema lets a reader pass over them.
+# Formats that llguidance has, and one that it refuses by name. JSON Schema lets a reader pass over
+# all others.
 _FORMATS = {
     *("date-time", "date", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"),
     "regex",
 }
 # What is written for formats that it lacks: texts of ASCII that are all of the format.
 _ALIKE = {"idn-email": "email", "idn-hostname": "hostname", "iri": "uri"}
-_HOST_CHAR = r"(?:[A-Za-z0-9._~!$&'()*+,;=-]|%[0-9A-Fa-f]{2})"
-_PATH_CHAR = r"(?:[A-Za-z0-9._~!$&'()*+,;=@:-]|%[0-9A-Fa-f]{2})"
-_HOST = rf"//{_HOST_CHAR}*(?::\d*)?(?:/{_PATH_CHAR}*)*"
-_PATH = rf"{_PATH_CHAR}+(?:/{_PATH_CHAR}*)*"
-_REST = rf"(?:\?(?:{_PATH_CHAR}|[/?])*)?(?:#(?:{_PATH_CHAR}|[/?])*)?"
-_URI_REFERENCE = (
-    rf"(?:[A-Za-z][A-Za-z0-9+.-]*:(?:{_HOST}|/?(?:{_PATH})?)|{_HOST}|/(?:{_PATH})?"
-    rf"|(?:{_HOST_CHAR}+(?:/{_PATH_CHAR}*)*)?){_REST}"
-)
-_POINTER = "(?:/(?:[^~/]|~[01])*)*"
-_WRITTEN_AS = {
-    "uri-reference": _URI_REFERENCE,
-    "iri-reference": _URI_REFERENCE,
-    "uri-template": r"(?:[A-Za-z0-9._~!$&()*+,;=:/?#@-]|\{[+#./;?&]?\w+\*?(?:,\w+\*?)*\})*",
-    "json-pointer": _POINTER,
-    "relative-json-pointer": rf"(?:0|[1-9]\d*)(?:#|{_POINTER})",
-}
 # A number of words, as (?:\S+\s+){0,49}\S+ says it. \S+(?:\s+\S+){0,49} are the same texts, and a
 # mask of it takes a quarter of the time where the length is bounded, too.
 _PART = r"(?:\\[dDsSwW]|\[[^\]\\]*\]|[\w ,.-])[*+?]?"
@@ -416,17 +399,10 @@ def _number(digits: str) -> float:
 def _tell_format(schema: dict[str, Any]) -> None:
     """Say a format in words that llguidance knows, or not at all."""
     name = schema.get("format")
-    if not isinstance(name, str) or name in _FORMATS:
-        return
-    del schema["format"]
-    if name in _ALIKE:
-        schema["format"] = _ALIKE[name]
-    elif name in _WRITTEN_AS:
-        pattern = f"^(?:{_WRITTEN_AS[name]})$"
-        if "pattern" in schema:
-            schema["allOf"] = [*_list(schema, "allOf"), {"pattern": pattern}]
-        else:
-            schema["pattern"] = pattern
+    if isinstance(name, str) and name not in _FORMATS:
+        del schema["format"]
+        if name in _ALIKE:
+            schema["format"] = _ALIKE[name]
 
 
 def _schema_document(text: str) -> str:

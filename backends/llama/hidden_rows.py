@@ -8,7 +8,8 @@ longer than most other work of a step.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
@@ -75,33 +76,37 @@ class NextRows:
 
 
 class LayerRows:
-    """What some blocks of a model have taken in for the tokens of a step, side by side.
+    """What some layers of a model have taken in for the tokens of a step, side by side.
 
-    From now on its steps need more memory, which its context looks up anew; its cache is empty.
+    Where llama.cpp hands it out, its steps need more memory from now on, which the context looks up
+    anew; its cache is empty.
     """
 
     def __init__(self, context: LlamaContext, layers: Sequence[int]) -> None:
-        self._get = _function(
-            context.lib, _GET_LAYER_INPUT, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint32
-        )
-        self._handle, part = context.handle, context.width
+        part = context.width
         kept = context.settings.batch_size + context.settings.max_nodes
         self.width = len(layers) * part
-        # Of each layer: its number, its rows, and their place in those that are handed on.
-        self._parts = [
-            (layer, _View(kept, part), slice(place * part, (place + 1) * part))
-            for place, layer in enumerate(layers)
-        ]
         self.nbytes = 4 * self.width * kept
-        for layer in layers:
-            keep_layer_input(context, layer)
-        context.look_again()
+        self._rows = [_rows_of(context, layer, kept) for layer in layers]
+        self._places = [slice(place * part, (place + 1) * part) for place in range(len(layers))]
+        if context.outputs is None:
+            context.look_again()
 
     def copy(self, start: int, into: Rows) -> None:
         """As `ModelRows`."""
-        end = start + len(into)
-        for layer, view, place in self._parts:
-            into[:, place] = view.at(self._get(self._handle, layer))[start:end]
+        for rows, place in zip(self._rows, self._places, strict=True):
+            into[:, place] = rows(start, start + len(into))
+
+
+def _rows_of(context: LlamaContext, layer: int, kept: int) -> Callable[[int, int], Rows]:
+    """What gives rows [start, end) that a layer took in, of steps from the next one on."""
+    if context.outputs is not None:
+        return partial(context.outputs.of, layer)
+    types = ctypes.c_void_p, ctypes.c_uint32
+    get = _function(context.lib, _GET_LAYER_INPUT, ctypes.c_void_p, *types)
+    keep_layer_input(context, layer)
+    view = _View(kept, context.width)
+    return lambda start, end: view.at(get(context.handle, layer))[start:end]
 
 
 def keep_layer_input(context: LlamaContext, layer: int) -> None:

@@ -26,6 +26,7 @@ from edgespec.backends.llama.library import LOG, REPACKED, ggml_function
 from edgespec.memory.bytes.shape import HOST, Device, RunShape
 from edgespec.memory.bytes.simulation import MOST_BYTES, Bytes
 from edgespec.memory.device.kernels import open_library
+from edgespec.memory.device.structures import BufferBytes, GraphPlan
 from edgespec.models.processes import messages_out
 
 _LAY_OUT = "_ZN13llama_context13sched_reserveEv"  # llama_context::sched_reserve()
@@ -41,17 +42,6 @@ _MOST_SECONDS = 6  # for an answer: 0.02 usually, and 2 where a GPU's driver sta
 _NO_MEMORY = "bad_alloc"  # in llama.cpp's words
 _TOO_MUCH = f"llama.cpp's tables for this model take more than {MOST_BYTES >> 30} GiB"
 _MOST_TYPES = 64  # kinds of memory that llama.cpp tells of
-
-
-class _Bytes(ctypes.Structure):
-    """EdgespecBufferBytes"""
-
-    _fields_ = (
-        ("name", ctypes.c_char_p),
-        ("model", ctypes.c_size_t),
-        ("context", ctypes.c_size_t),
-        ("compute", ctypes.c_size_t),
-    )
 
 
 def main() -> None:
@@ -245,7 +235,7 @@ def allocated(context: LlamaContext) -> dict[str, Bytes]:
 
     Raises OSError where edgespec's library, which reads llama.cpp's answer, was not compiled.
     """
-    told = (_Bytes * _MOST_TYPES)()
+    told = (BufferBytes * _MOST_TYPES)()
     function = open_library()["edgespec_memory_breakdown"]
     function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int]
     count = function(context.lib._lib._handle, context.handle, told, _MOST_TYPES)
@@ -261,12 +251,6 @@ def allocated(context: LlamaContext) -> dict[str, Bytes]:
     return _with_work(context, {label: Bytes(*sizes) for label, sizes in found.items()})
 
 
-class _GraphPlan(ctypes.Structure):
-    """struct ggml_cplan, of which only the first field counts here."""
-
-    _fields_ = (("work_bytes", ctypes.c_size_t), ("others", ctypes.c_void_p * 6))
-
-
 def _with_work(context: LlamaContext, found: dict[str, Bytes]) -> dict[str, Bytes]:
     """With what ggml asks for to compute the largest graph.
 
@@ -277,7 +261,7 @@ def _with_work(context: LlamaContext, found: dict[str, Bytes]) -> dict[str, Byte
     work = here.compute + threads * _UNKNOWN_WORK
     with suppress(AttributeError):  # C++ names are others on Windows, and kernels may be plug-ins
         arguments = ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p
-        plan = ggml_function("ggml_graph_plan", _GraphPlan, *arguments)
+        plan = ggml_function("ggml_graph_plan", GraphPlan, *arguments)
         if graph := _graph(context):
             work = plan(graph, threads, None).work_bytes
     return {**found, HOST: here._replace(work=work)}

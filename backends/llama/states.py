@@ -16,7 +16,7 @@ import ctypes
 import logging
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from time import perf_counter
 from typing import Any
@@ -46,6 +46,7 @@ class _State:
     length: int
     data: NDArray[np.uint8]
     used: int
+    is_far: bool = False  # within a long message
 
 
 class States:
@@ -58,12 +59,13 @@ class States:
         self._clock = 0
         self._copy_s, self._token_s = 0.0, 0.0  # of a copy, and of reading a token
         self._since = (0, 0, 0.0)  # sequence, length and time when the last one was made
+        self._far: dict[int, list[int]] = {}  # of a sequence, places within a long message
         self._begins: dict[int, bool] = {}  # whether a message begins with a token
 
     @property
     def nbytes(self) -> int:
         """Of all copies."""
-        return sum({id(one.data): one.data.nbytes for one in self._all}.values())
+        return sum(unit[0].data.nbytes for unit in self._units().values())
 
     # -- which -----------------------------------------------------------------------------
 
@@ -92,7 +94,8 @@ class States:
         far = [place for place in far if max(text[place - 1 : place + 1]) >= 0]
         there = [one.length for one in self._all if one.owner == owner and one.length <= start]
         kept = _spread([*there, *found, last], self.most)
-        kept = sorted([*kept, *_spread(far, self.most - len(kept))])
+        self._far[owner] = _spread(far, self.most - len(kept))
+        kept = sorted([*kept, *self._far[owner]])
         self._all = [one for one in self._all if one.owner != owner or one.length in kept]
         self._since = (owner, start, perf_counter())
         return [place for place in kept if place > start]
@@ -116,22 +119,41 @@ class States:
         self.drop(owner, length)
         lib, handle = self._context.lib, self._context.handle
         size = int(lib.llama_state_seq_get_size_ext(handle, owner, _PARTIAL_ONLY))
-        while self._all and len({id(one.data) for one in self._all}) >= self.most:
-            self._all.remove(min(self._all, key=lambda one: self._worth(one, owner)))
+        is_far = length in self._far.get(owner, ())
+        while self._all and len(units := self._units()) >= self.most:
+            worth = {number: self._worth(unit, owner, length) for number, unit in units.items()}
+            gone = min(worth, key=lambda number: worth[number])
+            if is_far and worth[gone][0]:
+                return
+            self._all = [one for one in self._all if id(one.data) != gone]
         data = np.empty(size, np.uint8)
         got = lib.llama_state_seq_get_data_ext(handle, _pointer(data), size, owner, _PARTIAL_ONLY)
         if got != size:
             raise BackendError(f"llama.cpp copies {got} of {size} bytes of a state")
-        self._all.append(_State(owner, length, data, self._tick()))
+        self._all.append(_State(owner, length, data, self._tick(), is_far))
         self._copy_s = perf_counter() - now
         self._since = (owner, length, perf_counter())
 
-    def _worth(self, one: _State, owner: int) -> tuple[bool, int]:
-        """What is given up first is the least: of other sequences the least recently used one."""
-        if one.owner != owner:
-            return False, one.used
-        earlier = [o.length for o in self._all if o.owner == owner and o.length < one.length]
-        return True, one.length - max(earlier) if earlier else 1 << 60
+    def _units(self) -> dict[int, list[_State]]:
+        """The states of each copy: sequences may share it."""
+        units = dict[int, list[_State]]()
+        for one in self._all:
+            units.setdefault(id(one.data), []).append(one)
+        return units
+
+    def _worth(self, unit: Sequence[_State], owner: int, length: int) -> tuple[int, int]:
+        """What is given up first is the least, where `owner` is to have one behind `length` tokens.
+
+        First copies within messages, then those between the first and the last message of a
+        sequence, then the least recently used ones.
+        """
+
+        def rank(one: _State) -> int:
+            ends = [other.length for other in self._all if other.owner == one.owner]
+            ends += [length] * (one.owner == owner)
+            return 0 if one.is_far else 2 if one.length in (min(ends), max(ends)) else 1
+
+        return max(map(rank, unit)), max(one.used for one in unit)
 
     def _tick(self) -> int:
         self._clock += 1
@@ -157,7 +179,7 @@ class States:
         """Let `target` have the copies of the first tokens of `owner`, and no others."""
         self.drop(target, 0)
         theirs = [one for one in self._all if one.owner == owner and one.length <= length]
-        self._all += [_State(target, one.length, one.data, self._tick()) for one in theirs]
+        self._all += [replace(one, owner=target, used=self._tick()) for one in theirs]
 
     def drop(self, owner: int, length: int) -> None:
         """Forget the copies of a sequence at so many tokens and behind them."""

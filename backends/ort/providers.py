@@ -1,7 +1,7 @@
 """ONNX Runtime's execution providers: which there are, which one runs a graph, and whether it does.
 
 Providers come with the installed ONNX Runtime (OpenVINO, CUDA, DirectML) or as plugins that are
-registered with it (QNN, Windows ML's, and others); a plugin lists the devices it sees. A device is
+registered with it (QNN and others); a plugin lists the devices it sees. A device is
 chosen by its type and named to ONNX Runtime, never left to a policy: those fail where a plugin is
 installed for hardware that is not there. What a provider cannot run ONNX Runtime gives to the
 processor without a word, so a session says which share of its nodes runs where it should.
@@ -210,7 +210,7 @@ def _register_plugins() -> None:
     register = getattr(runtime, "register_execution_provider_library", None)
     if register is None:
         return
-    for name, library in (*_plugin_libraries(), *_windows_libraries()):
+    for name, library in _plugin_libraries():
         try:
             register(name, library)
         except Exception:  # of another ONNX Runtime, or for another system
@@ -226,18 +226,3 @@ def _plugin_libraries() -> Iterator[tuple[str, str]]:
         if importlib.util.find_spec(package):
             module = importlib.import_module(package)
             yield module.get_ep_names()[0], module.get_library_path()
-
-
-def _windows_libraries() -> Iterator[tuple[str, str]]:
-    """Name and library of the providers that Windows ML has installed; none is downloaded here."""
-    catalog = _windows_catalog()
-    for one in catalog.find_all_providers() if catalog else ():
-        if one.library_path:
-            yield one.name, one.library_path
-
-
-@functools.cache  # it must outlive the libraries that came from it
-def _windows_catalog() -> Any:
-    if not importlib.util.find_spec("windowsml"):
-        return None
-    return importlib.import_module("windowsml").EpCatalog()

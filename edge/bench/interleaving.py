@@ -21,13 +21,11 @@ class Answer:
     """One answer and its numbers.
 
     Attributes:
-        marks: (tokens so far, seconds since the first token).
         joules: that the machine took meanwhile; None where nothing counts them.
     """
 
     token_ids: tuple[int, ...]
     counters: Counters
-    marks: tuple[tuple[int, float], ...] = ()
     joules: float | None = None
 
 

@@ -7,7 +7,6 @@ from contextlib import ExitStack
 from dataclasses import asdict, replace
 from functools import partial
 from math import isfinite
-from time import perf_counter
 from typing import Any
 
 from edgespec.bench.interleaving import Answer
@@ -83,18 +82,10 @@ class LoadedModel:
             self._model.forget()  # the others' answer to this prompt, or the prompt itself
         if isinstance(self._engine, SwitchingEngine):
             self._engine.small.drafter = self._of_small[place]
-        stream = self._engine.stream(
+        result = self._engine.generate(
             prompt, max_tokens=max_tokens, sampling=sampling, speculate=drafter is not None
         )
-        marks: list[tuple[int, float]] = []
-        first = tokens = 0.0
-        for chunk in stream:
-            now = perf_counter()
-            first = first or now
-            tokens += len(chunk.token_ids)
-            marks.append((int(tokens), now - first))
-        result = stream.result
-        return Answer(result.token_ids, result.counters, tuple(marks))
+        return Answer(result.token_ids, result.counters)
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt in the model's chat format."""

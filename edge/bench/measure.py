@@ -15,7 +15,7 @@ from typing import Any
 
 from edgespec.bench.interleaving import interleaved
 from edgespec.bench.profiling import machine_facts, model_facts
-from edgespec.bench.summary import Prompted, speed_by_position, summary
+from edgespec.bench.summary import Prompted, summary
 from edgespec.bench.worker import Worker, WorkerContender
 from edgespec.decode.stats import Counters
 from edgespec.errors import UnsupportedError
@@ -251,7 +251,6 @@ def _numbers(
             task: summary([ours[i] for i in chosen], [baseline[i] for i in chosen], noise)
             for task, chosen in places.items()
         },
-        "by_position": speed_by_position(ours),
     }
 
 

@@ -10,20 +10,21 @@ import platform
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
 from edgespec.backends.base import Backend
 from edgespec.decode.engine import Engine
-from edgespec.errors import DoesNotFitError, UnsupportedError
+from edgespec.errors import DoesNotFitError
 from edgespec.measure.noise import largest_invariant_step
 from edgespec.measure.prompts import PROMPTS
-from edgespec.measure.timing import one_step, some_tokens
+from edgespec.measure.timing import in_turns, one_step, reading_ms, some_tokens
 from edgespec.memory.device import host
 from edgespec.memory.device.accelerators import gpu_kinds
 from edgespec.memory.device.bandwidth import measured_bandwidth
 from edgespec.memory.device.energy import Energy, energy_meter
-from edgespec.memory.device.track import MemoryTracker, peak_resident_bytes, resident_parts
+from edgespec.memory.device.track import MemoryTracker, peak_resident_bytes
 from edgespec.memory.plan.plan import Plan
 from edgespec.memory.plan.request import Request
 from edgespec.memory.plan.settings import settings_of
@@ -40,7 +41,6 @@ _DEPTH_SECONDS = 6.0  # for the deeper curves together
 _SPEED_SECONDS = 20.0  # for the answers together
 _MOST_TOKENS, _LEAST_TOKENS = 96, 16
 _FRONTIER_STEPS = 24
-_USERS = (1, 2, 4, 8, 16)
 
 
 def profile(
@@ -66,7 +66,6 @@ def profile(
             tracker.mark("answers")
             speeds = _measure_speed(spec, plan, engine, report)
             allocated = engine.memory_bytes()
-    measured_plan = make_run_plan(spec, request)
     return {
         "model": model_facts(spec),
         "machine": machine_facts(),
@@ -77,7 +76,6 @@ def profile(
             "measured_peak_bytes": peak_resident_bytes(),
             "predicted": plan.component_bytes,
             "allocated": allocated,
-            "resident": resident_parts(),
             "samples": [asdict(sample) for sample in tracker.samples],
             "phases": [{"time_s": at, "name": name} for at, name in tracker.phases],
         },
@@ -88,8 +86,6 @@ def profile(
         "largest_invariant_step": invariant,
         "speed": speeds,
         "frontier": frontier(spec, request),
-        "users": several_users(spec, replace(request, context_size=plan.context_size)),
-        "next_plan": measured_plan.as_json(),
     }
 
 
@@ -108,7 +104,7 @@ def machine_facts() -> dict[str, Any]:
     return {
         "cpu": host.cpu_name(),
         "cores": host.usable_cores(),
-        "features": sorted(host.cpu_features()),
+        "features": host.cpu_features(),
         "memory_bytes": host.total_bytes(),
         "available_bytes": host.available_bytes(),
         "gpu_kinds": list(gpu_kinds()),
@@ -141,30 +137,6 @@ def frontier(spec: ModelSpec, request: Request) -> list[dict[str, Any]]:
     return points
 
 
-def several_users(spec: ModelSpec, request: Request) -> list[dict[str, Any]]:
-    """What a server would take for one user, two, four and so on, and what each would get.
-
-    Speeds are predictions without drafts. Ends where several are not possible, or do not fit.
-    """
-    rows: list[dict[str, Any]] = []
-    for users in _USERS:
-        try:
-            plan = make_run_plan(spec, replace(request, users=users))
-        except (DoesNotFitError, UnsupportedError):
-            break
-        rows.append(
-            {
-                "users": users,
-                "peak_bytes": plan.predicted_peak_bytes,
-                "tokens_each": min(plan.context_size, (plan.cells or plan.context_size) // users),
-                "tokens_per_s": plan.parts[-1].tokens_per_s
-                if plan.parts
-                else plan.plain_tokens_per_s,
-            }
-        )
-    return rows
-
-
 # -- steps ---------------------------------------------------------------------------------
 
 
@@ -191,24 +163,14 @@ def _fill(backend: Backend, depth: int) -> None:
 
 
 def _least_step_ms(backend: Backend, nodes: int) -> float:
-    best = float("inf")
-    for _ in range(_REPEATS + 1):  # the first one builds the graph
-        start = time.perf_counter()
-        one_step(backend, nodes)
-        best = min(best, time.perf_counter() - start)
-    return best * 1e3
+    [times] = in_turns([partial(one_step, backend, nodes)], _REPEATS + 1)  # one builds the graph
+    return min(times)
 
 
 def _measure_prefill(backend: Backend, report: Progress) -> dict[str, Any]:
-    """Tokens a second while reading a prompt of four batches."""
+    """Tokens a second while reading a prompt of one batch after the other."""
     report("reading a prompt", 0.0)
-    count = min(4 * backend.batch_size, backend.context_size)
-    backend.truncate(0)
-    start = time.perf_counter()
-    _fill(backend, count)
-    elapsed = time.perf_counter() - start
-    backend.truncate(0)
-    return {"tokens": count, "batch_size": backend.batch_size, "tokens_per_s": count / elapsed}
+    return {"batch_size": backend.batch_size, "tokens_per_s": 1e3 / reading_ms(backend)}
 
 
 def _bandwidth(spec: ModelSpec, plan: Plan, curves: Sequence[dict[str, Any]]) -> dict[str, float]:

@@ -1,16 +1,16 @@
-"""Documents of `bench`, `profile` and `quantize compare` as pages, predicted beside measured.
+"""Documents of `bench` and `profile` as pages, predicted beside measured.
 
 What a page looks like is `edgespec.memory.report.page`'s; here is what stands on each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgespec.bench.ratios import interval_text, ratio_text
-from edgespec.bench.summary import BIN_TOKENS, table_rows
+from edgespec.bench.summary import table_rows
 from edgespec.memory.report.page import (
     BLUE,
     GREEN,
@@ -19,7 +19,6 @@ from edgespec.memory.report.page import (
     ORANGE,
     draw_timeline,
     figure_of,
-    ms_of,
     page_of,
     require_plots,
     section_of,
@@ -86,11 +85,6 @@ def render_bench_report(document: dict[str, Any]) -> str:
             figure_of(_draw_ratios, variants),
             *tables,
         ),
-        section_of(
-            "Speed over the answer",
-            f"Tokens per second by how many tokens were written already, in bins of {BIN_TOKENS}.",
-            figure_of(_draw_positions, variants),
-        ),
         *(
             section_of(
                 f"Memory {load['settings']}".strip(),
@@ -146,22 +140,12 @@ def _draw_ratios(axes: Any, variants: list[dict[str, Any]]) -> None:
     axes.set_ylabel(f"times {variants[0]['name']}")
 
 
-def _draw_positions(axes: Any, variants: list[dict[str, Any]]) -> None:
-    for number, one in enumerate(variants):
-        middles = [point["from_token"] + BIN_TOKENS / 2 for point in one["by_position"]]
-        speeds = [point["tokens_per_s"] for point in one["by_position"]]
-        color = _COLORS[number % len(_COLORS)]
-        axes.plot(middles, speeds, marker="o", markersize=3.5, color=color, label=one["name"])
-    _finish(axes, "tokens written", "tokens/s", "lower right")
-
-
 # -- profile -------------------------------------------------------------------------------
 
 
 def write_profile(profile: dict[str, Any], path: Path) -> None:
-    """Write the page of a profile, of one model or of two in turns; raises as above."""
-    page = render_switching(profile) if "points" in profile else render_profile(profile)
-    write_page(page, path)
+    """Write the page of a profile; raises as above."""
+    write_page(render_profile(profile), path)
 
 
 def render_profile(profile: dict[str, Any]) -> str:
@@ -199,7 +183,6 @@ def render_profile(profile: dict[str, Any]) -> str:
             figure_of(_draw_tasks, speeds),
             _speed_table(speeds),
         ),
-        *_users_section(profile["users"]),
         section_of(
             "The plan",
             "",
@@ -260,31 +243,6 @@ def _speed_table(speeds: Sequence[Row]) -> Markup:
         for cells, row in zip(rows, speeds, strict=True):
             cells.append(f"{row['j_per_token']:.3g}")
     return table_of(head, rows, numbers=len(head) - 1)
-
-
-def _users_section(rows: Sequence[Row]) -> Iterator[Markup]:
-    """Nothing where only one user is possible."""
-    if len(rows) < 2:
-        return
-    cells = [
-        (
-            str(row["users"]),
-            size_of(row["peak_bytes"]),
-            str(row["tokens_each"]),
-            f"{row['tokens_per_s'] / row['users']:.1f}",
-            f"{row['tokens_per_s']:.1f}",
-        )
-        for row in rows
-    ]
-    head = ("users", "peak memory", "tokens of context each", "tokens/s each", "tokens/s of all")
-    yield section_of(
-        "Several users",
-        "Predicted, without drafts, for `edgespec serve --users N`. One step brings a token for "
-        "each user: each one gets fewer tokens per second, and all together get more. Users have "
-        "the cache in common, so memory grows by their part of it and not by a whole model.",
-        figure_of(_draw_users, rows),
-        table_of(head, cells, numbers=4),
-    )
 
 
 def _machine_rows(machine: Row) -> list[tuple[str, str]]:
@@ -351,132 +309,12 @@ def _draw_frontier(axes: Any, profile: dict[str, Any]) -> None:
     axes.set_ylabel("tokens/s")
 
 
-def _draw_users(axes: Any, rows: Sequence[Row]) -> None:
-    speeds = {
-        "of all users": [row["tokens_per_s"] for row in rows],
-        "of each user": [row["tokens_per_s"] / row["users"] for row in rows],
-    }
-    _bars(axes, [str(row["users"]) for row in rows], speeds, (BLUE, ORANGE), rotation=0)
-    axes.margins(y=0.2)
-    axes.set_xlabel("users answered at once")
-    axes.set_ylabel("tokens/s")
-    axes.legend(loc="upper left")
-
-
 def _draw_tasks(axes: Any, speeds: Sequence[Row]) -> None:
     bars = {row["drafter"]: list(row["by_task"].values()) for row in speeds}
     _bars(axes, list(speeds[0]["by_task"]), bars, (GREY, BLUE, ORANGE))
     axes.margins(y=0.2)
     axes.set_ylabel("tokens/s")
     axes.legend(loc="upper right", ncols=len(speeds))
-
-
-# -- two models in turns -------------------------------------------------------------------
-
-
-def render_switching(found: dict[str, Any]) -> str:
-    """A page for a pair of models in turns: quality against speed, by share of the large one.
-
-    Draws the document of `edgespec profile --switch --json`, or of `benchmarks/switching.py`.
-    """
-    require_plots()
-    rows = [
-        (
-            f"{point['large_share']:.0%}",
-            f"{point['quality']:.0%}",
-            f"{point['agreement']:.1%}",
-            f"{point['tokens_per_s']:.1f}",
-        )
-        for point in found["points"]
-    ]
-    head = ("tokens by the large model", "quality", "agreement", "tokens/s")
-    section = section_of(
-        "Quality against speed",
-        "Quality is the part of the disagreement with the large model that is removed: 0 is the "
-        "small model alone. Each mark is a setting of the thresholds.",
-        figure_of(_draw_switching, found),
-        table_of(head, rows, numbers=3),
-    )
-    file = f"{found['large']} and {found['small']}"
-    return page_of("Two models in turns", file, "quality against speed", [section])
-
-
-def _draw_switching(axes: Any, found: dict[str, Any]) -> None:
-    points = found["points"]
-    speeds = [point["tokens_per_s"] for point in points]
-    axes.plot(speeds, [100 * p["quality"] for p in points], color=BLUE, marker="o", markersize=4)
-    for point in points[:: max(1, len(points) // 5)]:
-        place = (point["tokens_per_s"], 100 * point["quality"])
-        share = f"{point['large_share']:.0%}"
-        axes.annotate(share, place, (6, 4), textcoords="offset points", fontsize=8)
-    lossless = found["lossless"]["drafting_tokens_per_s"]
-    axes.plot([lossless], [100], color=ORANGE, marker="s", linestyle="", label="drafting: lossless")
-    axes.set_xlim(0, 1.15 * max([*speeds, lossless]))
-    axes.set_xlabel("tokens/s; marks say the large model's share")
-    axes.set_ylabel("quality in %")
-    axes.legend(loc="lower left")
-
-
-# -- quantized files -----------------------------------------------------------------------
-
-
-def render_losses(document: dict[str, Any], name: str) -> str:
-    """Size against loss and speed as text; `document` is the one of `compare --json`."""
-    rows = document["rows"]
-    head = ["file", "size", "KL", "agreement", "perplexity", "t(1)", "t(4)", "t(8)"]
-    head += ["plain t/s", "speculative t/s"]
-    sections = [
-        section_of(
-            "Size against loss",
-            f"KL divergence from the source over {document['places']} places of "
-            f"{document['texts']} texts, with 95% intervals.",
-            figure_of(_draw_losses, rows[1:]),
-        ),
-        section_of(
-            "Size against speed",
-            f"Predicted from step times measured here after {document['step_depth']} tokens.",
-            figure_of(_draw_speeds, rows),
-        ),
-        section_of(
-            "All numbers", "", table_of(head, list(map(_loss_cells, rows)), numbers=len(head) - 1)
-        ),
-    ]
-    return page_of(name, rows[0]["file"], "quantized files", sections)
-
-
-def _loss_cells(row: Row) -> list[str]:
-    lost = ["source", "", ""]
-    if (quality := row.get("quality")) is not None:
-        kl, ratio = quality["kl"], quality["perplexity_ratio"]["value"]
-        lost = [
-            f"{kl['value']:.4f} [{kl['low']:.4f}, {kl['high']:.4f}]",
-            f"{quality['agreement']['value']:.1%}",
-            f"{quality['perplexity']:.2f} ({ratio:.3f}x)",
-        ]
-    times = [ms_of(row["step_ms"].get(str(n))) for n in (1, 4, 8)]
-    speeds = [f"{row[f'{key}_tokens_per_s']:.1f}" for key in ("plain", "speculative")]
-    return [row["file"], size_of(row["bytes"]), *lost, *times, *speeds]
-
-
-def _draw_losses(axes: Any, rows: Sequence[Row]) -> None:
-    for row in rows:
-        kl, size = row["quality"]["kl"], row["bytes"] / MEBIBYTE
-        error = [[kl["value"] - kl["low"]], [kl["high"] - kl["value"]]]
-        axes.errorbar(size, kl["value"], yerr=error, fmt="o", color=BLUE, capsize=3)
-        axes.annotate(row["file"], (size, kl["value"]), (5, 4), textcoords="offset points")
-    axes.margins(0.15)
-    _finish(axes, "MiB", "KL divergence, nats")
-
-
-def _draw_speeds(axes: Any, rows: Sequence[Row]) -> None:
-    sizes = [row["bytes"] / MEBIBYTE for row in rows]
-    for key, color in (("plain", BLUE), ("speculative", ORANGE)):
-        axes.plot(sizes, [row[f"{key}_tokens_per_s"] for row in rows], "o", color=color, label=key)
-    for size, row in zip(sizes, rows, strict=True):
-        place = (size, row["plain_tokens_per_s"])
-        axes.annotate(row["file"], place, (5, -10), textcoords="offset points")
-    axes.margins(0.15)
-    _finish(axes, "MiB", "tokens/s", "lower left")
 
 
 # -- what plots have in common -------------------------------------------------------------
@@ -488,7 +326,6 @@ def _bars(
     series: Mapping[str, Sequence[float]],
     colors: Sequence[str],
     errors: Mapping[str, Sequence[Sequence[float]]] | None = None,
-    rotation: int = 30,
 ) -> None:
     """Groups of bars, one of each series; `errors` are how far lines reach below and above."""
     width = 0.8 / len(series)
@@ -500,8 +337,7 @@ def _bars(
             # Lines are drawn in grey, which shows on bars and on both themes.
             look = {"fmt": "none", "ecolor": GREY, "elinewidth": 1.2, "capsize": 2}
             axes.errorbar(places, values, yerr=errors[name], **look)
-    ha = "right" if rotation else "center"
-    axes.set_xticks(range(len(labels)), labels, rotation=rotation, ha=ha)
+    axes.set_xticks(range(len(labels)), labels, rotation=30, ha="right")
 
 
 def _finish(axes: Any, x: str, y: str, legend: str | None = None) -> None:

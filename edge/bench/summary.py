@@ -21,8 +21,6 @@ from edgespec.bench.ratios import (
 )
 from edgespec.decode.stats import Counters, host_share
 
-BIN_TOKENS = 32  # of the speed by output position
-
 
 @dataclass(slots=True)
 class Prompted:
@@ -115,22 +113,6 @@ def table_rows(variant: Mapping[str, Any], baseline: Mapping[str, Any]) -> list[
             )
         )
     return rows
-
-
-def speed_by_position(ours: Iterable[Prompted]) -> list[dict[str, float]]:
-    """Tokens per second by how many tokens an answer had already."""
-    tokens: Counter[int] = Counter()
-    seconds: Counter[int] = Counter()
-    for one in ours:
-        for answer in one.answers:
-            for (n, s), (later_n, later_s) in zip(answer.marks, answer.marks[1:], strict=False):
-                tokens[n // BIN_TOKENS] += later_n - n
-                seconds[n // BIN_TOKENS] += later_s - s  # type: ignore[assignment]
-    return [
-        {"from_token": BIN_TOKENS * place, "tokens_per_s": tokens[place] / seconds[place]}
-        for place in sorted(tokens)
-        if seconds[place] > 0
-    ]
 
 
 def _middle(ours: Prompted, baseline: Prompted) -> tuple[list[Counters], list[Counters]]:

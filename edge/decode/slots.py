@@ -20,7 +20,9 @@ from edgespec.backends.base import (
 from edgespec.errors import ContextFullError
 from edgespec.prefix import common_prefix_length
 
-_GOES_ON = 8  # a text is another's continuation where so many times more is kept than lost
+# A text is another's continuation where so many times more is kept than lost, and it has all of its
+# prompt but what opens the answer: conversations may have a long system prompt in common.
+_GOES_ON, _OPENING = 8, 16
 _Parts = list[tuple[int, int]]  # of a text, in order: the number of a part, and its cells
 
 
@@ -31,6 +33,7 @@ class Slot:
         self.number, self.backend = number, backend
         self.promised = 0  # cells; 0: nobody has it
         self.last_used = 0  # the larger the later
+        self.prompt = 0  # tokens of the last text that began here
         # Parts that began in other slots, and the one that begins here.
         self.shared: _Parts = []
         self.own = 0
@@ -110,6 +113,7 @@ class Slots:
         if source is not slot:
             self._share(source, slot, known)
         slot.shared, slot.own, slot.promised = shared, next(self._numbers), need
+        slot.prompt = len(text)
         self._make_room()
         slot.last_used = next(self._numbers)
         return slot
@@ -160,7 +164,8 @@ class Slots:
         text = text[:-1]  # the last token's logits are wanted
         known = {slot: slot.reach(text) for slot in self._slots}
         best = max(free, key=lambda slot: known[slot])
-        if known[best] >= max(1, _GOES_ON * (len(best.tokens) - known[best])):
+        is_kept = known[best] >= max(1, _GOES_ON * (len(best.tokens) - known[best]))
+        if is_kept and common_prefix_length(best.tokens, text) >= best.prompt - _OPENING:
             return best, best, known[best]
         if self.count == 1 or not oldest.goes_back:
             return oldest, oldest, known[oldest]

@@ -30,6 +30,7 @@ from edgespec.errors import DoesNotFitError, ModelFileError, UnsupportedError
 from edgespec.exits.network import work_s
 from edgespec.memory.device import host
 from edgespec.models.chat import render_chat
+from edgespec.models.heads import layers_to_read
 from edgespec.models.spec import ModelSpec
 from edgespec.models.writing import whole_file
 from edgespec.paths import read_text
@@ -287,6 +288,7 @@ class Places:
             users=places,
             cells=places * length,
             unified=False,
+            read=layers_to_read(spec, layers),
         )
         self._context = LlamaContext(settings)
         self._layers = sorted(set(layers))

@@ -24,7 +24,7 @@ from edgespec.exits.network import check_architecture, import_torch
 from edgespec.exits.texts import alone_in, load_training_texts, write_training_texts
 from edgespec.memory.device import host
 from edgespec.models.early_exit import check_exit, file_hash, read_exit, target_hash
-from edgespec.models.heads import HANDS_OUT
+from edgespec.models.heads import HANDS_OUT, NAMES_OUTPUTS
 from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.progress import Progress
 
@@ -37,6 +37,23 @@ _WRITING = _TRAINING = 0.5  # of the time
 # Which block an exit begins behind hardly matters, nor how many tokens it may draft.
 _EXIT_PART = 1 / 6  # of the target's blocks
 _HEAD_SIZES = {EXIT: 4096, HEAD: 8192}  # tokens that can be drafted, unless others are asked for
+
+
+def best_kind(spec: ModelSpec, begin: Path | None = None) -> str:
+    """A head where the model's states can be read: it is right more often than an exit, for less.
+
+    To go on with an earlier drafter, its kind. Raises UnsupportedError where neither can be
+    trained, and ModelNotFoundError.
+    """
+    if begin is not None:
+        return EXIT if read_head(begin) is None else HEAD
+    check_architecture(spec)
+    return HEAD if spec.arch in HANDS_OUT | NAMES_OUTPUTS else EXIT
+
+
+def output_of(spec: ModelSpec, kind: str) -> Path:
+    """Where a drafter goes: a head beside its model, where plans look for it."""
+    return spec.path.with_name(f"{HEAD}-{spec.path.name}") if kind == HEAD else Path("drafter.gguf")
 
 
 def train_drafter(
@@ -97,7 +114,7 @@ def train_drafter(
             note(f"{part:4.0%}  loss {quality.loss:.3f}, agreement {quality.agreement:.3f}")
 
     with alone_in(folder):
-        handed_out = layers if spec.arch in HANDS_OUT else ()
+        handed_out = layers if spec.arch in HANDS_OUT | NAMES_OUTPUTS else ()
         seconds = _WRITING * 60 * minutes
         write_training_texts(spec, folder, seconds, data=data, layers=handed_out, progress=progress)
         trainer = _trainer(spec, kind, folder, layers, size, progress)

@@ -2,41 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from edgespec.backends.base import Backend
 from edgespec.backends.llama.backend import LlamaBackend
 from edgespec.backends.llama.context import LlamaSettings
-from edgespec.backends.tree import DraftTree
 from edgespec.errors import UnsupportedError
 from edgespec.files.quantizing import HELD_OUT_SEED, texts_for
 from edgespec.measure.noise import largest_invariant_step
-from edgespec.measure.timing import measure_curve, one_step
 from edgespec.memory.bytes.footprint import kv_type_fits
 from edgespec.memory.device import host
 from edgespec.memory.times.curve import CostCurve
 from edgespec.memory.times.speed import SpeedModel
-from edgespec.models.spec import ONNX_FORMAT, ModelSpec
+from edgespec.models.spec import ModelSpec
 from edgespec.progress import Progress
-from edgespec.quantize.quality import (
-    Places,
-    Reference,
-    Scores,
-    counted_places,
-    make_reference,
-    quality_of,
-    reference_of,
-    score,
-    scores_of,
-)
+from edgespec.quantize.quality import Reference, make_reference, quality_of, score
 from edgespec.quantize.step_times import DEPTH, step_ms
 from edgespec.quantize.texts import CountedText
-from edgespec.setup.loading import load
 from edgespec.setup.stored import keep_kv_losses, stored_rounds
 
 TEXTS = 24
@@ -44,8 +29,6 @@ SHOWN_SIZES = (1, 4, 8)
 _TOP = 4096  # tokens of the source's distribution that are compared one by one
 _KV_TYPES = ("f16", "q8_0", "q4_0")
 _KV_DEPTH, _KV_LENGTH = 512, 1024  # tokens before those that are looked at, and with them
-_STEP = 32  # tokens, of models that are read step by step
-_TOKEN = 100
 _CONTEXT = 1024  # where steps are compared bit by bit
 
 
@@ -54,9 +37,6 @@ def held_out(
 ) -> Reference:
     """What the source says over texts that nothing was searched or calibrated on."""
     texts = texts_for(spec, count, progress, data=data, seed=HELD_OUT_SEED)
-    if spec.format == ONNX_FORMAT:
-        with _opened(spec) as backend:
-            return reference_of(texts, _places(backend, texts), _TOP)
     return make_reference(
         spec.path,
         texts,
@@ -82,15 +62,17 @@ def compare(
     """
     for other in others:
         _check_same_tokens(spec, other)
-    reference = held_out(spec, data, progress)
+    reference, threads = held_out(spec, data, progress), host.usable_cores()
     rows = []
     for number, file in enumerate([spec, *others]):
         name, place = file.path.name, number / (len(others) + 1)
         progress(f"comparing {name}", place)
         # All with the source's history, so that differences are the files'.
-        row = {**_facts(file), **speed_of(spec, _curve_of(file))}
+        curve = curve_from(step_ms(file.path, threads=threads))
+        row = {**_facts(file), **speed_of(spec, curve)}
         if number:
-            row["quality"] = quality_of(reference, _scores(file, reference)).as_json()
+            lost = score(file.path, reference, threads=threads)
+            row["quality"] = quality_of(reference, lost).as_json()
         rows.append(row)
     return {
         "places": len(reference.rest),
@@ -103,10 +85,7 @@ def compare(
 
 
 def _check_same_tokens(spec: ModelSpec, other: ModelSpec) -> None:
-    # Tokenizers of a GGUF file and of a folder are stored in other ways.
-    same = spec.format != other.format or spec.tokenizer_hash == other.tokenizer_hash
-    same = same and spec.vocab_size == other.vocab_size
-    if not same:
+    if (spec.tokenizer_hash, spec.vocab_size) != (other.tokenizer_hash, other.vocab_size):
         raise UnsupportedError(
             f"{other.path.name} cannot be compared with {spec.path.name}: their tokens differ",
             hint="compare files of one model; the first is the source",
@@ -123,11 +102,6 @@ def compare_kv_types(
 
     The losses are kept: `--prefer context` chooses by them.
     """
-    if spec.format == ONNX_FORMAT:
-        raise UnsupportedError(
-            f"{spec.path.name} is an ONNX folder, whose cache has one type",
-            hint="compare cache types of a GGUF file",
-        )
     texts = joined(texts_for(spec, 2 * TEXTS, progress, data=data, seed=HELD_OUT_SEED))
     threads = host.usable_cores()
     reference = make_reference(spec.path, texts, threads=threads, top=_TOP)
@@ -170,41 +144,6 @@ def joined(texts: Sequence[CountedText]) -> list[CountedText]:
 
 def _facts(spec: ModelSpec) -> dict[str, Any]:
     return {"file": spec.path.name, "type": spec.file_type, "bytes": spec.file_bytes}
-
-
-@contextmanager
-def _opened(spec: ModelSpec) -> Iterator[Backend]:
-    """A model in the backend that runs it, with steps of up to 32 tokens."""
-    size = min(_CONTEXT, spec.context_length)
-    with load(spec.path, drafter="suffix", draft_max=_STEP - 1, context_size=size) as engine:
-        yield engine.backend
-
-
-def _places(backend: Backend, texts: Sequence[CountedText]) -> Places:
-    for text in texts:
-        backend.truncate(0)
-        for start in range(0, len(text.tokens), backend.max_nodes):
-            tokens = text.tokens[start : start + backend.max_nodes].tolist()
-            logits = backend.verify(DraftTree.chain(tokens))
-            yield from counted_places(text, start, logits)
-            backend.commit(range(len(tokens)))
-
-
-def _scores(spec: ModelSpec, reference: Reference) -> Scores:
-    if spec.format != ONNX_FORMAT:
-        return score(spec.path, reference, threads=host.usable_cores())
-    with _opened(spec) as backend:
-        return scores_of(reference, _places(backend, reference.texts))
-
-
-def _curve_of(spec: ModelSpec) -> CostCurve:
-    if spec.format == ONNX_FORMAT:
-        with _opened(spec) as backend:
-            step = backend.max_nodes
-            for start in range(0, DEPTH, step):
-                backend.prefill([_TOKEN % spec.vocab_size] * min(step, DEPTH - start))
-            return measure_curve(lambda nodes: one_step(backend, nodes), backend.max_nodes)
-    return curve_from(step_ms(spec.path, threads=host.usable_cores()))
 
 
 def curve_from(times: dict[int, float]) -> CostCurve:

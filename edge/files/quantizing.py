@@ -23,7 +23,7 @@ from edgespec.backends.llama.tokenizer import open_tokenizer
 from edgespec.errors import UnsupportedError
 from edgespec.exits.texts import chat_of, read_prompts
 from edgespec.memory.device import host
-from edgespec.models.spec import ONNX_FORMAT, ModelSpec
+from edgespec.models.spec import ModelSpec
 from edgespec.models.writing import reason, whole_file
 from edgespec.paths import expanded
 from edgespec.progress import Progress, TimeLimit
@@ -67,12 +67,7 @@ def texts_for(
 
     Fewer where time is over before the model has written them.
     """
-    if spec.format == ONNX_FORMAT and data is None:
-        raise UnsupportedError(
-            f"{spec.path} is an ONNX folder, which writes no text to be measured on",
-            hint="name one with --data FILE",
-        )
-    with _tokenizer_of(spec) as tokenizer:
+    with open_tokenizer(spec.path) as tokenizer:
         if data is None:
             chat = chat_of(spec, tokenizer)
         else:
@@ -89,17 +84,6 @@ def texts_for(
         limit=limit,
         progress=lambda part: progress("writing text", part),
     )
-
-
-@contextmanager
-def _tokenizer_of(spec: ModelSpec) -> Iterator[Tokenizer]:
-    if spec.format == ONNX_FORMAT:
-        from edgespec.backends.ort.tokenizer import FolderTokenizer
-
-        yield FolderTokenizer(spec.path, spec.vocab_size)
-        return
-    with open_tokenizer(spec.path) as tokenizer:
-        yield tokenizer
 
 
 def _file_texts(spec: ModelSpec, data: Path, tokenizer: Tokenizer) -> list[CountedText]:

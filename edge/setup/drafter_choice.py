@@ -7,6 +7,7 @@ inference library and no numpy.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -23,7 +24,7 @@ from edgespec.drafting.constants import (
 )
 from edgespec.drafting.drafters import HEAD, MODEL, WINDOW
 from edgespec.drafting.ledger import SAVINGS
-from edgespec.errors import DoesNotFitError
+from edgespec.errors import DoesNotFitError, EdgespecError
 from edgespec.memory.plan.layout import DRAFT_SIZES
 from edgespec.memory.plan.options import LLAMACPP, ONNX
 from edgespec.memory.plan.plan import Plan
@@ -39,7 +40,7 @@ from edgespec.models.early_exit import (
     target_hash,
 )
 from edgespec.models.embedded import embedded_drafter_path
-from edgespec.models.heads import has_head
+from edgespec.models.heads import has_head, heads_beside
 from edgespec.models.pairing import check_pair, heads_for
 from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.setup.stored import draft_settings_of, snapshot_cost, stored_curve, stored_learned
@@ -76,6 +77,8 @@ def _shipped(path: Path) -> ModelSpec:
 def candidate_of(spec: ModelSpec, request: Request) -> Candidate | None:
     """What `--drafter auto` thinks about: the named file, the shipped one, or the model's own.
 
+    Else a head beside the model that was trained for this very file.
+
     Raises UnsupportedError where the named one is of another model.
     """
     if request.drafter != "auto":
@@ -84,19 +87,31 @@ def candidate_of(spec: ModelSpec, request: Request) -> Candidate | None:
     path = path or embedded_drafter_path()
     own = Candidate(HEAD, None) if has_head(spec) else None
     if path is None:
-        return own
+        return own or _trained_beside(spec)
     drafter = read_model_spec(path, heads=True) if is_named else _shipped(Path(path))
     if not is_named and drafter.reads is not None and drafter.vocab_size != spec.vocab_size:
-        return own
+        return own or _trained_beside(spec)
     made = read_exit(drafter) if drafter.reads is None else read_made_for(path)
     if is_named:
         if made is None and drafter.reads is None:
             return None  # a smaller model, which drafts in any case
         check_pair(spec, drafter)
     elif made is None or not _is_made_for(spec, drafter, made):
-        return own
+        return own or _trained_beside(spec)
     drafts_as = MODEL if drafter.reads is None else HEAD
     return Candidate(drafts_as, drafter, () if made is None else gains_of(made.report), is_named)
+
+
+def _trained_beside(spec: ModelSpec) -> Candidate | None:
+    """A head in the model's folder that edgespec trained for this very file."""
+    for path in heads_beside(spec):
+        with contextlib.suppress(EdgespecError):  # somebody else's, or no head at all
+            made = read_made_for(path)
+            if made is not None and made.target_hash == target_hash(spec):
+                drafter = read_model_spec(path, heads=True)
+                check_pair(spec, drafter)
+                return Candidate(HEAD, drafter, gains_of(made.report))
+    return None
 
 
 def with_candidate(

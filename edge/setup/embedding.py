@@ -11,6 +11,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
@@ -49,13 +50,16 @@ class Embeddings(NamedTuple):
 
 @dataclass(eq=False)
 class _Job:
-    """The texts of one caller: those whose ids are known, and how many were taken."""
+    """The texts of one caller: those whose ids are known, and how many were taken.
+
+    Each caller waits for its own future: one condition would wake up all of them for every step.
+    """
 
     rows: NDArray[np.float32]
     texts: list[Sequence[int]] = field(default_factory=list)
     taken: int = 0
     done: int = 0
-    problem: BaseException | None = None
+    future: Future[None] = field(default_factory=Future)
 
 
 class Embedder:
@@ -198,7 +202,7 @@ class Embedder:
     def check(self) -> None:
         """Raise UnsupportedError once it is closed."""
         if self._is_closed:
-            raise UnsupportedError("the model is closed", hint="load the model again")
+            raise _closed()
 
     def memory_bytes(self) -> dict[str, int]:
         """What llama.cpp says it allocated, by component."""
@@ -243,22 +247,17 @@ class Embedder:
                 ]
                 num_tokens += map(len, part)
                 with self._change:
+                    self.check()
                     job.texts += part
                     if job not in self._jobs:
                         self._jobs.append(job)
-                    self._change.notify_all()
-            with self._change:
-                self._change.wait_for(
-                    lambda: job.done == len(texts) or job.problem or self._is_closed
-                )
+                    self._change.notify()
+            if texts:
+                job.future.result()
         finally:  # nobody waits for what is left of it
             with self._change:
                 if job in self._jobs:
                     self._jobs.remove(job)
-        if job.problem is not None:
-            raise job.problem
-        if job.done < len(texts):
-            self.check()
         if not np.isfinite(job.rows).all():
             raise BackendError("the model gives rows that are no numbers")
         return Embeddings(job.rows, num_tokens)
@@ -291,12 +290,15 @@ class Embedder:
             try:
                 self._compute(batch)
             except Exception as problem:  # their callers are told; others go on
-                for job, _ in batch:
-                    job.problem = problem
-            with self._change:
-                for job, _ in batch:
-                    job.done += 1
-                self._change.notify_all()
+                for job in {job for job, _ in batch if not job.future.done()}:
+                    job.future.set_exception(problem)
+            for job, _ in batch:
+                job.done += 1
+                if job.done == len(job.rows) and not job.future.done():
+                    job.future.set_result(None)
+        for job in self._jobs:
+            if not job.future.done():
+                job.future.set_exception(_closed())
 
     def _next(self) -> list[tuple[_Job, int]]:
         """Texts of the next step, by job and place: those of all callers in turns."""
@@ -361,6 +363,10 @@ def embed(
     """
     with Embedder.load(model, pooling=pooling, options=options, **changes) as embedder:
         return embedder.embed(texts, dimensions=dimensions, truncate=truncate).rows
+
+
+def _closed() -> UnsupportedError:
+    return UnsupportedError("the model is closed", hint="load the model again")
 
 
 def _normalized(rows: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -40,6 +40,7 @@ from edgespec.memory.plan.settings import settings_of
 from edgespec.memory.store import cache
 from edgespec.memory.times.curve import CostCurve
 from edgespec.models.embedded import embedded_model
+from edgespec.models.heads import layers_to_read
 from edgespec.models.hub.resolve import model_file
 from edgespec.models.onnx.folder import read_model
 from edgespec.models.projector import read_projector
@@ -298,6 +299,7 @@ def _load_llamacpp(spec: ModelSpec, plan: Plan, report: Progress) -> Backend:
         projector="" if plan.projector is None else str(plan.projector),
         image_tokens=plan.image_tokens,
         states=plan.states,
+        read=_read_by_head(spec, plan),
         window=WINDOW in plan.drafter.split(",") and plan.draft_max > 0,
     )
     has_head = HEAD in plan.drafter.split(",") and plan.draft_max > 0
@@ -307,6 +309,14 @@ def _load_llamacpp(spec: ModelSpec, plan: Plan, report: Progress) -> Backend:
         make = FollowedRecurrentBackend if has_head else RecurrentBackend
         more["snapshots"] = plan.snapshots
     return make(spec.path, settings, progress=lambda part: report("loading", part), **more)
+
+
+def _read_by_head(spec: ModelSpec, plan: Plan) -> tuple[int, ...]:
+    """Layers of the model that it is loaded to be read."""
+    if plan.draft_model is None or not plan.draft_max:
+        return ()
+    reads = read_model_spec(plan.draft_model, heads=True).reads
+    return layers_to_read(spec, reads.layers) if reads is not None else ()
 
 
 def _load_onnx(spec: ModelSpec, plan: Plan, report: Progress) -> Backend:

@@ -55,7 +55,6 @@ _RUNTIMES = (
     "onnxruntime-gpu",
     "onnxruntime-openvino",
     "onnxruntime-directml",
-    "onnxruntime-windowsml",
 )
 
 

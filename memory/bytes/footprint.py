@@ -19,7 +19,7 @@ from edgespec.memory.device.kernels import packed_bytes
 from edgespec.memory.device.track import MOST_FREED_BYTES
 from edgespec.models.gguf.ggml_types import GGML_NUMBERS
 from edgespec.models.gguf.reader import GgufTensor
-from edgespec.models.spec import ModelSpec
+from edgespec.models.spec import LOOKUP_TABLES, ModelSpec
 
 _KV_BLOCK = {"q8_0": 32, "q4_0": 32}
 # What edgespec's kernels keep as it is. They read such matrices beside quantized ones, and none
@@ -29,7 +29,6 @@ _MULTIPLIED_VECTOR = "ffn_gate_inp_shexp.weight"  # the gate of a shared expert
 _F32 = 4
 NOTHING = Bytes(0, 0, 0, 0)
 TABLE, HEAD = "token_embd.weight", "output.weight"
-LOOKUP_TABLES = ("token_embd.", "per_layer_token_embd.", "position_embd.", "token_types.")
 # Architectures with tables that llama.cpp marks (`TENSOR_READ_LAZY`).
 _READS_ROWS = ("gemma4", "qwen4exp")
 # Interpreter, numpy, the command line and llama.cpp's library, on Linux x86-64 with Python 3.11,

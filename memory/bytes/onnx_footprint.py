@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from edgespec.memory.bytes.footprint import LOOKUP_TABLES, Component, runtime_bytes
+from edgespec.memory.bytes.footprint import Component, runtime_bytes
 from edgespec.memory.bytes.shape import RunShape
 from edgespec.models.gguf.reader import GgufTensor
 from edgespec.models.onnx.facts import BLOCK, packed_bits
-from edgespec.models.spec import ONNX_FORMAT, ModelSpec
+from edgespec.models.spec import LOOKUP_TABLES, ONNX_FORMAT, ModelSpec
 
 _F32 = 4
 # onnxruntime's library, its arena, the graph and our modules for it: 42 to 64 MiB were measured.
@@ -68,7 +68,6 @@ def folder_footprint(
     Weights are copied as the kernels want them, and of the embedding's table pages with rows that
     were read stay in memory. Each step joins the past with the new rows, layer by layer.
     """
-    table = dict(spec.group_bytes)["token_embd"]
     widest = max(shape.batch_size, shape.max_nodes)
     cells = shape.context_size + widest
     heads, length = max(spec.num_heads), max(spec.key_length) + max(spec.value_length)
@@ -80,7 +79,9 @@ def folder_footprint(
     compute = int(_FOLDER_ARENA * _F32 * (scores + joined + activations))
     return (
         Component("weights", int(_FOLDER_PACKED * spec.weight_bytes), is_ceiling=True),
-        Component("embeddings", min(table, shape.context_size * _PAGES_AROUND), is_ceiling=True),
+        Component(
+            "embeddings", min(spec.table_bytes, shape.context_size * _PAGES_AROUND), is_ceiling=True
+        ),
         Component("kv_cache", shape.context_size * spec.kv_values_per_token * _F32),
         Component("compute", compute, is_ceiling=True),
         Component("logits", shape.max_nodes * spec.vocab_size * _F32, is_ceiling=True),

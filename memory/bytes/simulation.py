@@ -1,6 +1,6 @@
 """What llama.cpp would allocate for a model under some settings: asked of llama.cpp.
 
-A skeleton of the file (`models/gguf/skeleton.py`) is loaded without allocating, in a process of its
+A skeleton of the file (`models/gguf/writer.py`) is loaded without allocating, in a process of its
 own: an odd header may end it. Its answers are exact, for whatever architecture llama.cpp knows.
 They are kept by header, settings, llama.cpp's build and kernels, so that the same plan again
 costs reading a file.
@@ -27,7 +27,8 @@ from edgespec.memory.device import host
 from edgespec.memory.device.kernels import kernels_key
 from edgespec.memory.device.llama_binary import PACKAGE, library_folder
 from edgespec.memory.store import cache
-from edgespec.models.gguf.skeleton import skeleton_header, write_skeleton
+from edgespec.models.gguf.writer import skeleton_header, write_skeleton
+from edgespec.models.heads import layers_to_read
 from edgespec.models.processes import start_module
 from edgespec.models.spec import ModelSpec
 
@@ -231,7 +232,8 @@ def _described(one: Wanted, bones: _Skeleton) -> dict[str, Any]:
     return {
         "skeleton": bones.name,
         "tied_bytes": _tied_bytes(one.spec),
-        "shape": asdict(replace(one.shape, mapped=False)),  # which changes no answer
+        # What is mapped changes no answer, nor what edgespec keeps itself.
+        "shape": asdict(replace(one.shape, mapped=False, captured=_captured(one))),
         "changes": dict(one.changes),
         "beside": one.beside,
     }
@@ -281,3 +283,9 @@ def _library() -> str:
 
 
 _simulator = _Simulator()
+
+
+def _captured(one: Wanted) -> tuple[int, ...]:
+    """Layers whose inputs llama.cpp keeps."""
+    layers = one.shape.captured
+    return () if layers_to_read(one.spec, layers) else layers

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from edgespec.errors import UnsupportedError
 from edgespec.memory.device import host
 from edgespec.memory.device.llama_binary import ggml_function, kernel_files
+from edgespec.memory.device.structures import DeviceProperties
 
 _GPU, _INTEGRATED_GPU = 1, 2  # values of ggml_backend_dev_type
 _RPC = "RPC"
@@ -40,29 +41,6 @@ _FUNCTIONS: tuple[tuple[Any, ...], ...] = (
     ("ggml_log_get", None, ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(ctypes.c_void_p)),
     ("ggml_log_set", None, ctypes.c_void_p, ctypes.c_void_p),
 )
-
-
-class _Capabilities(ctypes.Structure):
-    """struct ggml_backend_dev_caps"""
-
-    _fields_ = tuple(
-        (name, ctypes.c_bool)
-        for name in ("asynchronous", "host_buffer", "buffer_from_host_ptr", "events", "mmap")
-    )
-
-
-class _Properties(ctypes.Structure):
-    """struct ggml_backend_dev_props"""
-
-    _fields_ = (
-        ("name", ctypes.c_char_p),
-        ("description", ctypes.c_char_p),
-        ("memory_free", ctypes.c_size_t),
-        ("memory_total", ctypes.c_size_t),
-        ("type", ctypes.c_int),
-        ("device_id", ctypes.c_char_p),
-        ("capabilities", _Capabilities),
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +156,7 @@ def _describe(library: Any, number: int) -> _Seen | None:
     kind = library.ggml_backend_dev_type(handle)
     if kind not in (_GPU, _INTEGRATED_GPU):
         return None
-    told = _Properties()
+    told = DeviceProperties()
     library.ggml_backend_dev_get_props(handle, ctypes.byref(told))
     name = told.name.decode(errors="replace")
     gpu = Accelerator(

@@ -151,18 +151,13 @@ def llama_build() -> str:
     return f"{installed} {digest.hexdigest()}"
 
 
-@functools.cache
-def cpu_features() -> frozenset[str]:
+def cpu_features() -> list[str]:
     """Instruction sets that decide which kernels llama.cpp's CPU backend uses.
 
-    Of "avx2", "avx512", "neon", "dotprod", "i8mm"; empty where the system does not tell.
+    Of "avx2", "avx512", "dotprod", "i8mm", "neon"; empty where the system does not tell.
     """
-    if platform.system() == "Darwin":
-        return _mac_features()
-    if platform.system() == "Windows":
-        return _windows_features()
     flags = cpu_flags()
-    return frozenset(ours for ours, theirs in _FEATURE_FLAGS.items() if theirs in flags)
+    return sorted(ours for ours, theirs in _FEATURE_FLAGS.items() if theirs in flags)
 
 
 def cpu_flags() -> frozenset[str]:
@@ -189,26 +184,6 @@ def _sysctl(name: str) -> bytes:
 
 def _sysctl_number(name: str) -> int:
     return int.from_bytes(_sysctl(name), "little")
-
-
-def _mac_features() -> frozenset[str]:
-    if platform.machine() == "arm64":
-        has_i8mm = _sysctl_number("hw.optional.arm.FEAT_I8MM")  # since M2
-        return frozenset({"neon", "dotprod", *(("i8mm",) if has_i8mm else ())})
-    return frozenset({"avx2"})  # every Intel Mac since 2013 that still gets updates
-
-
-def _windows_features() -> frozenset[str]:
-    """From IsProcessorFeaturePresent (winnt.h: PF_AVX2_INSTRUCTIONS_AVAILABLE and so on)."""
-    if platform.machine().lower() == "arm64":
-        return frozenset({"neon", "dotprod"})
-    import ctypes
-
-    windll = getattr(ctypes, "windll", None)
-    if windll is None:
-        return frozenset()
-    present = windll.kernel32.IsProcessorFeaturePresent
-    return frozenset(name for name, number in (("avx2", 40), ("avx512", 41)) if present(number))
 
 
 def has_unified_memory() -> bool:

@@ -21,10 +21,10 @@ from typing import Any
 
 _LOADER = "_ctypes_extensions"  # of llama-cpp-python: how it finds and opens a library
 _VERSION = re.compile(r"""__version__ *= *["']([^"']+)""")
-# Versions of llama-cpp-python that edgespec was tested with, the first and the last. With 0.3.35 no
-# model loads: it has no lazy mode. The kernels are made for the llama.cpp of 0.3.36 alone.
-TESTED = ("0.3.36", "0.3.36")
-PACKAGE = f"llama-cpp-python=={TESTED[1]}"  # as pip installs it
+# The llama-cpp-python that edgespec was tested with. With 0.3.35 no model loads: it has no lazy
+# mode. The kernels are made for the llama.cpp of 0.3.36 alone.
+TESTED = "0.3.36"
+PACKAGE = f"llama-cpp-python=={TESTED}"  # as pip installs it
 _PARTS = ("ggml", "ggml-base")  # what libllama is bound to, where functions are found by library
 
 
@@ -70,9 +70,8 @@ def package_version() -> str:
 
 
 def is_tested(installed: str) -> bool:
-    """Whether a version of llama-cpp-python is in the range that was tested."""
-    first, last, this = (re.findall(r"\d+", one)[:3] for one in (*TESTED, installed))
-    return list(map(int, first)) <= list(map(int, this)) <= list(map(int, last))
+    """Whether a version of llama-cpp-python, of whatever build, is the one that was tested."""
+    return installed.partition("+")[0] == TESTED
 
 
 def _package() -> Path | None:

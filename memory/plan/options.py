@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 LLAMACPP, ONNX = "llamacpp", "onnx"
 BACKENDS = ("auto", LLAMACPP, ONNX)
 DEVICES = ("auto", "cpu", "gpu", "npu")
-PREFERENCES = ("speed", "context", "quality")
+PREFERENCES = ("speed", "context")
 KERNELS = ("auto", "on", "off")
 _LONGEST_PATTERN, _SHOWN = 4096, 80  # characters
 
@@ -59,7 +59,7 @@ class LoadOptions:
 
     Args:
         budget_bytes: most memory the whole process may take; None takes what is free.
-        prefer: "speed", "context" or "quality": what a tight budget is spent on.
+        prefer: "speed" or "context": what a tight budget is spent on.
         backend: "auto", "llamacpp" or "onnx" (ONNX Runtime; converts the file on first use).
         device: "auto", "cpu", "gpu" or "npu"; with llama.cpp a GPU is what `gpu_layers` offloads
             to, an NPU is reached through ONNX Runtime alone.

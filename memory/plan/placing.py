@@ -12,7 +12,6 @@ import re
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 
 from edgespec.errors import UnsupportedError
 from edgespec.memory.bytes.footprint import kv_type_fits, multiplied_tensors
@@ -384,46 +383,25 @@ def _speed(layout: Layout, number: int) -> float:
 def _asked_for(layout: Layout, order: Sequence[int], total: int) -> tuple[int, ...]:
     """So many layers on the fastest devices with room; the last one takes what fits nowhere."""
     counts = [0] * len(order)
-    for number in order:
-        counts[number] = _most(layout, counts, number, total - sum(counts))
+    for place, number in enumerate(order):
+        left = total - sum(counts)
+        counts[number] = _most(layout, counts, order[place:], left)
     counts[order[-1]] += total - sum(counts)
-    return _eased(layout, _topped_up(layout, counts, order), order, keeps_all=True)
+    return _eased(layout, counts, order, keeps_all=True)
 
 
 def _filled(layout: Layout, numbers: Sequence[int]) -> tuple[int, ...]:
     """These devices, and the host, filled from the fastest one on; the host takes the rest."""
     counts = [0] * len(layout.machine.accelerators)
     left = layout.spec.num_layers + 1
-    for number in sorted([_HOST, *numbers], key=lambda i: -_speed(layout, i)):
+    order = sorted([_HOST, *numbers], key=lambda i: -_speed(layout, i))
+    for place, number in enumerate(order):
         if number == _HOST:
             left = _least_off_host(layout, counts, left)
         else:
-            counts[number] = _most(layout, counts, number, left)
+            counts[number] = _most(layout, counts, order[place:], left)
             left -= counts[number]
-    by_speed = sorted(numbers, key=lambda i: -_speed(layout, i))
-    return _eased(layout, _topped_up(layout, counts, by_speed), by_speed)
-
-
-def _topped_up(layout: Layout, counts: list[int], order: Sequence[int]) -> list[int]:
-    """Layers moved to faster devices that have room since the head is on another one.
-
-    Each was filled as the last one, with the head. One layer stays with every device that has any.
-    """
-    for faster, slower in itertools.pairwise(order):
-        label = layout.machine.labels[faster]
-        ways = [_moved(counts, faster, slower, count) for count in range(counts[slower])]
-        fitting = bisect_left(ways, True, key=partial(_lacks_room, layout, label))
-        counts = ways[fitting - 1] if fitting else counts
-    return counts
-
-
-def _lacks_room(layout: Layout, label: str, counts: Sequence[int]) -> bool:
-    return label in _full(layout, counts)
-
-
-def _moved(counts: Sequence[int], to: int, giver: int, count: int) -> list[int]:
-    change = {to: count, giver: -count}
-    return [other + change.get(i, 0) for i, other in enumerate(counts)]
+    return _eased(layout, counts, [number for number in order if number != _HOST])
 
 
 def _eased(
@@ -446,16 +424,20 @@ def _eased(
     return tuple(counts)
 
 
-def _most(layout: Layout, counts: Sequence[int], number: int, left: int) -> int:
-    """Layers that fit on a device, of those that are left."""
-    label = layout.machine.labels[number]
-    sizes = range(left + 1)
+def _most(layout: Layout, counts: Sequence[int], order: Sequence[int], left: int) -> int:
+    """Layers that fit on the first of some devices, of those that are left.
+
+    The others are taken to be on the next device, which may have the head then.
+    """
+    number, label = order[0], layout.machine.labels[order[0]]
 
     def is_too_much(count: int) -> bool:
-        there = [count if i == number else other for i, other in enumerate(counts)]
+        there = [*counts[:number], count, *counts[number + 1 :]]
+        if len(order) > 1 and order[1] != _HOST:
+            there[order[1]] = left - count
         return label in _full(layout, there)
 
-    return max(0, bisect_left(sizes, True, key=is_too_much) - 1)
+    return max(0, bisect_left(range(left + 1), True, key=is_too_much) - 1)
 
 
 def _least_off_host(layout: Layout, counts: Sequence[int], left: int) -> int:

@@ -361,7 +361,7 @@ def with_states(
     if not layout.state_bytes:
         return layout
     share = layout.spec.weight_bytes // _STATES_SHARE // layout.state_bytes
-    wanted = min(max(_LEAST_STATES, min(share, _STATES + layout.users)), most)
+    wanted = min(max(1 + layout.users, min(share, _STATES + layout.users)), most)
     counts = range(wanted, layout.states, -1)
     fitting = (replace(layout, states=count) for count in counts)
     return next((one for one in fitting if one.fits(context, batch, draft_max)), layout)

@@ -8,9 +8,8 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from switching_cases import document as switching_document
 
-from edgespec.bench.report import render_profile, render_switching, write_profile
+from edgespec.bench.report import render_profile, write_profile
 from edgespec.errors import MissingDependencyError, UnsupportedError
 from edgespec.memory.report.page import require_place
 
@@ -49,7 +48,6 @@ def profile(**changes: Any) -> dict[str, Any]:
             "measured_peak_bytes": 97 * MIB,
             "predicted": {"weights": 12 * MIB, "kv_cache": 8 * MIB},
             "allocated": {"weights": 12 * MIB},
-            "resident": {},
             "samples": [
                 {"time_s": 0.1, "resident_bytes": 40 * MIB},
                 {"time_s": 2.0, "resident_bytes": 97 * MIB},
@@ -58,7 +56,7 @@ def profile(**changes: Any) -> dict[str, Any]:
         },
         "step_ms": [{"depth": 0, "ms": {"1": 4.0, "2": 6.5, "4": 8.0}}],
         "draft_max": 3,
-        "prefill": {"tokens": 256, "batch_size": 64, "tokens_per_s": 1234.0},
+        "prefill": {"batch_size": 64, "tokens_per_s": 1234.0},
         "bandwidth": {
             "memory_bytes_per_s": 40e9,
             "used_bytes_per_s": 20e9,
@@ -86,10 +84,6 @@ def profile(**changes: Any) -> dict[str, Any]:
             {"budget_bytes": 90 * MIB, "tokens_per_s": 200.0, "context_size": 512},
             {"budget_bytes": 100 * MIB, "tokens_per_s": 290.0, "context_size": 4096},
         ],
-        "users": [
-            {"users": 1, "peak_bytes": 100 * MIB, "tokens_each": 4096, "tokens_per_s": 201.0},
-            {"users": 2, "peak_bytes": 130 * MIB, "tokens_each": 2048, "tokens_per_s": 320.0},
-        ],
     }
     return {**document, **changes}
 
@@ -107,13 +101,6 @@ def test_predicted_and_measured_stand_side_by_side() -> None:
     assert "peak of the process 100.0 MiB 97.0 MiB" in text
     assert "suffix 290.0 300.0 2.50" in text
     assert "1.50x" in text  # 300 over 200 tokens/s
-
-
-def test_several_users_and_what_each_gets() -> None:
-    text = visible_text(render_profile(profile()))
-    assert "2 130.0 MiB 2048 160.0 320.0" in text
-    alone = render_profile(profile(users=profile()["users"][:1]))
-    assert "Several users" in text and "Several users" not in alone
 
 
 def test_every_choice_comes_with_its_reason() -> None:
@@ -145,7 +132,7 @@ def test_the_page_needs_nothing_from_outside() -> None:
 def test_plots_are_drawn_in_the_colour_of_the_page() -> None:
     page = render_profile(profile())
     plots = re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL)
-    assert len(plots) == 6
+    assert len(plots) == 5
     for plot in plots:
         ElementTree.fromstring(plot)
         assert "currentColor" in plot and "#010203" not in plot
@@ -192,9 +179,3 @@ def test_without_matplotlib_the_hint_installs_it(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(MissingDependencyError) as caught:
         render_profile(profile())
     assert "edgespec[report]" in caught.value.hint
-
-
-def test_the_page_of_a_pair() -> None:
-    page = render_switching(switching_document())
-    assert "<svg" in page and "Quality against speed" in page
-    assert "small&lt;b&gt;.gguf" in page and "small<b>" not in page

@@ -43,11 +43,3 @@ def test_steps_never_read_more_than_memory_moves(monkeypatch: pytest.MonkeyPatch
     gpu = Accelerator("CUDA0", "A GPU", 8 << 30, 8 << 30, shares_memory=False)
     there = replace(plan, shares=(Share("gpu", 5, gpu),))
     assert set(profiling._bandwidth(SPEC, there, curves)) == {"used_bytes_per_s"}
-
-
-def test_a_prompt_of_four_batches_is_read_or_what_fits() -> None:
-    for size, tokens in ((4096, 256), (100, 100)):
-        backend = backend_of(context_size=size)
-        found = profiling._measure_prefill(backend, lambda _what, _part: None)
-        assert found["tokens"] == sum(backend.reads) == tokens
-        assert backend.length == 0

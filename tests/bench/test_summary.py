@@ -8,9 +8,7 @@ from typing import Any
 import pytest
 from bench_cases import answer
 
-from edgespec.bench.interleaving import Answer
-from edgespec.bench.summary import Prompted, speed_by_position, summary
-from edgespec.decode.stats import Counters
+from edgespec.bench.summary import Prompted, summary
 
 
 def test_a_summary_on_numbers_worked_by_hand() -> None:
@@ -31,12 +29,3 @@ def test_a_summary_on_numbers_worked_by_hand() -> None:
     assert (found["identical"], found["unexplained"], found["largest_gap"]) == (1, 1, 0.3)
     assert found["host_share"] == pytest.approx(0.05)
     assert summary(ours, base, noise=0.4)["unexplained"] == 0
-
-
-def test_speed_by_position_counts_tokens_where_they_were_written() -> None:
-    marks = ((1, 0.0), (31, 3.0), (33, 3.5), (65, 5.5))
-    one = Prompted([Answer((), Counters(), marks)])
-    assert speed_by_position([one]) == [
-        {"from_token": 0, "tokens_per_s": 32 / 3.5},
-        {"from_token": 32, "tokens_per_s": 16.0},
-    ]

@@ -59,7 +59,7 @@ def test_the_range_that_was_tested(version: str, is_in: bool) -> None:
 
 def test_the_package_asks_for_what_was_tested() -> None:
     project = (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
-    assert f'"{PACKAGE}"' in project and PACKAGE.endswith(f"=={TESTED[1]}")
+    assert f'"{PACKAGE}"' in project and PACKAGE.endswith(f"=={TESTED}")
 
 
 def test_doctor_says_what_another_llama_cpp_turns_off(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,7 +69,7 @@ def test_doctor_says_what_another_llama_cpp_turns_off(monkeypatch: pytest.Monkey
     )
     monkeypatch.setattr("edgespec.backends.llama.hidden_rows.missing_rows", lambda _: True)
     text = " ".join(CliRunner().invoke(app, ["doctor"]).stdout.split())
-    assert f"llama-cpp-python 0.9.1 is not tested, {TESTED[1]} is" in text
+    assert f"llama-cpp-python 0.9.1 is not tested, {TESTED} is" in text
     assert "off edgespec's kernels: its structures are other ones" in text
     assert "off heads that draft (this llama.cpp hides what they read)" in text
 

@@ -18,7 +18,7 @@ from edgespec.cli.serve import _keys_of
 from edgespec.errors import UnsupportedError
 from edgespec.models.embedded import embedded_model
 from edgespec.models.gguf.reader import read_gguf
-from edgespec.quantize.gguf_writer import i32, keys_of, text
+from edgespec.models.gguf.writer import i32, keys_of, text
 
 # As where the extra was not installed: these packages are found nowhere.
 PROGRAM = """

@@ -17,7 +17,7 @@ from random_gguf import write_model as write_random
 from spec_cases import LAYER_TENSORS, SSM, add, add_tensor, read, write_model
 
 from edgespec.errors import ModelFileError, ModelNotFoundError
-from edgespec.models.spec import GROUPS, read_model_spec
+from edgespec.models.spec import read_model_spec
 
 
 def test_a_dense_model_in_numbers(tmp_path: Path) -> None:
@@ -30,17 +30,9 @@ def test_a_dense_model_in_numbers(tmp_path: Path) -> None:
     assert (spec.key_length, spec.value_length) == ((16, 16), (16, 16))
     assert spec.kv_values_per_token == 2 * 2 * (16 + 16)
     assert (spec.sliding_window, spec.is_sliding) == (0, (False, False))
-    assert dict(spec.group_bytes) == {
-        "token_embd": 3 * 68,
-        "output": 0,
-        "attention": 2 * 96 * 68,
-        "feed_forward": 2 * 96 * 68,
-        "experts": 0,
-        "norm": 5 * 256,
-        "other": 0,
-    }
+    assert (spec.table_bytes, spec.expert_bytes) == (3 * 68, 0)
     assert spec.type_bytes == (("Q8_0", 195 * 68 + 192 * 68), ("F32", 5 * 256))
-    assert spec.weight_bytes == sum(size for _, size in spec.group_bytes)
+    assert spec.weight_bytes == sum(size for _, size in spec.type_bytes)
     assert spec.file_bytes == (tmp_path / "model.gguf").stat().st_size
     assert spec.files == (tmp_path / "model.gguf",) == (spec.path,)
     assert spec.tied_embeddings and spec.notes == ()
@@ -90,25 +82,19 @@ def test_vocabulary_without_tokens(tmp_path: Path) -> None:
     assert read(tmp_path, tokens=()).tokenizer_hash == ""
 
 
-def test_tensor_groups(tmp_path: Path) -> None:
+def test_tables_and_experts(tmp_path: Path) -> None:
     """One row of F32 (256 bytes) each, on top of the two layers."""
-    before = dict(read(tmp_path).group_bytes)
-    names = {
-        "output.weight": "output",
-        "per_layer_token_embd.weight": "token_embd",
-        "token_embd_norm.weight": "norm",
-        "rope_freqs.weight": "other",
-        "blk.0.ffn_gate_exps.weight": "experts",
-        "blk.0.ffn_up.3.weight": "experts",
-        "blk.0.ffn_gate_inp.weight": "feed_forward",
-        "blk.0.ffn_up_shexp.weight": "feed_forward",
-        "blk.1.attn_sinks.weight": "attention",
-        "blk.1.attn_q_norm.weight": "norm",
-        "blk.1.ssm_in.weight": "other",
-    }
-    spec = read(tmp_path, tensors=dict.fromkeys(names, (1, None)))
-    expected = {group: before[group] + 256 * [*names.values()].count(group) for group in GROUPS}
-    assert dict(spec.group_bytes) == expected
+    before = read(tmp_path)
+    tables = ("per_layer_token_embd.weight",)
+    experts = ("blk.0.ffn_gate_exps.weight", "blk.0.ffn_up.3.weight")
+    others = (
+        *("output.weight", "token_embd_norm.weight", "rope_freqs.weight", "blk.1.ssm_in.weight"),
+        *("blk.0.ffn_gate_inp.weight", "blk.0.ffn_up_shexp.weight", "blk.1.attn_sinks.weight"),
+    )
+    spec = read(tmp_path, tensors=dict.fromkeys((*tables, *experts, *others), (1, None)))
+    assert spec.table_bytes == before.table_bytes + 256
+    assert spec.expert_bytes == before.expert_bytes + 2 * 256
+    assert spec.weight_bytes == before.weight_bytes + 10 * 256
     assert not spec.tied_embeddings
 
 
@@ -128,9 +114,8 @@ def test_what_a_step_over_one_token_reads(tmp_path: Path) -> None:
     """A table of embeddings only where it is the head too, and a quarter of the experts."""
     tied = read(tmp_path)
     assert tied.bytes_per_token == tied.weight_bytes
-    table = dict(tied.group_bytes)["token_embd"]
     untied = read(tmp_path, tensors={"output.weight": (1, None)})
-    assert untied.bytes_per_token == untied.weight_bytes - table
+    assert untied.bytes_per_token == untied.weight_bytes - tied.table_bytes
     by_layer = read(tmp_path, tensors={"per_layer_token_embd.weight": (1, None)})
     assert by_layer.bytes_per_token == by_layer.weight_bytes - 256
     tensors = {"blk.0.ffn_gate_exps.weight": (4, None)}
@@ -195,7 +180,7 @@ def test_split_model(tmp_path: Path) -> None:
     spec = read_model_spec(tmp_path / "m-00002-of-00002.gguf")
     assert spec.files[0] == first and len(spec.files) == 2
     assert spec.file_bytes == sum(file.stat().st_size for file in spec.files)
-    assert spec.group_bytes == whole.group_bytes
+    assert spec.table_bytes == whole.table_bytes
     assert spec.fingerprint == read_model_spec(first).fingerprint
 
 

@@ -40,10 +40,10 @@ def test_texts_beside_each_other_do_not_see_each_other(source: Path) -> None:
     with context_of(source, sequences=2) as context:
         places = [*range(12), *range(12)]
         context.step([*TEXT[:12], *other[:12]], places, [0] * 12 + [1] * 12)
-        np.testing.assert_allclose(context.logits(12), whole[:12], atol=1e-3)
+        np.testing.assert_allclose(context.rows(12), whole[:12], atol=1e-3)
         context.forget(1)
         context.step([*TEXT[12:], *TEXT[:3]], [*range(12, 24), *range(3)], [0] * 12 + [1] * 3)
-        rows = context.logits(15)
+        rows = context.rows(15)
         np.testing.assert_allclose(rows[:12], whole[12:], atol=1e-3)
         np.testing.assert_allclose(rows[12:], whole[:3], atol=1e-3)
 
@@ -54,7 +54,7 @@ def test_a_text_goes_on_from_where_it_was_cut(source: Path) -> None:
         context.step(TEXT[:10] + [1] * 5, range(15), outputs=False)
         assert context.trim(10)
         context.step(TEXT[10:14], range(10, 14))
-        np.testing.assert_allclose(context.logits(4), whole[10:14], atol=1e-3)
+        np.testing.assert_allclose(context.rows(4), whole[10:14], atol=1e-3)
 
 
 def test_a_step_that_has_no_room_is_an_error(source: Path) -> None:

@@ -166,13 +166,6 @@ def test_too_many_nodes_or_leaves(backend: RecordingBackend, reference: LlamaBac
     assert rows.shape == (32, backend.tokenizer.vocab_size), "as many as promised do fit"
 
 
-@pytest.mark.parametrize("changes", [{"kv_type_k": "q9_9"}, {"kv_type_v": "iq4_nl"}])
-def test_an_unknown_cache_type_names_the_known_ones(model: Path, changes: dict[str, Any]) -> None:
-    with pytest.raises(UnsupportedError, match=r"no KV cache type 'i?q") as caught:
-        LlamaBackend(model, settings(256, **changes))
-    assert "q8_0" in caught.value.hint
-
-
 # ------------------------------------------------------------------------------------- memory
 
 

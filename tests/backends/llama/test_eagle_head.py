@@ -5,28 +5,32 @@ How they follow a model is compared in `test_head`, with heads of other kinds.
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from eagle3_gguf import Head, write_eagle
+from eagle3_gguf import LAYERS, Head, write_eagle
 from frozen_times import Frozen
 from head_cases import assert_planned
 from hybrid_gguf import Shape, write_hybrid
 from random_gguf import Q8_0
 
 import edgespec
-from edgespec.backends.llama.context import LlamaSettings
+from edgespec.backends.llama.batch import Batch
+from edgespec.backends.llama.context import LlamaContext, LlamaSettings
 from edgespec.backends.llama.eagle_head import EagleHead
 from edgespec.backends.llama.head import FollowedBackend
+from edgespec.backends.llama.hidden_rows import LayerRows
 from edgespec.decode.engine import Engine
 from edgespec.drafting.drafters.combined import CombinedDrafter
 from edgespec.drafting.drafters.model import HeadDrafter, HeadText
-from edgespec.errors import DoesNotFitError, ModelFileError, UnsupportedError
+from edgespec.errors import BackendError, DoesNotFitError, ModelFileError, UnsupportedError
 from edgespec.memory.plan.plan import Plan
 from edgespec.memory.plan.request import Request
+from edgespec.models.heads import layers_to_read
 from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.sampling.params import SamplingParams
 from edgespec.setup.planning import make_run_plan
@@ -53,7 +57,7 @@ def loaded(model: Path, head: Path, **changes: Any) -> Engine:
 
 @pytest.mark.usefixtures("frozen_clock")
 @pytest.mark.parametrize("made", [Head(), Head(ids=EVEN), Head(ids=EVEN, has_table=True)])
-@pytest.mark.parametrize("arch", ["llama", "qwen3", "qwen3moe"])
+@pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3", "qwen3moe"])
 def test_drafts_are_accepted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arch: str, made: Head
 ) -> None:
@@ -61,8 +65,9 @@ def test_drafts_are_accepted(
     # A busy machine's rounds take longer than the curve says, and drafts would be given up.
     monkeypatch.setattr("edgespec.decode.step.perf_counter", lambda: 0.0)
     model, head = pair(tmp_path, made, arch=arch)
-    backend = FollowedBackend(model, LlamaSettings(512, max_nodes=4, gpu_layers=0), inside=False)
-    spec = read_model_spec(head, heads=True)
+    spec, read = read_model_spec(head, heads=True), layers_to_read(read_model_spec(model), LAYERS)
+    settings = LlamaSettings(512, max_nodes=4, gpu_layers=0, read=read)
+    backend = FollowedBackend(model, settings, inside=False)
     opened = backend.open_head(lambda one: EagleHead(one, spec, LlamaSettings(512)))
     drafter = HeadDrafter(HeadText(opened), Frozen([0.0, *[0.01] * 8]), 258)
     curve = Frozen([0.0, 1.0, 1.001, 1.002, 1.003])
@@ -105,6 +110,31 @@ def test_sessions_and_long_prompts(tmp_path: Path, cache_folder: Path, exact: bo
     assert answers[0] == answers[1]
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+def test_what_is_read_by_name_is_what_llama_cpp_hands_out(tmp_path: Path, threads: int) -> None:
+    """In every step, also in those of several batches."""
+    model, found = write_hybrid(tmp_path / "model.gguf", SHAPE), list[Any]()
+    for read in ((), LAYERS):
+        settings = LlamaSettings(256, 8, 24, 1, threads, read=read)
+        with closing(LlamaContext(settings)) as context:
+            context.open(str(model), None, lambda _params: None)
+            rows, batch = LayerRows(context, LAYERS), Batch(context.lib, 32, 1, None, context.width)
+            start = 0
+            for count in (5, 1, 8, 24, 2):
+                batch.put(0, range(40, 40 + count))
+                batch.positions[:count] = range(start, start + count)
+                batch.ids[:count, 0] = 0
+                context.decode(batch, count)
+                found.append(np.empty((count, rows.width), np.float32))
+                rows.copy(0, found[-1])
+                start += count
+            if read:
+                with pytest.raises(BackendError, match="layer 1 takes in"):
+                    rows.copy(1, np.empty((2, rows.width), np.float32))
+    for ours, theirs in zip(found[:5], found[5:], strict=True):
+        assert np.array_equal(ours, theirs)
+
+
 def plan_of(model: Path, **changes: Any) -> Plan:
     request = Request(context_size=512, draft_max=3, kernels="off", **changes)
     return make_run_plan(read_model_spec(model), request)
@@ -121,7 +151,8 @@ def plan_of(model: Path, **changes: Any) -> Plan:
 )
 def test_a_plan_has_what_is_allocated(tmp_path: Path, cache_folder: Path, made: Head) -> None:
     """Within 0.1% and the two decimals of llama.cpp's log."""
-    model, head = pair(tmp_path, made, arch="qwen3moe" if made == Head() else "llama")
+    arch = "qwen3moe" if made == Head() else "llama" if made.width is None else "qwen2"
+    model, head = pair(tmp_path, made, arch=arch)
     planned = plan_of(model, draft_model=head, drafter="suffix,head", threads=1).component_bytes
     with loaded(model, head, drafter="suffix,head", kernels="off") as engine:
         engine.generate(TEXT, max_tokens=20)
@@ -195,5 +226,5 @@ def test_a_file_says_what_a_head_reads(tmp_path: Path) -> None:
     _, head = pair(tmp_path, Head(ids=EVEN, keeps_normed=False))
     spec = spec_of(head)
     assert spec.reads is not None and spec.reads.layers == (1, 2, 3)
-    assert (spec.reads.width, spec.reads.keeps_normed) == (64, False)
+    assert spec.reads.width == 64
     assert spec.vocab_size == 258 and np.prod(spec.tensors["d2t"].dims) == len(EVEN)

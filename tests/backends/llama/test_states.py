@@ -143,6 +143,24 @@ def test_a_system_prompt_is_read_once_for_all_users(
             assert_alike(plain, prompt, answer)
 
 
+def test_two_users_in_turns_read_their_new_tokens_alone(
+    num_read: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What lies within the long message that both begin with is given up before their last ones."""
+    monkeypatch.setattr(states, "_FAR", 64)
+    path, system = write(tmp_path, "gemma3"), SYSTEM.replace("\n", " ") * 2 + "\n"
+    with closing(opened(path, states=3, users=2)) as backend:
+        engine, texts = Engine(backend), {"a": system, "b": system}
+        for turn in range(4):
+            for user in texts:
+                texts[user] += said(ord(user) + turn)
+                num_read.clear()
+                engine.generate(list(f"{texts[user]}bot:".encode()), max_tokens=6, reuse=True)
+                if turn:
+                    assert sum(num_read) <= len(said(ord(user) + turn)) + 2 * len("bot:") + 6 + 8
+                texts[user] += f"bot:{turn}\n"
+
+
 def test_users_that_answer_at_once_keep_their_own_states(
     num_read: list[int], tmp_path: Path
 ) -> None:

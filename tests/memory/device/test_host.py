@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -208,7 +208,7 @@ def test_the_older_accounting_counts_nested_groups(machine: Machine) -> None:
 
 
 @pytest.fixture
-def cpuinfo(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+def cpuinfo(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Pretends a /proc/cpuinfo on Linux."""
     monkeypatch.setattr("platform.system", lambda: "Linux")
     read = cgroups.read_text
@@ -217,11 +217,8 @@ def cpuinfo(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
         monkeypatch.setattr(
             host, "read_text", lambda path: text if path.name == "cpuinfo" else read(path)
         )
-        host.cpu_features.cache_clear()
 
-    host.cpu_features.cache_clear()
-    yield pretend
-    host.cpu_features.cache_clear()
+    return pretend
 
 
 @pytest.mark.parametrize(
@@ -240,28 +237,7 @@ def test_instruction_sets_are_those_of_the_first_processor(
     cpuinfo: Callable[[str], None], line: str, features: set[str]
 ) -> None:
     cpuinfo(f"processor\t: 0\nmodel name\t: Any\n{line}\n\nprocessor\t: 1\nflags: fpu\n")
-    assert host.cpu_features() == features
-
-
-@pytest.mark.parametrize(
-    ("system", "processor", "features"),
-    [
-        ("Darwin", "arm64", {"neon", "dotprod"}),
-        ("Darwin", "x86_64", {"avx2"}),
-        ("Windows", "ARM64", {"neon", "dotprod"}),
-    ],
-)
-def test_instruction_sets_of_other_systems(
-    cpuinfo: Callable[[str], None],
-    monkeypatch: pytest.MonkeyPatch,
-    system: str,
-    processor: str,
-    features: set[str],
-) -> None:
-    cpuinfo("flags: avx2 avx512f")
-    monkeypatch.setattr("platform.system", lambda: system)
-    monkeypatch.setattr("platform.machine", lambda: processor)
-    assert host.cpu_features() == features
+    assert host.cpu_features() == sorted(features)
 
 
 # ------------------------------------------------------------------------------ key, peak

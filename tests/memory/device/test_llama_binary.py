@@ -37,7 +37,7 @@ class Device(ctypes.Structure):
     # struct ggml_backend_device: of its functions the first five matter here
     _fields_ = [("functions", ctypes.c_void_p * 16), ("reg", ctypes.c_void_p)]
 
-from edgespec.memory.device.accelerators import _Properties
+from edgespec.memory.device.structures import DeviceProperties
 
 pointer = ctypes.c_void_p
 texts = ctypes.CFUNCTYPE(pointer, pointer)
@@ -53,7 +53,7 @@ functions = [
     unused,
     unused,
     ctypes.CFUNCTYPE(ctypes.c_int, pointer)(lambda _: 1),
-    ctypes.CFUNCTYPE(None, pointer, ctypes.POINTER(_Properties))(tell),
+    ctypes.CFUNCTYPE(None, pointer, ctypes.POINTER(DeviceProperties))(tell),
 ]
 device = Device()
 for place, function in enumerate(functions):

@@ -51,7 +51,7 @@ def test_options_and_keywords_make_the_same_plan() -> None:
     ("options", "problem", "hint"),
     [
         ({"kv_type": "q9"}, "no KV cache type 'q9'", "f16"),
-        ({"prefer": "size"}, "no preference 'size'", "speed, context, quality"),
+        ({"prefer": "size"}, "no preference 'size'", "speed, context"),
         ({"backend": "cuda"}, "no backend 'cuda'", "auto, llamacpp, onnx"),
         ({"device": "tpu"}, "no device 'tpu'", "auto, cpu, gpu, npu"),
         ({"threads": 0}, "--threads 0 is not possible", "use 1 to"),

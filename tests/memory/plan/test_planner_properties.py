@@ -66,7 +66,7 @@ wishes = st.fixed_dictionaries(
         "exact": st.booleans(),
         "prompt_tokens": st.integers(0, 8000),
         "max_tokens": st.integers(0, 8000),
-        "prefer": st.sampled_from(("speed", "quality", "context")),
+        "prefer": st.sampled_from(("speed", "context")),
     },
 )
 repacking = st.booleans()

@@ -107,7 +107,8 @@ def test_facts(folder: Path) -> None:
     assert (spec.num_layers, spec.vocab_size, spec.context_length) == (2, 258, POSITIONS)
     assert (spec.num_kv_heads, spec.key_length, spec.value_length) == (HEADS, LENGTHS, LENGTHS)
     assert (spec.sliding_window, spec.is_sliding) == (WINDOW, (False, True))
-    assert (spec.weight_bytes, dict(spec.group_bytes)["token_embd"]) == (matrices, table)
+    assert (spec.weight_bytes, spec.table_bytes) == (matrices, table)
+    assert spec.bytes_per_token == matrices
     assert (spec.bos_id, spec.eos_id) == (256, END)
     assert spec.kv_values_per_token == 2 * (8 + 8) + 2 * (4 + 4)
     assert spec.chat_template is None

@@ -8,7 +8,7 @@ import numpy as np
 from gguf import GGUFReader
 
 from edgespec.models.gguf.reader import read_gguf
-from edgespec.quantize.gguf_writer import Value, keys_of, write_gguf, write_raw
+from edgespec.models.gguf.writer import Value, keys_of, write_gguf, write_raw
 
 KEYS: dict[str, Value] = {
     "general.architecture": "tést",

@@ -1,0 +1,94 @@
+"""Structures of llama.cpp and ggml that edgespec reads or fills in memory, as 0.3.36 has them.
+
+All that is declared of them in Python is here, to be compared with their headers when the version
+that is asked for changes. Those that C++ reads are in `backends/kernels/ggml_structures.h`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+_P, _SIZE = ctypes.c_void_p, ctypes.c_size_t
+
+
+class DeviceCapabilities(ctypes.Structure):
+    """struct ggml_backend_dev_caps"""
+
+    _fields_ = tuple(
+        (name, ctypes.c_bool)
+        for name in ("asynchronous", "host_buffer", "buffer_from_host_ptr", "events", "mmap")
+    )
+
+
+class DeviceProperties(ctypes.Structure):
+    """struct ggml_backend_dev_props"""
+
+    _fields_ = (
+        ("name", ctypes.c_char_p),
+        ("description", ctypes.c_char_p),
+        ("memory_free", _SIZE),
+        ("memory_total", _SIZE),
+        ("type", ctypes.c_int),
+        ("device_id", ctypes.c_char_p),
+        ("capabilities", DeviceCapabilities),
+    )
+
+
+class BufferBytes(ctypes.Structure):
+    """struct EdgespecBufferBytes of `backends/kernels/llama_memory.cpp`"""
+
+    _fields_ = (
+        ("name", ctypes.c_char_p),
+        ("model", _SIZE),
+        ("context", _SIZE),
+        ("compute", _SIZE),
+    )
+
+
+class GraphPlan(ctypes.Structure):
+    """struct ggml_cplan, of which only the first field counts here."""
+
+    _fields_ = (("work_bytes", _SIZE), ("others", _P * 6))
+
+
+class InitParams(ctypes.Structure):
+    """struct ggml_init_params"""
+
+    _fields_ = (("mem_size", _SIZE), ("mem_buffer", _P), ("no_alloc", ctypes.c_bool))
+
+
+TO_FLOAT = ctypes.CFUNCTYPE(None, _P, _P, ctypes.c_int64)
+
+
+class TypeTraits(ctypes.Structure):
+    """struct ggml_type_traits"""
+
+    _fields_ = (
+        ("type_name", ctypes.c_char_p),
+        ("blck_size", ctypes.c_int64),
+        ("blck_size_interleave", ctypes.c_int64),
+        ("type_size", _SIZE),
+        ("is_quantized", ctypes.c_bool),
+        ("to_float", TO_FLOAT),
+        ("from_float_ref", _P),
+    )
+
+
+class Tensor(ctypes.Structure):
+    """struct ggml_tensor"""
+
+
+Tensor._fields_ = [
+    ("type", ctypes.c_int),
+    ("buffer", _P),
+    ("ne", ctypes.c_int64 * 4),
+    ("nb", _SIZE * 4),
+    ("op", ctypes.c_int),
+    ("op_params", ctypes.c_int32 * 16),
+    ("flags", ctypes.c_int32),
+    ("src", ctypes.POINTER(Tensor) * 10),
+    ("view_src", _P),
+    ("view_offs", _SIZE),
+    ("data", _P),
+    ("name", ctypes.c_char * 64),
+]
