@@ -292,17 +292,17 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--not-like", type=Path, nargs="*", default=[], metavar="FILE")
     arguments = parser.parse_args()
-    forbidden = {row for path in arguments.not_like for row in _rows_of_words(path.read_text())}
+    forbidden = {row for path in arguments.not_like for row in rows_of_words(path.read_text())}
     fields = Fields(Sources(arguments.folder), arguments.seed)
     seen: set[str] = set()
     while len(seen) < arguments.count:
         text = fields.filled(fields.any_of(fields.kind()))
-        if text not in seen and forbidden.isdisjoint(_rows_of_words(text)):
+        if text not in seen and forbidden.isdisjoint(rows_of_words(text)):
             seen.add(text)
             print(json.dumps({"prompt": text}, ensure_ascii=False))
 
 
-def _rows_of_words(text: str) -> set[tuple[str, ...]]:
+def rows_of_words(text: str) -> set[tuple[str, ...]]:
     """All rows of so many words of a text."""
     words = re.findall(r"\w+", text.lower())
     return {tuple(words[i : i + _WORDS_IN_A_ROW]) for i in range(len(words) - _WORDS_IN_A_ROW + 1)}

@@ -326,29 +326,36 @@ def _replay(
     curve: CostCurve,
     sizes: Counter[int],
     believed: CostCurve | None = None,
+    before: int = 0,
 ) -> tuple[float, float]:
     """Milliseconds of decoding a recorded output plainly and speculatively.
 
-    Where another curve is `believed`, drafts are chosen by that, and its steps teach it.
+    Where another curve is `believed`, drafts are chosen by that, and its steps teach it. Steps are
+    as dear as behind so many tokens `before` the prompt.
     """
     prompt, output, rows = row["prompt"], row["output"], row.get("successors", ())
-    depths = range(len(prompt), len(prompt) + len(output) - 1)
+    first = before + len(prompt)
+    depths = range(first, first + len(output) - 1)
     plain_ms = sum(curve.step_ms(1, depth, 1) for depth in depths)
     seen, noise, steps = believed or curve, random.Random(len(prompt)), StepTimes()
-    floor, cooldown = seen.least_useful_probability(len(prompt)), 0
+    floor, cooldown = seen.least_useful_probability(first), 0
     drafter.begin([*prompt, output[0]])
     done, previous, speculative_ms = 1, 0, 0.0
     while done < len(output):
-        depth = len(prompt) + done - 1
+        depth = first + done - 1
         context = StepContext(len(output) - done - 1, floor, seen, depth, previous)
         cooldown = 0 if drafter.has_hit() else cooldown - 1
         proposal = EMPTY if cooldown > 0 else drafter.propose(context)
         if not len(proposal) and cooldown <= 0:
             cooldown = drafter.cooldown()
-        size, _ = choose_size(proposal.probabilities, context, required_gain=REQUIRED_GAIN)
+        draft_ms = proposal.draft_ms
+        required = 1.0 if draft_ms else REQUIRED_GAIN
+        size, _ = choose_size(
+            proposal.probabilities, context, spent_ms=draft_ms, required_gain=required
+        )
         tree = build_tree(output[done - 1], proposal, size)
         step_ms = curve.step_ms(len(tree), depth, previous)
-        speculative_ms += step_ms + _HOST_MS
+        speculative_ms += step_ms + draft_ms + _HOST_MS
         sizes[len(tree)] += 1
         node, path, start = 0, [], done
         while node >= 0 and done < len(output):

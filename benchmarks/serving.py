@@ -6,6 +6,7 @@ python benchmarks/serving.py compare MODEL --prompts FILE [--server llama-server
 python benchmarks/serving.py http [MODEL] [--repeats 10] [--tokens 192]
 python benchmarks/serving.py arrival [MODEL] [--writing 1,7] [--prompt 3000] [--latency 1]
     [--exact] [--drafter none] [--repeats 1]
+python benchmarks/serving.py completions [MODEL] [--n 4] [--prompt 1000] [--tokens 64]
 """
 
 from __future__ import annotations
@@ -554,9 +555,56 @@ def arrival_summary(writers: list[Writer], late: Late) -> dict[str, float]:
     return {name: round(value, 2) for name, value in found.items()}
 
 
+# -- completions -------------------------------------------------------------------------------
+
+
+def completions() -> None:
+    """What n completions of one prompt cost, over one: they share its cells and their steps.
+
+    In turns, sampled, each behind another prompt. Processor time is this process's: the server
+    and its client.
+    """
+    parser = argparse.ArgumentParser("serving.py completions")
+    parser.add_argument("model", nargs="?")
+    parser.add_argument("--n", type=int, default=4)
+    parser.add_argument("--prompt", type=int, default=1000, help="tokens")
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--repeats", type=int, default=3)
+    asked = parser.parse_args()
+    context = asked.n * (asked.prompt + asked.tokens + 16)
+    loading = {"context_size": context, "users": asked.n}
+    spent: dict[int, list[tuple[float, float]]] = {1: [], asked.n: []}
+    with edgespec.load(asked.model, **loading) as engine, Server(engine) as server:
+        address, tokenizer = Client(server.start()), engine.backend.tokenizer
+        ends = filter(tokenizer.is_end, range(tokenizer.vocab_size))
+        never = {str(token): -100.0 for token in ends}
+        for turn in range(asked.repeats + 1):
+            for count, taken in spent.items():
+                source = random.Random(10 * turn + count)
+                body = {
+                    "prompt": [source.randrange(1000, 9000) for _ in range(asked.prompt)],
+                    "n": count,
+                    "max_tokens": asked.tokens,
+                    "logit_bias": never,
+                    "temperature": 0.8,
+                    "seed": turn,
+                }
+                began, computed = perf_counter(), time.process_time()
+                for _ in address.stream("completions", body):
+                    pass
+                if turn:
+                    taken.append((perf_counter() - began, time.process_time() - computed))
+        cells = engine.memory_bytes()["kv_cache"]
+    found: dict[str, Any] = {"n": asked.n, "prompt": asked.prompt, "tokens": asked.tokens}
+    for place, name in enumerate(("wall_s", "processor_s")):
+        one, several = (statistics.median(t[place] for t in taken) for taken in spent.values())
+        found |= {f"{name}_1": one, f"{name}_{asked.n}": several, f"{name}_ratio": several / one}
+    print(json.dumps(found | {"kv_cache_bytes": cells}))
+
+
 # -- all --------------------------------------------------------------------------------------
 
-COMMANDS = {"compare": compare, "http": http, "arrival": arrival}
+COMMANDS = {"compare": compare, "http": http, "arrival": arrival, "completions": completions}
 
 
 def main() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
 
 from edgespec.annotations import check_types
 from edgespec.backends.base import AnswerFormat
@@ -16,8 +16,20 @@ from edgespec.sampling.params import SamplingParams, ThoughtLimit
 if TYPE_CHECKING:
     from typing_extensions import TypedDict, Unpack
 
-    class GenerationKeywords(TypedDict, total=False):
-        """The fields of `GenerationOptions` as keyword arguments."""
+    class SamplingKeywords(TypedDict, total=False):
+        """The usual fields of `GenerationOptions.sampling`."""
+
+        temperature: float
+        top_k: int
+        top_p: float
+        min_p: float
+        repetition_penalty: float
+        presence_penalty: float
+        frequency_penalty: float
+        seed: int | None
+
+    class GenerationKeywords(SamplingKeywords, total=False):
+        """The fields of `GenerationOptions` as keyword arguments, too."""
 
         max_tokens: int
         sampling: SamplingParams | None
@@ -46,7 +58,8 @@ class GenerationOptions:
 
     Args:
         max_tokens: most tokens to generate.
-        sampling: how tokens are picked; greedy by default.
+        sampling: how tokens are picked; greedy by default. Calls take its fields, too, such as
+            `temperature`.
         stop: strings that end the answer, or one; they are not part of it.
         raw: send a text as it is, instead of as one user message in the model's chat format.
         speculate: False decodes plainly, one token a step.
@@ -126,5 +139,13 @@ class GenerationOptions:
     def of(
         cls, options: GenerationOptions | None, **changes: Unpack[GenerationKeywords]
     ) -> GenerationOptions:
-        """`options`, or the defaults, with these changes."""
-        return replace(options or cls(), **changes)
+        """`options`, or the defaults, with these changes, also of fields of `sampling`."""
+        given: dict[str, Any] = dict(changes)
+        picked = {name: given.pop(name) for name in changes if name not in _OWN}
+        asked = replace(options or cls(), **given)
+        if not picked:
+            return asked
+        return replace(asked, sampling=replace(asked.sampling or SamplingParams(), **picked))
+
+
+_OWN = {field.name for field in fields(GenerationOptions)}

@@ -15,8 +15,14 @@ from math import inf, isfinite
 from pathlib import Path
 from typing import Any
 
-from edgespec.drafting.constants import NO_DIFFERENCE, TELLING_ROUNDS
-from edgespec.drafting.drafters import HEAD, MODEL
+from edgespec.drafting.constants import (
+    NO_DIFFERENCE,
+    TELLING_ROUNDS,
+    WINDOW_FIRST,
+    WINDOW_GAINS,
+    WINDOW_LAST,
+)
+from edgespec.drafting.drafters import HEAD, MODEL, WINDOW
 from edgespec.drafting.ledger import SAVINGS
 from edgespec.errors import DoesNotFitError, EdgespecError
 from edgespec.memory.plan.layout import DRAFT_SIZES
@@ -42,6 +48,7 @@ from edgespec.setup.stored import draft_settings_of, snapshot_cost, stored_curve
 # Of the tokens that drafts gain on a file's own text, what they gain on people's prompts: a head
 # said 0.66 a round of one draft, and the first 96 tokens of answers had 0.38; an exit 0.57, 0.38.
 _HOLDS = 0.6
+_WORTH_A_WINDOW = 1.03  # times plain decoding that is predicted where contexts are full
 _WORTH_LOADING = 0.01  # of the time of rounds: what it has to save where that was seen
 _CHOICES = {MODEL: "early_exit", HEAD: HEAD}  # names in a plan
 _DRAFTS = {MODEL: "the model's own first words of what follows", HEAD: "the head"}
@@ -163,6 +170,35 @@ def window_obstacle(spec: ModelSpec, request: Request) -> str:
     if request.exact and request.users != 1:
         return "with --exact users share no cells, so a window could not, either"
     return ""
+
+
+def with_window(
+    spec: ModelSpec, request: Request, plan: Plan, plan_of: Callable[[Request], Plan]
+) -> Plan:
+    """The plan with the model drafting for itself, where contexts get so deep that it pays.
+
+    By measured step times, behind as many tokens as there is room for. It takes no memory but for
+    the distributions that drafts are drawn from.
+    """
+    curve = stored_curve(spec, settings_of(plan))
+    if curve is None or request.switch is not None or window_obstacle(spec, request):
+        return plan
+    depth = plan.context_size
+    steps = [curve.step_ms(size, depth) for size in range(len(curve.base))]
+    draft_ms = curve.step_ms(1, WINDOW_FIRST + WINDOW_LAST)
+    speed, _ = predicted_speedup(WINDOW_GAINS, steps, draft_ms)
+    if speed <= _WORTH_A_WINDOW:
+        return plan
+    try:
+        drafting = plan_of(replace(request, drafter=f"{plan.drafter},{WINDOW}"))
+    except DoesNotFitError:
+        return plan
+    if not drafting.draft_max or drafting.is_limited:
+        return plan
+    who = f"what the text repeats, and behind long texts the model over {WINDOW_LAST} cells of it"
+    drafting = drafting.with_reason("drafter", who)
+    reason = f"{speed:.2f}x of plain decoding predicted behind {depth} tokens"
+    return drafting.with_choice(Choice(WINDOW, "used", reason))
 
 
 def _judged(spec: ModelSpec, plan: Plan, candidate: Candidate) -> tuple[bool, str]:

@@ -49,6 +49,7 @@ from edgespec.setup.drafter_choice import (
     window_obstacle,
     with_candidate,
     with_offer,
+    with_window,
 )
 from edgespec.setup.kernel_choice import best_kernels
 from edgespec.setup.stored import (
@@ -152,6 +153,8 @@ def _best_drafters(
         plan = wide.with_reason("drafter", reason)
     if plan.drafter == "none":
         return plan
+    if is_open:
+        plan = with_window(spec, tables, plan, plan_of)
     if tried is not None:
         return with_candidate(spec, request, plan, tried, plan_of)
     return with_offer(spec, request, plan)

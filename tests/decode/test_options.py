@@ -13,6 +13,7 @@ from edgespec.decode import options as module
 from edgespec.decode.engine import Engine
 from edgespec.decode.options import GenerationOptions
 from edgespec.errors import UnsupportedError
+from edgespec.sampling.params import SamplingParams
 
 
 def engine() -> Engine:
@@ -53,3 +54,14 @@ def test_what_cannot_be_is_refused_when_it_is_said() -> None:
         GenerationOptions(grammar="root ::= x", json_schema="{}")
     with engine() as one, pytest.raises(TypeError, match="max_token"):
         one.generate("a", max_token=5)  # type: ignore[call-arg]
+
+
+def test_fields_of_sampling_are_taken_by_their_names() -> None:
+    """As everybody writes them; what was given besides stays."""
+    begun = GenerationOptions(sampling=SamplingParams(top_k=5), max_tokens=3)
+    asked = GenerationOptions.of(begun, temperature=0.7, seed=2, raw=True)
+    assert asked.sampling == SamplingParams(temperature=0.7, seed=2, top_k=5)
+    assert (asked.max_tokens, asked.raw) == (3, True)
+    assert GenerationOptions.of(None, temperature=0.5).sampling == SamplingParams(temperature=0.5)
+    with pytest.raises(TypeError, match="temprature"):
+        GenerationOptions.of(None, temprature=0.5)  # type: ignore[call-arg]

@@ -8,6 +8,8 @@ from time import time
 from typing import Any
 
 import pytest
+from eagle3_gguf import Head, write_eagle
+from hybrid_gguf import Shape, write_hybrid
 from laid_out import machine_with
 from random_gguf import Q4_0, Q8_0, write_model, write_untrained
 
@@ -19,6 +21,7 @@ from edgespec.memory.plan.request import Request
 from edgespec.memory.plan.settings import settings_of
 from edgespec.memory.store import cache
 from edgespec.memory.times.curve import CostCurve
+from edgespec.models.early_exit import MadeFor, target_hash
 from edgespec.models.embedded import embedded_drafter_path
 from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.setup.planning import make_run_plan
@@ -236,6 +239,34 @@ def test_other_models_are_not_bothered_by_it(
     other = read_model_spec(write_model(tmp_path / "other.gguf", "llama", Q4_0, seed=9))
     measured(other, FLAT)
     assert "early_exit" not in plan_of(other).as_json()
+
+
+def test_a_head_beside_its_model_is_used_where_it_pays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that was trained for this very file; another one is only told of."""
+    monkeypatch.setattr("edgespec.setup.drafter_choice.embedded_drafter_path", lambda: None)
+    model = write_hybrid(tmp_path / "target.gguf", Shape("qwen2", interval=1))
+    head = write_eagle(tmp_path / "eagle3-target.gguf", model, Shape("qwen2", interval=1), Head())
+    spec = read_model_spec(model)
+    measured(spec, FLAT)
+    assert "lies beside the model" in plan_of(spec).as_json()["head"]["reason"]
+    made = MadeFor(target_hash(spec), "target", {"gains": OFTEN})
+    monkeypatch.setattr("edgespec.setup.drafter_choice.read_made_for", lambda _path: made)
+    draft_ms = 0.01 * FLAT[0]
+    settings = draft_settings_of(plan_of(spec, drafter="suffix"), spec_of(head))
+    curve = CostCurve([float("inf"), *[draft_ms] * 8]).as_json()
+    cache.store("curves", settings_key(spec_of(head), settings), curve)
+    plan = plan_of(spec)
+    assert (plan.drafter, plan.draft_model) == ("suffix,head", head)
+    assert "x of plain decoding predicted" in plan.as_json()["head"]["reason"]
+    measured(spec, STEEP)
+    plan = plan_of(spec)
+    assert plan.draft_model is None and plan.as_json()["head"]["value"] == "not used"
+
+
+def spec_of(head: Path) -> ModelSpec:
+    return read_model_spec(head, heads=True)
 
 
 def test_the_packages_own_is_a_file_or_nothing() -> None:

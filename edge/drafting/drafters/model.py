@@ -485,7 +485,8 @@ class WindowDrafter(WritingDrafter):
         head = text.backend
         sizes, depth = range(1, curve.max_nodes + 1), head.first + head.last
         steps = [float("inf"), *(curve.estimated_ms(size, depth) for size in sizes)]
-        super().__init__(CostCurve(steps, level=curve.level), vocab_size)
+        curve = CostCurve(steps, level=curve.level)
+        super().__init__(curve, vocab_size, promised=constants.WINDOW_GAINS)
         self._text = text
 
     def _build(self, builder: ProposalBuilder, context: StepContext) -> None:

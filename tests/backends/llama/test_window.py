@@ -26,9 +26,12 @@ from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
 from edgespec.errors import BackendError, UnsupportedError
 from edgespec.memory.plan.request import Request
+from edgespec.memory.plan.settings import settings_of
+from edgespec.memory.times.curve import CostCurve
 from edgespec.models.spec import read_model_spec
 from edgespec.sampling.params import SamplingParams
 from edgespec.setup.planning import make_run_plan
+from edgespec.setup.stored import keep_curve
 
 pytestmark = pytest.mark.model
 
@@ -211,3 +214,18 @@ def test_what_cannot_have_a_window(
     spec = read_model_spec(path)
     with pytest.raises(UnsupportedError, match=why):
         make_run_plan(spec, Request(**{"context_size": 512, "drafter": "window", **changes}))
+
+
+@pytest.mark.usefixtures("cache_folder")
+@pytest.mark.parametrize(("slope", "used"), [(0.0, False), (0.002, True)])
+def test_it_is_used_where_contexts_are_deep(path: Path, slope: float, used: bool) -> None:
+    """And where steps over a deep cache take much longer than those over a window."""
+    spec, request = read_model_spec(path), Request(context_size=4096, kernels="off")
+    plan = make_run_plan(spec, request)
+    assert plan.drafter == "suffix", "nothing was measured yet"
+    times = [float("inf"), *[1.0 + 0.3 * more for more in range(32)]]
+    curve = CostCurve(times, depth_ms=slope, depth_node_ms=slope / 16)
+    keep_curve(spec, settings_of(plan), curve, replaced=True)
+    plan = make_run_plan(spec, request)
+    assert plan.drafter == ("suffix,window" if used else "suffix")
+    assert any(one.name == "window" for one in plan.choices) == used
