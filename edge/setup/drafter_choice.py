@@ -127,7 +127,7 @@ def with_candidate(
         is_named = candidate.is_named
         return plan.with_choice(Choice(choice, "not used", obstacle)) if is_named else plan
     # A head follows chains alone, and tables of what else could have been said bring branches.
-    tables = plan.drafter if candidate.drafts_as == MODEL else "suffix"
+    tables = plan.drafter.removesuffix(f",{WINDOW}") if candidate.drafts_as == MODEL else "suffix"
     names = f"{tables},{candidate.drafts_as}"
     pays, reason = _judged(spec, plan, candidate)
     if pays:

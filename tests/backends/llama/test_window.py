@@ -24,12 +24,15 @@ from edgespec.backends.llama.context import LlamaSettings
 from edgespec.backends.llama.window import Window
 from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
+from edgespec.drafting.drafters import MODEL
 from edgespec.errors import BackendError, UnsupportedError
+from edgespec.memory.plan.plan import Plan
 from edgespec.memory.plan.request import Request
 from edgespec.memory.plan.settings import settings_of
 from edgespec.memory.times.curve import CostCurve
 from edgespec.models.spec import read_model_spec
 from edgespec.sampling.params import SamplingParams
+from edgespec.setup.drafter_choice import Candidate, with_candidate
 from edgespec.setup.planning import make_run_plan
 from edgespec.setup.stored import keep_curve
 
@@ -229,3 +232,24 @@ def test_it_is_used_where_contexts_are_deep(path: Path, slope: float, used: bool
     plan = make_run_plan(spec, request)
     assert plan.drafter == ("suffix,window" if used else "suffix")
     assert any(one.name == "window" for one in plan.choices) == used
+
+
+@pytest.mark.usefixtures("cache_folder")
+def test_an_early_exit_drafts_in_the_place_of_a_window(path: Path, tmp_path: Path) -> None:
+    """Where both would pay: one engine drafts."""
+    spec = read_model_spec(path)
+    request = Request(context_size=4096, kernels="off", users=1)
+    plan = make_run_plan(spec, request)
+    curve = CostCurve([float("inf"), *[1.0] * 32], depth_ms=0.002)
+    keep_curve(spec, settings_of(plan), curve, replaced=True)
+    plan = make_run_plan(spec, request)
+    assert plan.drafter.endswith(",window")
+    candidate = Candidate(MODEL, None, is_named=True)
+    asked: list[str] = []
+
+    def plan_of(one: Request) -> Plan:
+        asked.append(one.drafter)
+        return plan
+
+    with_candidate(spec, request, plan, candidate, plan_of)
+    assert asked == [f"{plan.drafter.removesuffix(',window')},model"]
