@@ -30,8 +30,8 @@ def test_layers_are_low_middle_and_high() -> None:
 
 
 def test_models_whose_states_llama_cpp_keeps_to_itself_are_refused(tmp_path: Path) -> None:
-    spec = read_model_spec(write_model(tmp_path / "model.gguf", "qwen2", Q4_0))
-    with pytest.raises(UnsupportedError, match="qwen2 models do not hand out") as caught:
+    spec = read_model_spec(write_model(tmp_path / "model.gguf", "gemma3", Q4_0))
+    with pytest.raises(UnsupportedError, match="gemma3 models do not hand out") as caught:
         check_target(spec)
     assert "--kind exit" in caught.value.hint
 
