@@ -38,7 +38,6 @@ from edgespec.exits.network import (
     import_torch,
     rms_norm,
     rotations,
-    target_states,
 )
 from edgespec.exits.texts import TrainingText
 from edgespec.models.heads import HANDS_OUT, NAMES_OUTPUTS
@@ -101,11 +100,14 @@ def places_of(
     shape: Hyperparameters,
     texts: Sequence[TrainingText],
     states: Sequence[Tensor],
+    last: Sequence[Tensor],
 ) -> Places:
-    """Those of some texts, of which `states` are the target's rows, [T, layers x width]."""
+    """Those of some texts, of which `states` are the target's rows, [T, layers x width].
+
+    `last` are its states after all blocks, [T, width].
+    """
     torch = import_torch()
     table = Weights(spec, torch.float32).embedding()
-    last = target_states(spec, [text.tokens for text in texts], [spec.num_layers])[spec.num_layers]
 
     def embedded(ids: Sequence[Tensor]) -> Tensor:
         return _unit(table[torch.cat(list(ids))], shape)

@@ -116,6 +116,7 @@ class Trainer(ABC):
     """
 
     ahead = 0  # tokens that it knows besides the states
+    _final: Mapping[int, Tensor] | None = None  # as `final_states`, where they are known
     warm_up = 0.02  # part of the training in which the rate rises
 
     def __init__(
@@ -180,12 +181,9 @@ class Trainer(ABC):
     def fit_lens(self) -> None:
         """Ridge regression from the first drafts' states to the target's last, on some texts."""
         torch, spec, width = self._torch, self._spec, self._hyperparameters.width
-        lengths = np.cumsum([len(text.tokens) for text in self._texts])
-        some = 1 + int(np.searchsorted(lengths, _LENS_TOKENS))
-        tokens_of = [text.tokens for text in self._texts[:some]]
-        final = target_states(spec, tokens_of, [spec.num_layers])[spec.num_layers]
+        final = self._final or final_states(spec, self._texts)
         inner, outer, tokens = torch.zeros(width, width), torch.zeros(width, width), 0
-        for number, last in enumerate(final):
+        for number, last in final.items():
             batch = self._batch([number])
             with torch.inference_mode(), products_in(self._all_rows.dtype):
                 ours = next(iter(self._drafted(batch)))[0].float()
@@ -512,7 +510,6 @@ class ExitTrainer(Trainer):
         yield rms_norm(x, self.parameters["output_norm.weight"], shape.epsilon)
 
 
-_FIRST_TEXTS = 100  # from which it is computed what a head begins as
 _DRAFTED = 4  # tokens of a chain that it learns from at last,
 _FIRST, _SECOND = 0.5, 0.8  # parts of the training before which it learns from one, and from two
 
@@ -540,10 +537,11 @@ class HeadTrainer(Trainer):
     ) -> None:
         target = hyperparameters_of(spec)
         self.shape, self._layers = head_shape(target), layers
-        some = [number for number in range(len(texts)) if not is_held_out(number)][:_FIRST_TEXTS]
-        places = places_of(spec, target, [texts[i] for i in some], [states[i] for i in some])
-        parameters = first_parameters(spec, target, places)
+        final = final_states(spec, texts)
+        known = [texts[i] for i in final], [states[i] for i in final], [*final.values()]
+        parameters = first_parameters(spec, target, places_of(spec, target, *known))
         super().__init__(spec, token_ids, texts, states, parameters)
+        self._final = final
         self._embedding = Weights(spec, import_torch().bfloat16).embedding()
 
     def go_on_from_file(self, path: Path) -> None:
@@ -583,6 +581,19 @@ def bits_of(states: Tensor) -> NDArray[np.uint16]:
     """States as the bits of bfloat16, which numpy does not know."""
     bits: NDArray[np.uint16] = states.bfloat16().view(import_torch().uint16).numpy()
     return bits
+
+
+def final_states(spec: ModelSpec, texts: Sequence[TrainingText]) -> dict[int, Tensor]:
+    """The target's states after all blocks, [T, width], of some texts to be trained on, by number.
+
+    They are as long as what is fitted to them needs.
+    """
+    numbers = [number for number in range(len(texts)) if not is_held_out(number)]
+    lengths = np.cumsum([len(texts[number].tokens) for number in numbers])
+    some = numbers[: 1 + int(np.searchsorted(lengths, _LENS_TOKENS))]
+    tokens = [texts[number].tokens for number in some]
+    found = target_states(spec, tokens, [spec.num_layers])[spec.num_layers]
+    return dict(zip(some, found, strict=True))
 
 
 class StoredStates(Sequence[Tensor]):
