@@ -212,7 +212,7 @@ def test_two_chains_share_their_beginning() -> None:
     merged = merge(base, added)
     assert paths_of(merged) == [(7,), (7, 8), (7, 9)]
     assert list(merged.probabilities) == pytest.approx([0.8, 0.5, 0.3])
-    assert list(merged.sources) == ["b", "a", "b"]
+    assert list(merged.sources) == ["a", "a", "b"], "7 was proposed by a before"
     assert (list(merged.distributions), merged.kept) == ([], 0)
 
 
