@@ -331,9 +331,10 @@ def _nothing(_node: int) -> None:
 def merge(base: Proposal, added: Proposal) -> Proposal:
     """Both proposals in one tree, kept nodes first, then by probability; both name sources.
 
-    Nodes that spell the same text are one node, of the drafter with the larger probability: the
-    surer one looks at more. Siblings exclude each other, so a later one gets at most what those
-    before it leave of their parent. At most one of the two has kept nodes.
+    Nodes that spell the same text are one node, with the larger probability: the surer drafter
+    looks at more. It counts for the one that proposed it first, and costs least: a surer one would
+    take its hits, and leave it what was wrong. Siblings exclude each other, so a later one gets at
+    most what those before it leave of their parent. At most one of the two has kept nodes.
     """
     if not len(added) or not len(base):
         return base if len(base) else added
@@ -367,7 +368,7 @@ def merge(base: Proposal, added: Proposal) -> Proposal:
             if node in left:
                 left[node] += probability - already
             probabilities[node] = probability
-            sources[node] = added.sources[i]
+            sources[node] = added.sources[i] if i < added.kept else sources[node]
             distributions[node] = added_distributions[i] if i < added.kept else distributions[node]
         if i < added.kept:
             kept[node] = None
