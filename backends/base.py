@@ -10,7 +10,7 @@ step may verify the trees of any number of them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
@@ -277,11 +277,15 @@ class ImageRun:
 
 @runtime_checkable
 class SeesImages(Protocol):
-    """A backend whose model may have been loaded with a projector for images."""
+    """A backend whose model may have been loaded with a projector for images or sounds."""
 
     @property
     def sees_images(self) -> bool:
         """Whether it was."""
+
+    @property
+    def modalities(self) -> Mapping[str, bool]:
+        """Whether it sees images ("vision") and hears sounds ("audio")."""
 
     def image_pieces(self, image: Image) -> Sequence[Sequence[int] | ImageRun]:
         """What an image becomes in a prompt: token ids, and runs of cells.

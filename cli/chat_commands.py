@@ -12,7 +12,7 @@ from edgespec.cli.options import PLAIN
 from edgespec.cli.render import models_text, note, printable, size_text, table
 from edgespec.drafting.drafters import drafter_names
 from edgespec.errors import UnsupportedError
-from edgespec.models.images import read_image
+from edgespec.models.images import image_of, is_image, read_image
 from edgespec.paths import expanded
 
 _WHOLE_NUMBERS = (
@@ -194,18 +194,18 @@ def _edit(chat: Chat, argument: str) -> None:
     if not users:
         raise UnsupportedError("there is no message to edit", hint="say something first")
     parts = users[-1] if isinstance(users[-1], list) else [{"text": users[-1]}]
-    chat.images = [part["image"] for part in parts if "image" in part]
+    chat.images = [image_of(part) for part in parts if is_image(part)]
     chat.next_line.draft = "".join(part.get("text", "") for part in parts)
     chat.next_line.replaces = True
 
 
 def _image(chat: Chat, argument: str) -> None:
     if not argument:
-        raise UnsupportedError("no file is named", hint="/image FILE")
+        raise UnsupportedError("no file is named", hint="/image FILE or /audio FILE")
     image = read_image(argument)
     chat.engine.shown("", [image])  # or it is refused now, and not with the next message
     chat.images.append(image)
-    note(f"{len(chat.images)} image{'s' * (len(chat.images) > 1)} with the next message")
+    note(f"with the next message: {', '.join(map(str, chat.images))}")
 
 
 def _save(chat: Chat, argument: str) -> None:
@@ -245,6 +245,7 @@ COMMANDS: dict[str, tuple[Callable[[Chat, str], None], str]] = {
     "/retry": (_retry, "answer the last message again"),
     "/edit": (_edit, "change the last message and answer it again"),
     "/image": (_image, "show a file to the model with the next message"),
+    "/audio": (_image, "the same of a sound"),
     "/save": (_save, "write the conversation to a file"),
     "/load": (_load, "go on with a saved conversation"),
     "/clear": (_clear, "forget the conversation"),

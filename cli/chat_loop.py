@@ -127,7 +127,7 @@ class Chat:
         """What is sent: a text, with images before it."""
         if text is None or not self.images:
             return text
-        shown = [{"type": "image", "image": image} for image in self.images]
+        shown = [image.part for image in self.images]
         return [*shown, {"type": "text", "text": text}]
 
     def _ending(self, result: Result) -> str:

@@ -23,7 +23,19 @@ from edgespec.paths import text_of
 _ARGUMENTS, _OTHERS, _LOG = "Arguments", "Options", "Log"
 _GROUPS = {
     "Model and prompt": (
-        *("model", "named", "hf_repo", "prompt", "asked", "file", "image", "system", "raw", "load"),
+        *(
+            "model",
+            "named",
+            "hf_repo",
+            "prompt",
+            "asked",
+            "file",
+            "image",
+            "audio",
+            "system",
+            "raw",
+            "load",
+        ),
         *("images", "max_tokens", "stop", "no_shift", "prompts", "per_task", "connect"),
     ),
     "Server": (

@@ -153,9 +153,9 @@ def run_connected(
     from edgespec.cli.start import cancel_on_interrupt
 
     head = [] if system is None else [{"role": "system", "content": system}]
-    shown = [{"type": "image_url", "image_url": {"url": image.url}} for image in images]
+    shown = [image.sent_part for image in images]
     if shown and raw:
-        raise typer.BadParameter("--raw sends a text alone, and --image a message")
+        raise typer.BadParameter("--raw sends a text alone, and --image and --audio a message")
     content = [*shown, {"type": "text", "text": text}] if shown else text
     messages = [*head, {"role": "user", "content": content}]
     body = {**settings.fields, **({"prompt": text} if raw else {"messages": messages})}

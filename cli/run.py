@@ -54,6 +54,10 @@ def run(
         list[str] | None,
         typer.Option("--image", help="Show this image with the prompt; - reads it from stdin."),
     ] = None,
+    audio: Annotated[
+        list[str] | None,
+        typer.Option("--audio", help="Play this sound with the prompt; - reads it from stdin."),
+    ] = None,
     raw: Annotated[
         bool,
         typer.Option("--raw", help="Send the prompt as it is, without the model's chat format."),
@@ -84,6 +88,7 @@ def run(
     One argument with a space in it is a prompt for the embedded model; one word names a model.
     """
     from edgespec.memory.device.energy import measured_energy
+    from edgespec.models.images import Sound
     from edgespec.models.onnx.folder import read_model
     from edgespec.setup.prompt_size import most_prompt_tokens
 
@@ -95,11 +100,11 @@ def run(
             model, max_tokens, stop, plan_options, sampling_options, format_options
         )
         text = _prompt_text(prompt, file)
-        sent = _images(image or [])
+        sent = _images([*(image or []), *(audio or [])])
         run_connected(connect, settings, system, text, sent, raw=raw, color=color, as_json=as_json)
         return
     model, prompt = _model_and_prompt(model, prompt, asked)
-    images = _images(image or [])
+    images = _images([*(image or []), *(audio or [])])
     text = _prompt_text(prompt, file)
     sampling = sampling_options.params()
     texts = format_options.texts()
@@ -111,7 +116,8 @@ def run(
         images=len(images),
         is_plain_greedy=sampling.is_plain_greedy and not any(texts.values()),
     )
-    request = dataclasses.replace(request, keeps_to_form=any(texts.values()))
+    sounds_s = tuple(one.seconds for one in images if isinstance(one, Sound))
+    request = dataclasses.replace(request, keeps_to_form=any(texts.values()), sounds_s=sounds_s)
     if check:
         _require_comparable(request, sampling)
     cancel = cancel_on_interrupt()
@@ -205,17 +211,17 @@ def _messages(
         return text
     if spec.chat_template is None:
         raise UnsupportedError("this model has no chat template, so --system has no place")
-    shown = [{"type": "image", "image": image} for image in images]
+    shown = [image.part for image in images]
     content = [*shown, {"type": "text", "text": text}] if shown else text
     return [{"role": "system", "content": system}, {"role": "user", "content": content}]
 
 
 def _images(names: Sequence[str]) -> list[Image]:
-    """The images of files, or of stdin; each is shown once. Raises UnsupportedError."""
+    """Images and sounds of files, or of stdin; each is shown once. Raises UnsupportedError."""
     from edgespec.models.images import MAX_BYTES, read_image
 
     if names.count("-") > 1:
-        raise typer.BadParameter("--image - reads stdin, which there is once")
+        raise typer.BadParameter("stdin, which - reads, is there once")
     return [
         read_image(sys.stdin.buffer.read(MAX_BYTES + 1) if name == "-" else name) for name in names
     ]

@@ -1,8 +1,8 @@
-"""Images in prompts: read from files and messages, and looked at before anything decodes them.
+"""Images and sounds in prompts: read from files and messages, and looked at before decoders do.
 
 What an image is, and how large, is read from its first bytes; nothing here decodes pixels, and
 nothing is ever fetched. In a prompt's text an image is a mark that has the hash of its bytes, so
-that the same text shows the same images.
+that the same text shows the same images. A sound is a piece of a prompt like an image.
 """
 
 from __future__ import annotations
@@ -25,18 +25,23 @@ from edgespec.paths import expanded
 
 MAX_PIXELS = 1 << 24  # of one image; decoding takes up to twelve bytes each
 MAX_SIDE = 65535  # libmtmd makes slices of an image by its shape, for minutes of 1 x 16 million
-MAX_BYTES = 32 << 20  # of one image's file
+MAX_BYTES = 32 << 20  # of one file
+MAX_SECONDS = 600  # of one sound: its samples and their spectrum take 0.3 MB a second
 _MOST_SCANS = 100  # of a progressive JPEG, of which each goes through the whole image
 _MARK = re.compile("\ufdd2([0-9a-f]{64})\ufdd3")  # no characters of Unicode around the hash
 _JPEG_MARKER = re.compile(b"\xff+[^\xff]")
 _BMP_HEADERS = {12: "<HH", 40: "<ii", 56: "<ii", 108: "<ii", 124: "<ii"}
-KINDS = ("image", "image_url", "input_image")  # of a message's parts
+KINDS = ("image", "image_url", "input_image", "audio", "input_audio")  # of a message's parts
 _PNG_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # by colour type
 _TYPES = {b"\x89PNG": "png", b"\xff\xd8": "jpeg", b"GIF8": "gif", b"BM": "bmp"}
 _EXIF = re.compile(rb"\xff\xe1..Exif\0\0(II\*\0|MM\0\*)", re.DOTALL)
 _MOST_EXIF, _MOST_ENTRIES, _ORIENTATION = 1 << 16, 256, 0x0112  # bytes, entries, a tag
 _INFLATED_AT_ONCE = 1 << 20
 _FORMATS = "use PNG, JPEG, BMP or GIF"
+_SOUNDS = "use WAV, MP3 or FLAC"
+_WAV_CODES = (1, 3, 6, 7)  # whole samples; of others the decoder believes what the file says
+# The header of a frame: version, layer, and a sample rate that there is.
+_MP3_FRAME = re.compile(rb"\xff([\xe2-\xe7\xf2-\xf7\xfa-\xff])([\x00-\xef])", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,35 +69,72 @@ class Image:
         return f"\ufdd2{self.digest}\ufdd3"
 
     @property
+    def part(self) -> dict[str, Any]:
+        """A part of a message that shows it."""
+        return {"type": "image", "image": self}
+
+    @property
     def url(self) -> str:
         """A `data:` URL of it."""
         kind = next(kind for start, kind in _TYPES.items() if self.data.startswith(start))
         return f"data:image/{kind};base64,{base64.b64encode(self.data).decode()}"
+
+    @property
+    def sent_part(self) -> dict[str, Any]:
+        """The same for `/v1/chat/completions`."""
+        return {"type": "image_url", "image_url": {"url": self.url}}
+
+    def __str__(self) -> str:
+        return f"an image of {self.width} x {self.height} pixels"
+
+
+@dataclass(frozen=True, slots=True)
+class Sound(Image):
+    """The bytes of a sound's file. It stands wherever an image may."""
+
+    seconds: float = field(default=0.0, compare=False)  # a ceiling
+
+    @property
+    def part(self) -> dict[str, Any]:
+        return {"type": "audio", "audio": self}
+
+    @property
+    def sent_part(self) -> dict[str, Any]:
+        kind = {b"RIFF": "wav", b"fLaC": "flac"}.get(self.data[:4], "mp3")
+        data = base64.b64encode(self.data).decode()
+        return {"type": "input_audio", "input_audio": {"data": data, "format": kind}}
+
+    def __str__(self) -> str:
+        return f"a sound of {self.seconds:.0f} seconds"
 
 
 ImageSource = Image | bytes | str | os.PathLike[str]
 
 
 def read_image(source: ImageSource) -> Image:
-    """An image of a file, of its bytes, or of a `data:` URL; not decoded yet.
+    """An image or a sound of a file, of its bytes, or of a `data:` URL; not decoded yet.
 
-    Raises UnsupportedError for what is no image that can be decoded, or is too large.
+    Raises UnsupportedError for what is neither, or is too large.
     """
     if isinstance(source, Image):
         return source
     if isinstance(source, bytes):
-        data, name = source, "the image"
+        data, name = source, "the file"
     elif isinstance(source, str) and re.match(r"data:|\w+://", source, re.ASCII):
-        data, name = _of_url(source), "the image"
+        data, name = _of_url(source), "the file"
     else:
         name = os.fspath(source)
         data = _of_file(expanded(name))
     if len(data) > MAX_BYTES:
         raise UnsupportedError(f"{name} has more than {MAX_BYTES >> 20} MiB", hint="scale it down")
+    is_sound = (data[:4] in (b"fLaC", b"RIFF") and data[8:12] != b"WEBP") or _is_mp3(data)
     try:
+        if is_sound:
+            return Sound(data, hashlib.sha256(data).hexdigest(), 0, 0, 1, _seconds_of(data))
         width, height = _size_of(data)
     except (struct.error, IndexError, zlib.error) as problem:
-        raise UnsupportedError(f"{name} is broken or cut off", hint=_FORMATS) from problem
+        hint = _SOUNDS if is_sound else _FORMATS
+        raise UnsupportedError(f"{name} is broken or cut off", hint=hint) from problem
     except UnsupportedError as problem:
         raise UnsupportedError(f"{name} {problem}", hint=problem.hint) from problem
     image = Image(data, hashlib.sha256(data).hexdigest(), width, height, _turn_of(data))
@@ -105,7 +147,7 @@ def _of_file(path: Path) -> bytes:
             return file.read(MAX_BYTES + 1)
     except (OSError, ValueError) as problem:
         said = reason(problem) if isinstance(problem, OSError) else str(problem)
-        raise UnsupportedError(f"cannot read the image {path}: {said}") from problem
+        raise UnsupportedError(f"cannot read {path}: {said}") from problem
 
 
 def _of_url(url: str) -> bytes:
@@ -122,12 +164,12 @@ def of_base64(text: str) -> bytes:
     """The bytes of a file that was sent as text. Raises UnsupportedError."""
     if len(text) > MAX_BYTES * 4 // 3 + 4:
         raise UnsupportedError(
-            f"the image has more than {MAX_BYTES >> 20} MiB", hint="scale it down"
+            f"the file has more than {MAX_BYTES >> 20} MiB", hint="scale it down"
         )
     try:
         return base64.b64decode(re.sub(r"\s", "", text), validate=True)
     except (binascii.Error, ValueError) as problem:
-        raise UnsupportedError(f"the image is no base64: {problem}") from problem
+        raise UnsupportedError(f"the file is no base64: {problem}") from problem
 
 
 # -- headers -------------------------------------------------------------------------------
@@ -145,8 +187,8 @@ def _size_of(data: bytes) -> tuple[int, int]:
         width, height = struct.unpack_from(_BMP_HEADERS[_bmp_header(data)], data, 18)
         height = abs(height)
     else:
-        what = "is WebP" if data[8:12] == b"WEBP" else "is no image of a known format"
-        raise UnsupportedError(what, hint=_FORMATS)
+        what = "is WebP" if data[8:12] == b"WEBP" else "is no image or sound of a known format"
+        raise UnsupportedError(what, hint=f"{_FORMATS}; of sounds WAV, MP3 or FLAC")
     if width < 1 or height < 1:
         raise UnsupportedError("is broken: it has no pixels", hint=_FORMATS)
     if width * height > MAX_PIXELS:
@@ -225,11 +267,75 @@ def _check_png(data: bytes, width: int, height: int) -> None:
     raise UnsupportedError("is cut off", hint=_FORMATS)
 
 
+def _is_mp3(data: bytes) -> bool:
+    return data[:3] == b"ID3" or _MP3_FRAME.match(data) is not None
+
+
+def _seconds_of(data: bytes) -> float:
+    """A ceiling of what a sound takes, by its headers. Raises UnsupportedError or struct.error."""
+    if data[:4] == b"RIFF":
+        seconds = _seconds_of_wav(data)
+    else:
+        seconds = _seconds_of_mp3(
+            data
+        )  # also of a broken FLAC file, in which frames are looked for
+        if data[:4] == b"fLaC":
+            high, low = struct.unpack_from(">II", data, 18)
+            if high >> 12 == 0:
+                raise UnsupportedError("is broken: it has no sample rate", hint=_SOUNDS)
+            seconds = max(seconds, ((high & 15) << 32 | low) / (high >> 12))
+    if seconds <= 0:
+        raise UnsupportedError("is broken: it has no sound", hint=_SOUNDS)
+    if seconds > MAX_SECONDS:
+        raise UnsupportedError(
+            f"has {seconds:.0f} seconds of sound, and {MAX_SECONDS} are the limit",
+            hint="cut it into pieces",
+        )
+    return seconds
+
+
+def _seconds_of_wav(data: bytes) -> float:
+    """By its format and the size that it says its samples have, which decoders believe."""
+    if data[8:12] != b"WAVE":
+        raise UnsupportedError("is no image or sound of a known format", hint=_SOUNDS)
+    place, rate, frame = 12, 0, 0
+    while place + 8 <= len(data):
+        kind, (size,) = data[place : place + 4], struct.unpack_from("<I", data, place + 4)
+        place += 8
+        if kind == b"fmt " and not rate:
+            code, channels, rate, _, _, bits = struct.unpack_from("<HHIIHH", data, place)
+            if code == 0xFFFE:
+                (code,) = struct.unpack_from("<H", data, place + 24)
+            if code not in _WAV_CODES or bits % 8 or not 1 <= channels <= 8:
+                raise UnsupportedError("is a WAV file of a kind that is not read", hint=_SOUNDS)
+            frame = channels * bits // 8
+        elif kind == b"data" and rate and frame:
+            if size > len(data) - place:
+                raise UnsupportedError("is cut off", hint=_SOUNDS)
+            return float(size / frame / rate)
+        elif kind in (b"fmt ", b"data"):
+            break
+        place += size + size % 2
+    raise UnsupportedError("is broken or cut off", hint=_SOUNDS)
+
+
+def _seconds_of_mp3(data: bytes) -> float:
+    """Of all frames that may begin anywhere: a few more than there are."""
+    seconds = 0.0
+    for match in _MP3_FRAME.finditer(data):
+        version, rate = match[1][0] >> 3 & 3, match[2][0] >> 2 & 3
+        if rate < 3:
+            hertz = (44100, 48000, 32000)[rate] >> (0 if version == 3 else 1 if version == 2 else 2)
+            samples = 576 if version != 3 and match[1][0] >> 1 & 3 == 1 else 1152
+            seconds += samples / hertz
+    return seconds
+
+
 # -- messages ------------------------------------------------------------------------------
 
 
 def is_image(part: Any) -> bool:
-    """Whether a part of a message's content is an image, by any interface."""
+    """Whether a part of a message's content is an image or a sound, by any interface."""
     return isinstance(part, Mapping) and part.get("type") in KINDS
 
 
@@ -240,15 +346,20 @@ def image_of(part: Mapping[str, Any]) -> Image:
         {"type": "image_url", "image_url": {"url": "data:image/png;base64,..."}}
         {"type": "input_image", "image_url": "data:image/png;base64,..."}
         {"type": "image", "source": {"type": "base64", "data": "..."}}
+        {"type": "audio", "audio": a Sound, bytes, or a path}
+        {"type": "input_audio", "input_audio": {"data": "...", "format": "wav"}}
 
     Raises UnsupportedError.
     """
-    return read_image(part["image"]) if "image" in part else sent_image(part)
+    found = part.get("image", part.get("audio"))
+    return sent_image(part) if found is None else read_image(found)
 
 
 def sent_image(part: Mapping[str, Any]) -> Image:
     """The same of a part that a stranger sent, which has its bytes: no file here is read."""
-    source, url = part.get("source"), part.get("image_url")
+    source, url, sound = part.get("source"), part.get("image_url"), part.get("input_audio")
+    if isinstance(sound, Mapping) and isinstance(sound.get("data"), str):
+        return read_image(of_base64(sound["data"]))
     if isinstance(source, Mapping):
         if source.get("type") == "base64" and isinstance(source.get("data"), str):
             return read_image(of_base64(source["data"]))
@@ -322,12 +433,8 @@ def with_parts(message: Mapping[str, Any], images: Iterable[Image]) -> dict[str,
     if len(cut) == 1:
         return dict(message)
     parts = [
-        {"type": "image", "image": part} if isinstance(part, Image) else _text_part(part)
+        part.part if isinstance(part, Image) else {"type": "text", "text": part}
         for part in cut
         if part
     ]
     return {**message, "content": parts}
-
-
-def _text_part(text: str) -> dict[str, Any]:
-    return {"type": "text", "text": text}

@@ -1,4 +1,4 @@
-"""The file of a projector, the part of a model that sees, and what it says about itself."""
+"""The file of a projector, the part of a model that sees or hears, and what it says."""
 
 from __future__ import annotations
 
@@ -25,6 +25,9 @@ _TOKENS = {
     **{"muse-glimmer": (4096, 1024), "youtuvl": (62500, 256)},
 }
 _BETWEEN = 8
+# Positions that an encoder of the kind of Whisper has for the 30 seconds it hears at once, and most
+# tokens that a projector makes of them without stacking.
+_POSITIONS, _HEARD = 1500, 750
 _MERGES = {"gemma3": 4, **dict.fromkeys(("qwen2vl_merger", "qwen2.5vl_merger"), 2)}  # by default
 _TYPE = re.compile(r"[-_.](ud-)?(i?q\d\w*|tq\d\w*|mxfp4\w*|bf16|fp?16|fp?32)(?=$|[-.])")
 _NO_NAMES = ("", PROJECTOR, "model")
@@ -43,6 +46,8 @@ class Projector:
     hidden: int
     pieces: int  # of an image, of which each is encoded by itself
     windows: bool  # whether some layers look at windows, by a mask over all pairs of patches
+    sees: bool = True
+    hears: bool = False
 
     @property
     def path(self) -> Path:
@@ -54,9 +59,14 @@ class Projector:
         """All of it."""
         return sum(tensor.data_bytes for tensor in self.file.tensors)
 
+    @property
+    def modalities(self) -> dict[str, bool]:
+        """What it takes, by the names of the interfaces."""
+        return {"vision": self.sees, "audio": self.hears}
+
     def fits(self, width: int) -> bool:
         """Whether it may be of a model whose embeddings have this width."""
-        own = (tensor.dims for tensor in self.file.tensors if not tensor.name.startswith("v.blk."))
+        own = (one.dims for one in self.file.tensors if not one.name.startswith(("v.blk", "a.blk")))
         return any(width in dims for dims in own)
 
     @property
@@ -74,8 +84,16 @@ class Projector:
         """A ceiling of the cells that an image takes, with what stands between its pieces."""
         return self.pieces * (self.tokens(most) + _BETWEEN) + _BETWEEN
 
+    def sound_cells(self, seconds: float) -> int:
+        """A ceiling of the cells that a sound takes."""
+        stack = self.file.integer("clip.audio.projector.stack_factor", 0)
+        of_piece = -(-_POSITIONS // stack) if stack else _HEARD
+        return (int(seconds // 30) + 1) * (of_piece + _BETWEEN)
+
     def patches(self, most: int | None) -> int:
         """Of the same image, or of the one that buffers are made for at first."""
+        if not self.sees:
+            return _POSITIONS
         _, first = _TOKENS.get(self.kind, (None, 0))
         return max(self.tokens(most), first) * self.merge**2
 
@@ -93,27 +111,35 @@ def read_projector(path: Path) -> Projector:
             f"{path.name} is no projector for images",
             hint="--mmproj names the mmproj file of the model",
         )
-    if file.metadata.get("clip.has_vision_encoder") is not True:
-        raise UnsupportedError(f"{path.name} has no part that sees images")
-    kind = file.text("clip.projector_type") or file.text("clip.vision.projector_type")
+    sees, hears = (
+        file.metadata.get(f"clip.has_{one}_encoder") is True for one in ("vision", "audio")
+    )
+    if not sees and not hears:
+        raise UnsupportedError(f"{path.name} has no part that sees images or hears sounds")
+    part = "vision" if sees else "audio"
+    kind = file.text("clip.projector_type") or file.text(f"clip.{part}.projector_type")
     if kind in _NOT_READ:
         raise UnsupportedError(f"projectors of the kind {kind} are not supported")
 
     def value(name: str, default: int | None = None) -> int:
-        return file.integer(f"clip.vision.{name}", default)
+        return file.integer(f"clip.{part}.{name}", default)
 
+    width, hidden = value("embedding_length"), value("feed_forward_length")
+    if not sees:
+        return Projector(
+            file, kind, 1, 1, 1, width, hidden, 0, windows=False, sees=False, hears=True
+        )
     merge = value("spatial_merge_size", value("projector.scale_factor", _MERGES.get(kind, 1)))
     sizes = value("image_size"), value("patch_size"), merge
     if min(sizes) < 1 or max(sizes) > 1 << 16:
         raise ModelFileError(f"{path.name} is damaged: its images have no size")
     windows = "clip.vision.n_wa_pattern" in file.metadata
-    width, hidden = value("embedding_length"), value("feed_forward_length")
     pieces = 1
     if kind == "internvl":
         pieces += min(value("preproc_max_tiles", 12), 64)
     elif kind == "idefics3":
         pieces += min(-(-value("preproc_image_size", sizes[0]) // sizes[0]), 16) ** 2
-    return Projector(file, kind, *sizes, width, hidden, pieces, windows)
+    return Projector(file, kind, *sizes, width, hidden, pieces, windows, hears=hears)
 
 
 def projector_beside(model: Path) -> Path | None:

@@ -11,6 +11,7 @@ import numpy as np
 from frozen_times import free_drafts
 from vision_gguf import TEMPLATE, images
 
+from edgespec.backends.base import ImageRun
 from edgespec.backends.llama.backend import LlamaBackend
 from edgespec.backends.llama.context import LlamaSettings
 from edgespec.backends.llama.library import library
@@ -53,6 +54,27 @@ def parts_with(place: str, count: int) -> list[str | Image]:
 
 def text_of(parts: Sequence[str | Image]) -> str:
     return "".join(one.mark if isinstance(one, Image) else one for one in parts)
+
+
+def prompt(backend: LlamaBackend, parts: Sequence[str | Image]) -> list[list[int] | ImageRun]:
+    """What is read one after the other."""
+    made: list[list[int] | ImageRun] = []
+    for part in parts:
+        text = [backend.tokenizer.encode(part)] if isinstance(part, str) else []
+        for one in text if isinstance(part, str) else backend.image_pieces(part):
+            if made and isinstance(made[-1], list) and not isinstance(one, ImageRun):
+                made[-1] += one
+            else:
+                made.append(one if isinstance(one, ImageRun) else [*one])
+    return made
+
+
+def read(backend: LlamaBackend, pieces: Sequence[list[int] | ImageRun]) -> Any:
+    row = None
+    for piece in pieces:
+        row = backend.read_image(piece) if isinstance(piece, ImageRun) else backend.prefill(piece)
+    assert row is not None
+    return row.copy()
 
 
 class Reference:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import random
 import struct
 import zlib
 from pathlib import Path
@@ -241,3 +242,30 @@ def images(count: int, first: int = 1) -> list[bytes]:
     """PNG files, each another picture of another shape."""
     shapes = ((96, 64), (64, 96), (80, 80), (200, 40), (40, 120))
     return [png(picture(first + i, *shapes[(first + i) % len(shapes)])) for i in range(count)]
+
+
+_WORDS = (b"\0\0", b"\xff\xff", b"\x7f\xff", b"\x00\x01", b"\x80\x00")
+
+
+def mutated(data: bytes, source: random.Random) -> bytes:
+    """The same with some bytes changed, left out, repeated or put in; more of them at the front."""
+    made = bytearray(data)
+    for _ in range(source.choice((1, 1, 2, 4, 16))):
+        most = source.choice((32, 128, len(made)))
+        place = source.randrange(max(1, min(most, len(made))))
+        match source.randrange(6):
+            case 0:
+                made[place : place + 1] = bytes([source.randrange(256)])
+            case 1:
+                made[place : place + 2] = source.choice(_WORDS)
+            case 2:
+                made[place : place + 4] = struct.pack(
+                    source.choice("<>") + "I", source.choice((0, 1, 4096, 1 << 16, (1 << 32) - 1))
+                )
+            case 3:
+                del made[place : place + source.choice((1, 4, 100))]
+            case 4:
+                made[place:place] = made[place : place + source.choice((1, 4, 100))]
+            case _:
+                del made[max(1, place) :]
+    return bytes(made)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
@@ -28,7 +28,7 @@ from edgespec.backends.llama.states import States, say_lost
 from edgespec.backends.llama.team import end_team
 from edgespec.backends.tree import DraftTree
 from edgespec.errors import BackendError, ModelNotFoundError, UnsupportedError
-from edgespec.models.images import Image
+from edgespec.models.images import Image, Sound
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +256,12 @@ class LlamaSequence:
     def sees_images(self) -> bool:
         return self._context.vision is not None
 
+    @property
+    def modalities(self) -> Mapping[str, bool]:
+        """As of `SeesImages`."""
+        vision = self._context.vision
+        return {"vision": bool(vision and vision.sees), "audio": bool(vision and vision.hears)}
+
     def image_pieces(self, image: Image) -> Sequence[Sequence[int] | ImageRun]:
         """As of `SeesImages`."""
         assert self._context.vision is not None, "it sees images"
@@ -269,7 +275,8 @@ class LlamaSequence:
         vision, count = self._context.vision, len(run.ids)
         assert vision is not None, "it sees images"
         require_room(self, count)
-        if not vision.is_causal and count > self.batch_size:
+        is_causal = vision.is_causal or isinstance(run.image, Sound)
+        if not is_causal and count > self.batch_size:
             raise UnsupportedError(
                 f"an image of {count} tokens is read at once, and a step has {self.batch_size}",
                 hint="lower --image-max-tokens, or give it more memory: its steps get larger",
@@ -281,7 +288,7 @@ class LlamaSequence:
         rows, places = vision.embeddings(run), vision.positions(run, self._position)
         self._images.append((start := self._length, count, run.positions))
         try:
-            with self._context.attends_ahead(not vision.is_causal):
+            with self._context.attends_ahead(not is_causal):
                 for end in range(0, count, self.batch_size):
                     self._read_rows(run.ids, rows, places, slice(end, end + self.batch_size))
         except BaseException:

@@ -27,7 +27,7 @@ from edgespec.errors import BackendError, MissingDependencyError, UnsupportedErr
 from edgespec.memory.bytes.projector import KEPT_BYTES, keep_compute_bytes
 from edgespec.models.gguf.access import read_part
 from edgespec.models.gguf.reader import Gguf
-from edgespec.models.images import Image
+from edgespec.models.images import Image, Sound
 from edgespec.models.projector import read_projector
 
 _MOST_KNOWN = 64  # images that decode, and whose pieces are known
@@ -83,16 +83,18 @@ class Vision:
         LOG.clear()
         with interrupts_kept():
             self._context = self._lib.mtmd_init_from_file(os.fsencode(path), model, params)
-        if not self._context or not self._lib.mtmd_support_vision(self._context):
-            said = LOG.problem() or "it has no vision encoder"
+        if not self._context:
+            said = LOG.problem() or "no reason"
             self.close()
             raise BackendError(
                 f"llama.cpp cannot use {path.name} with this model: {said}",
                 hint="--mmproj names the projector (mmproj) of the same model",
             )
         self._bytes = projector.weight_bytes, sum(LOG.buffer_bytes().values())
-        if patches := LOG.warmup_side // projector.patch_size:
-            keep_compute_bytes(projector, self._bytes[1], patches**2, on_gpu=on_gpu)
+        self._name, self.sees, self.hears = path.name, projector.sees, projector.hears
+        side = LOG.warmup_side // projector.patch_size
+        if patches := side**2 if projector.sees else projector.patches(None):
+            keep_compute_bytes(projector, self._bytes[1], patches, on_gpu=on_gpu)
         self.uses_sections = bool(self._lib.mtmd_decode_use_mrope(self._context))
         self.is_causal = not self._lib.mtmd_decode_use_non_causal(self._context, None)
         self.width = int(library().llama_model_n_embd_inp(model))
@@ -101,6 +103,12 @@ class Vision:
 
     def pieces(self, image: Image) -> list[list[int] | ImageRun]:
         """Token ids and runs of cells. Raises UnsupportedError for one that cannot be decoded."""
+        if not (self.hears if isinstance(image, Sound) else self.sees):
+            does, lacks = ("hears", "image") if self.hears else ("sees", "sound")
+            raise UnsupportedError(
+                f"the projector {self._name} {does} alone, and the prompt has {image}",
+                hint=f"leave out the {lacks}, or name another model's projector with --mmproj",
+            )
         known = self._pieces.get(image.digest)
         if known is not None:
             return [_of(image, piece) for piece in known]
@@ -123,11 +131,14 @@ class Vision:
         count = len(run.ids)
         if not self.uses_sections:
             return np.arange(first, first + count, dtype=np.int32)[None]
+        if isinstance(run.image, Sound):
+            places = np.arange(first, first + count, dtype=np.int32)
+            return np.stack([places, places, places, np.zeros_like(places)])
         with self._chunks(run.image, decoded=False) as chunks:
             tokens = self._lib.mtmd_input_chunk_get_tokens_image(chunks[run.index])
-            places = (self._lib.mtmd_decoder_pos * count)()
-            self._lib.mtmd_helper_image_get_decoder_pos(tokens, first, places)
-        found: NDArray[np.int32] = np.array([[p.t, p.y, p.x, p.z] for p in places], np.int32).T
+            held = (self._lib.mtmd_decoder_pos * count)()
+            self._lib.mtmd_helper_image_get_decoder_pos(tokens, first, held)
+        found: NDArray[np.int32] = np.array([[p.t, p.y, p.x, p.z] for p in held], np.int32).T
         return found
 
     def embeddings(self, run: ImageRun) -> NDArray[np.float32]:
@@ -181,7 +192,14 @@ class Vision:
         lib = self._lib
         data = (ctypes.c_uint8 * len(image.data)).from_buffer_copy(image.data)
         bitmap = lib.mtmd_helper_bitmap_init_from_buf(self._context, data, len(data), False)
-        if bitmap:
+        if bitmap and isinstance(image, Sound):
+            count = lib.mtmd_bitmap_get_n_bytes(bitmap) // 4
+            address = ctypes.cast(lib.mtmd_bitmap_get_data(bitmap), ctypes.POINTER(ctypes.c_float))
+            if lib.mtmd_bitmap_is_audio(bitmap) and count > 1:  # of one sample it aborts
+                if np.isfinite(np.ctypeslib.as_array(address, (count,))).all():
+                    return bitmap
+            lib.mtmd_bitmap_free(bitmap)
+        elif bitmap:
             size = lib.mtmd_bitmap_get_nx(bitmap), lib.mtmd_bitmap_get_ny(bitmap)
             shown = size[::-1] if image.is_on_its_side else size
             if shown == (image.width, image.height) and not lib.mtmd_bitmap_is_audio(bitmap):
@@ -192,8 +210,9 @@ class Vision:
                 lib.mtmd_bitmap_free(bitmap)
                 return lib.mtmd_bitmap_init(*shown, pixels.ctypes.data_as(_BYTES))
             lib.mtmd_bitmap_free(bitmap)
+        what, format = ("sound", "WAV") if isinstance(image, Sound) else ("image", "PNG or JPEG")
         raise UnsupportedError(
-            "the image is broken: it cannot be decoded", hint="save it again, as PNG or JPEG"
+            f"the {what} is broken: it cannot be decoded", hint=f"save it again, as {format}"
         )
 
     @contextmanager
@@ -210,8 +229,7 @@ class Vision:
                 bitmaps = (ctypes.c_void_p * 1)(bitmap)
                 if lib.mtmd_tokenize(self._context, made, ctypes.byref(text), bitmaps, 1):
                     raise UnsupportedError(
-                        f"an image of {image.width} x {image.height} pixels cannot be prepared for "
-                        f"this model: {LOG.problem() or 'no reason'}"
+                        f"{image} cannot be prepared for this model: {LOG.problem() or 'no reason'}"
                     )
                 count = lib.mtmd_input_chunks_size(made)
                 yield [lib.mtmd_input_chunks_get(made, place) for place in range(count)]

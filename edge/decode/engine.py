@@ -415,8 +415,8 @@ class ShownImages:
         for image in dict.fromkeys(images):
             if not sees_images(backend):
                 raise UnsupportedError(
-                    "this model reads text alone, and the prompt has an image",
-                    hint="--mmproj FILE names the projector of a model that sees",
+                    f"this model reads text alone, and the prompt has {image}",
+                    hint="--mmproj FILE names the projector of a model that sees or hears",
                 )
             self._pieces[image] = backend.image_pieces(image)
 

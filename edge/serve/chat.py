@@ -282,7 +282,8 @@ def take_parts(
 
 def take_image(part: Fields) -> Image:
     """The image of a part, in any interface's form. Raises ApiError."""
-    name = "source" if "source" in part else "image_url"
+    names = (name for name in ("source", "input_audio") if name in part)
+    name = next(names, "image_url")
     part.refuse_set({"file_id": "send the image itself, as a data: URL"})
     try:
         image = sent_image({name: part.any(name)})
@@ -319,7 +320,9 @@ def _message(fields: Fields, limits: Limits) -> dict[str, Any]:
     if "name" in fields:
         message["name"] = fields.text("name")
     fields.ignore("id", "annotations", "refusal", "provider_specific_fields")
-    fields.refuse_set({"audio": "no model here hears", "images": "send them as parts of content"})
+    fields.refuse_set(
+        {"audio": "send sounds as parts of content", "images": "send them as parts of content"}
+    )
     fields.end()
     return message
 

@@ -13,7 +13,7 @@ from edgespec.memory.plan.embedding import EmbeddingPlan, embeds
 from edgespec.memory.plan.machine import Machine
 from edgespec.memory.plan.request import Request
 from edgespec.models.onnx.folder import read_model
-from edgespec.models.projector import projector_beside
+from edgespec.models.projector import projector_beside, read_projector
 from edgespec.models.spec import ModelSpec
 from edgespec.serve.embeddings import EmbeddingService
 from edgespec.serve.kept_prefixes import KeptPrefixes
@@ -78,12 +78,13 @@ class ModelFile:
         """What is told of it: null as long as it is not known."""
         one = self.planned
         if one is None or one.plan is None:
-            return about(None, None, sees=self._may_see)
+            return about(None, None, {"vision": self._may_see, "audio": False})
         if isinstance(one.plan, EmbeddingPlan):
             size = one.spec.embedding_size
             return {"context_length": one.plan.context_size, "embedding_length": size}
-        sees = one.plan.projector is not None
-        return about(one.plan.context_size, one.spec.vocab_size, sees=sees)
+        path = one.plan.projector
+        senses = None if path is None else read_projector(path).modalities
+        return about(one.plan.context_size, one.spec.vocab_size, senses)
 
     @cached_property
     def _may_see(self) -> bool:
@@ -117,11 +118,11 @@ class ModelFile:
 
 
 def about(
-    context_size: int | None, vocab_size: int | None, *, sees: bool = False
+    context_size: int | None, vocab_size: int | None, senses: Mapping[str, bool] | None = None
 ) -> dict[str, Any]:
     """What a list of models says of one that answers chats."""
     return {
-        "modalities": {"vision": sees, "audio": False},
+        "modalities": senses or {"vision": False, "audio": False},
         "context_length": context_size,
         "max_model_len": context_size,
         "meta": {"n_ctx": context_size, "n_vocab": vocab_size},
@@ -142,8 +143,9 @@ class LoadedModel:
     def about(self) -> Mapping[str, Any]:
         """What is told of it."""
         service = self._service
-        sees = sees_images(service.engine.backend)
-        return about(service.setup.context_size, service.engine.vocab_size, sees=sees)
+        backend = service.engine.backend
+        senses = backend.modalities if sees_images(backend) else None
+        return about(service.setup.context_size, service.engine.vocab_size, senses)
 
     def plan(self, pinned: Sequence[Sizes]) -> None:
         """It is loaded."""

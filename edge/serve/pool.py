@@ -205,7 +205,7 @@ class Pool:
     @property
     def sees_images(self) -> bool:
         """Whether a model has a projector."""
-        return any(one.model.about.get("modalities", {}).get("vision") for one in self.members)
+        return any(True in one.model.about.get("modalities", {}).values() for one in self.members)
 
     @property
     def limit_bytes(self) -> int:

@@ -280,14 +280,17 @@ def with_projector(spec: ModelSpec, request: Request) -> tuple[Request, bool]:
         path = None  # of another model
     if path is None and request.images:
         raise UnsupportedError(
-            f"there is no projector beside {spec.path.name}, and the prompt has an image",
-            hint="--mmproj FILE names the mmproj file of a model that sees",
+            f"there is no projector beside {spec.path.name}, and the prompt has images or sounds",
+            hint="--mmproj FILE names the mmproj file of a model that sees or hears",
         )
     if reason and (request.images or not is_found):
         raise UnsupportedError(f"images are not possible: {reason}")
     if path is None or reason:
         return replace(request, mmproj=None), False
-    cells = request.images * read_projector(path).cells(request.image_max_tokens)
+    projector = read_projector(path)
+    seen = request.images - len(request.sounds_s)
+    cells = seen * projector.cells(request.image_max_tokens)
+    cells += sum(map(projector.sound_cells, request.sounds_s))
     request = replace(request, mmproj=path, prompt_tokens=request.prompt_tokens + cells)
     return request, is_found and not request.images
 

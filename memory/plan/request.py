@@ -35,7 +35,8 @@ class Request(LoadOptions):
     max_tokens: int = 0
     interface_bytes: int = 0  # of what the process holds besides, such as a line editor
     is_plain_greedy: bool = False  # no answer is sampled, penalised or kept to a grammar
-    images: int = 0  # in the prompt
+    images: int = 0  # and sounds, in the prompt
+    sounds_s: tuple[float, ...] = ()  # seconds of each sound
     serves: bool = False  # prompts come by HTTP
     pooling: str | None = None  # that makes vectors of texts, whatever the file is made for
     keeps_to_form: bool = False  # answers may have to keep to a schema or a grammar

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from command_line import Done, run
 from random_gguf import Q8_0
+from sound_gguf import samples, wav, write_hearing
 from vision_cases import open_engine
 from vision_gguf import images, write_vision
 
@@ -79,12 +80,26 @@ def test_run_reads_an_image_from_a_pipe(
     assert Done(0, piped.stdout.decode(), "").document["token_ids"] == by_name.document["token_ids"]
 
 
+def test_run_and_chat_play_sounds(tmp_path: Path, measured: str) -> None:
+    write_hearing(tmp_path, "ultravox")
+    model, sound = str(tmp_path / "ultravox.gguf"), str(tmp_path / "speech.wav")
+    Path(sound).write_bytes(wav(samples(1, 31)))
+    done = run(
+        *("run", model, QUESTION, *ONE_THREAD[2:], "--audio", sound, "--check", "--json"),
+        cache=measured,
+    )
+    assert done.status == 0 and done.document["check"]["identical"], done.err
+    assert done.document["prompt_tokens"] > 2 * 187
+    done = run("chat", model, *ONE_THREAD[:4], cache=measured, stdin=f"/audio {sound}\n?\n")
+    assert done.status == 0 and "with the next message: a sound of 31 seconds" in done.err
+
+
 REFUSED = [
-    (("--image", "nowhere.png"), "cannot read the image nowhere.png"),
+    (("--image", "nowhere.png"), "cannot read nowhere.png"),
     (("--image", "https://x.org/a.png"), "images are not fetched from addresses"),
     (("--image", "{one}", "--mmproj", "none"), "this model reads text alone"),
     (("--image", "{one}", "--mmproj", "{model}"), "is no projector for images"),
-    (("--image", "-", "--image", "-"), "--image - reads stdin, which there is once"),
+    (("--image", "-", "--image", "-"), "stdin, which - reads, is there once"),
     (("--image", "{one}", "--drafter", "head"), "a head follows texts alone"),
 ]
 
@@ -105,8 +120,8 @@ def test_a_chat_shows_images(vision_folder: Path, pictures: list[str], measured:
     typed = f"/image nowhere.png\n/image {pictures[0]}\n{QUESTION}\nAnd now?\n/save {file}\n"
     done = run("chat", model, *ONE_THREAD[:4], cache=measured, stdin=typed)
     assert done.status == 1, "of the command that failed"
-    assert "cannot read the image nowhere.png" in done.err
-    assert "1 image with the next message" in done.err
+    assert "cannot read nowhere.png" in done.err
+    assert "with the next message: an image of" in done.err
     again = f"/load {file}\nAnd then?\n"
     done = run("chat", model, *ONE_THREAD[:4], cache=measured, stdin=again)
     assert done.status == 0 and "error" not in done.err

@@ -17,6 +17,7 @@ from edgespec.models.chat import plain_message, render_chat
 from edgespec.models.images import (
     MAX_BYTES,
     MAX_PIXELS,
+    Sound,
     images_of,
     parts_of,
     read_image,
@@ -47,10 +48,10 @@ def test_sizes_are_read_from_headers(data: bytes, size: tuple[int, int]) -> None
 @pytest.mark.parametrize(
     ("data", "told"),
     [
-        (b"", "no image of a known format"),
-        (b"hello", "no image of a known format"),
+        (b"", "no image or sound of a known format"),
+        (b"hello", "no image or sound of a known format"),
         (b"RIFF\0\0\0\0WEBPVP8 ", "is WebP"),
-        (b"BM" + bytes(40), "no image of a known format"),
+        (b"BM" + bytes(40), "no image or sound of a known format"),
         (png(picture(1))[:20], "broken or cut off"),
         (png(picture(1))[:30], "cut off"),
         (png(picture(1))[:70], "cut off"),
@@ -91,9 +92,9 @@ def test_files_and_addresses(tmp_path: Path) -> None:
             read_image(address)
     with pytest.raises(UnsupportedError, match="no base64"):
         read_image("data:image/png;base64,%%%")
-    with pytest.raises(UnsupportedError, match="cannot read the image"):
+    with pytest.raises(UnsupportedError, match="cannot read "):
         read_image(tmp_path)
-    with pytest.raises(UnsupportedError, match="cannot read the image"):
+    with pytest.raises(UnsupportedError, match="cannot read "):
         read_image("a\0b")
     (tmp_path / "huge").write_bytes(bytes(MAX_BYTES + 1))
     with pytest.raises(UnsupportedError, match="more than 32 MiB"):
@@ -114,7 +115,7 @@ def test_mutated_headers_are_one_error() -> None:
             image = read_image(bytes(data))
         except UnsupportedError:
             continue
-        assert 0 < image.width * image.height <= MAX_PIXELS
+        assert isinstance(image, Sound) or 0 < image.width * image.height <= MAX_PIXELS
 
 
 # -- messages ------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 from serving_cases import Serve, Speaker
+from sound_gguf import samples, wav, write_hearing
 from typer.testing import CliRunner
 from vision_cases import open_engine
 from vision_gguf import images, jpeg, picture, png
@@ -100,6 +101,30 @@ def test_run_shows_an_image_to_a_server(seeing: tuple[Engine, str], tmp_path: Pa
         assert json.loads(done.stdout)["text"] == expected.text
 
 
+def test_a_sound_is_heard(tmp_path: Path) -> None:
+    """Where a projector hears; an image is refused there, and a sound where it only sees."""
+    write_hearing(tmp_path, "qwen2a")
+    data = wav(samples(1))
+    (tmp_path / "speech.wav").write_bytes(data)
+    part: Part = {"type": "input_audio", "input_audio": {"data": text_of(data), "format": "wav"}}
+    content = [part, {"type": "text", "text": QUESTION}]
+    body = {"messages": [{"role": "user", "content": content}], **SHORT}
+    with open_engine(tmp_path, "qwen2a", context_size=2048) as engine, Server(engine) as server:
+        address = server.start()
+        expected = engine.generate(QUESTION, images=[data], max_tokens=8, speculate=False)
+        assert said(post(address, "chat/completions", body)) == expected.text
+        played = ["--audio", str(tmp_path / "speech.wav"), "--max-tokens", "8", "--temperature=0"]
+        done = CliRunner().invoke(app, ["run", QUESTION, *played, "--connect", address, "--json"])
+        assert json.loads(done.stdout)["text"] == expected.text
+        refused = post(address, "chat/completions", asked(images(1)[0]))
+        assert refused.status_code == 400 and "hears alone" in refused.text
+        part["input_audio"] = {"data": text_of(data[:40]), "format": "wav"}
+        refused = post(address, "chat/completions", body)
+        assert refused.status_code == 400 and "broken or cut off" in refused.text
+        told = httpx.get(f"{address}/props").json()["modalities"]
+        assert told == {"vision": False, "audio": True}
+
+
 def test_a_tool_may_answer_with_an_image(seeing: tuple[Engine, str]) -> None:
     _, address = seeing
     one, other = images(2)
@@ -163,8 +188,11 @@ REFUSED = [
     ({"type": "image_url", "image_url": {"url": "/etc/hostname"}}, "are not fetched"),
     ({"type": "image", "image": "/etc/hostname"}, "an image needs its bytes"),
     ({"type": "image_url", "image_url": {"url": "data:image/png;base64,%"}}, "is no base64"),
-    ({"type": "image_url", "image_url": {"url": url_of(b"GIF89a")}}, "the image is broken"),
-    ({"type": "image_url", "image_url": {"url": url_of(b"%PDF-1.7 ")}}, "is no image of a known"),
+    ({"type": "image_url", "image_url": {"url": url_of(b"GIF89a")}}, "the file is broken"),
+    (
+        {"type": "image_url", "image_url": {"url": url_of(b"%PDF-1.7 ")}},
+        "is no image or sound of a known",
+    ),
     ({"type": "input_image", "file_id": "file-1"}, "send the image itself, as a data: URL"),
     ({"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}, "is not supported"),
 ]

@@ -10,7 +10,6 @@ from __future__ import annotations
 import io
 import os
 import random
-import struct
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,14 +19,13 @@ import numpy as np
 import PIL.Image
 import pytest
 from vision_cases import open_backend
-from vision_gguf import bmp, jpeg, picture, png
+from vision_gguf import bmp, jpeg, mutated, picture, png
 
 from edgespec.errors import UnsupportedError
 from edgespec.models.images import read_image
 
 pytestmark = pytest.mark.model
 COUNT = 250 * int(os.environ.get("EDGESPEC_FUZZ", "1"))
-_WORDS = (b"\0\0", b"\xff\xff", b"\x7f\xff", b"\x00\x01", b"\x80\x00")
 
 
 def whole_images() -> Iterator[bytes]:
@@ -53,30 +51,6 @@ def whole_images() -> Iterator[bytes]:
     moving = io.BytesIO()
     frames[0].save(moving, "GIF", save_all=True, append_images=frames[1:])
     yield moving.getvalue()
-
-
-def mutated(data: bytes, source: random.Random) -> bytes:
-    """The same with some bytes changed, left out, repeated or put in; more of them at the front."""
-    made = bytearray(data)
-    for _ in range(source.choice((1, 1, 2, 4, 16))):
-        most = source.choice((32, 128, len(made)))
-        place = source.randrange(max(1, min(most, len(made))))
-        match source.randrange(6):
-            case 0:
-                made[place : place + 1] = bytes([source.randrange(256)])
-            case 1:
-                made[place : place + 2] = source.choice(_WORDS)
-            case 2:
-                made[place : place + 4] = struct.pack(
-                    source.choice("<>") + "I", source.choice((0, 1, 4096, 1 << 16, (1 << 32) - 1))
-                )
-            case 3:
-                del made[place : place + source.choice((1, 4, 100))]
-            case 4:
-                made[place:place] = made[place : place + source.choice((1, 4, 100))]
-            case _:
-                del made[max(1, place) :]
-    return bytes(made)
 
 
 def look_at_all(folder: Path, count: int, seed: int) -> dict[str, int]:

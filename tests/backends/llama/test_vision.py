@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +10,14 @@ import numpy as np
 import PIL.Image
 import PIL.ImageOps
 import pytest
-from vision_cases import PLACES, Reference, open_backend, parts_with, shown
+from vision_cases import PLACES, Reference, open_backend, parts_with, prompt, read, shown
 from vision_gguf import KINDS, jpeg, picture, png, write_vision
 
 from edgespec.backends.base import ImageRun
 from edgespec.backends.llama.backend import LlamaBackend
 from edgespec.errors import BackendError, ContextFullError, UnsupportedError
 from edgespec.memory.bytes.projector import estimated_bytes, projector_parts
-from edgespec.models.images import MAX_SIDE, Image, read_image
+from edgespec.models.images import MAX_SIDE, read_image
 from edgespec.models.projector import read_projector
 
 
@@ -33,27 +33,6 @@ def mrope(vision_folder: Path) -> Iterator[LlamaBackend]:
     made = open_backend(vision_folder, "qwen3vl", users=2, cells=512, context_size=256)
     yield made
     made.close()
-
-
-def prompt(backend: LlamaBackend, parts: Sequence[str | Image]) -> list[list[int] | ImageRun]:
-    """What is read one after the other."""
-    made: list[list[int] | ImageRun] = []
-    for part in parts:
-        text = [backend.tokenizer.encode(part)] if isinstance(part, str) else []
-        for one in text if isinstance(part, str) else backend.image_pieces(part):
-            if made and isinstance(made[-1], list) and not isinstance(one, ImageRun):
-                made[-1] += one
-            else:
-                made.append(one if isinstance(one, ImageRun) else [*one])
-    return made
-
-
-def read(backend: LlamaBackend, pieces: Sequence[list[int] | ImageRun]) -> Any:
-    row = None
-    for piece in pieces:
-        row = backend.read_image(piece) if isinstance(piece, ImageRun) else backend.prefill(piece)
-    assert row is not None
-    return row.copy()
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])

@@ -1,0 +1,158 @@
+"""Tiny models that hear, with random weights, and sounds for them."""
+
+from __future__ import annotations
+
+import io
+import struct
+import wave
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from random_gguf import F32, WIDTH, write_model
+from vision_gguf import TEMPLATE
+
+# By name: the text model's architecture, and what stands around a sound.
+HEARING = {"ultravox": ("llama", ()), "qwen2a": ("qwen2", ("<|audio_bos|>", "<|audio_eos|>"))}
+_INNER, _HIDDEN, _LAYERS, _MEL, _STACK = 32, 64, 2, 16, 8
+
+
+def write_hearing(folder: Path, name: str, seed: int = 7) -> tuple[Path, Path]:
+    """A text model that reads bytes, and beside it a projector that only hears."""
+    arch, around = HEARING[name]
+    folder.mkdir(parents=True, exist_ok=True)
+    model = write_model(
+        folder / f"{name}.gguf",
+        arch,
+        F32,
+        seed,
+        reads_bytes=True,
+        controls=("<|start|>", "<|end|>", *around),
+        template=TEMPLATE,
+    )
+    return model, _write_projector(folder / f"mmproj-{name}.gguf", name, seed)
+
+
+def _write_projector(path: Path, name: str, seed: int) -> Path:
+    source = np.random.default_rng(seed)
+    writer = gguf.GGUFWriter(path, "clip")
+    writer.add_bool("clip.has_audio_encoder", True)
+    writer.add_string("clip.projector_type", name)
+    integers = {
+        "embedding_length": _INNER,
+        "attention.head_count": 2,
+        "feed_forward_length": _HIDDEN,
+        "block_count": _LAYERS,
+        "projection_dim": WIDTH,
+        "num_mel_bins": _MEL,
+        **({"projector.stack_factor": _STACK} if name == "ultravox" else {}),
+    }
+    for key, value in integers.items():
+        writer.add_uint32(f"clip.audio.{key}", value)
+    writer.add_float32("clip.audio.attention.layer_norm_epsilon", 1e-5)
+    for tensor, shape in _shapes(name).items():
+        values = source.normal(0.0, max(1, shape[-1]) ** -0.5, shape)
+        if "norm" in tensor or ".ln" in tensor or "_ln" in tensor:
+            values = source.uniform(0.5, 1.5, shape)
+        if tensor.startswith("mm.") and len(shape) == 2:
+            values *= 4  # so that what is heard changes what is written
+        is_conv = "conv" in tensor and len(shape) == 3
+        writer.add_tensor(tensor, values.astype(np.float16 if is_conv else np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _shapes(name: str) -> dict[str, tuple[int, ...]]:
+    """Names and shapes, as numpy has them, of all tensors of a projector."""
+    shapes: dict[str, tuple[int, ...]] = {
+        "a.conv1d.1.weight": (_INNER, _MEL, 3),
+        "a.conv1d.1.bias": (_INNER, 1),
+        "a.conv1d.2.weight": (_INNER, _INNER, 3),
+        "a.conv1d.2.bias": (_INNER, 1),
+        "a.position_embd.weight": (1500, _INNER),
+        "a.post_ln.weight": (_INNER,),
+        "a.post_ln.bias": (_INNER,),
+    }
+    for layer in range(_LAYERS):
+        block = f"a.blk.{layer}."
+        shapes |= {f"{block}attn_{one}.weight": (_INNER, _INNER) for one in ("q", "k", "v", "out")}
+        shapes |= {f"{block}attn_{one}.bias": (_INNER,) for one in ("q", "v", "out")}
+        shapes |= {f"{block}{norm}.{of}": (_INNER,) for norm in ("ln1", "ln2") for of in _PARTS}
+        shapes |= {f"{block}ffn_up.weight": (_HIDDEN, _INNER), f"{block}ffn_up.bias": (_HIDDEN,)}
+        shapes |= {f"{block}ffn_down.weight": (_INNER, _HIDDEN), f"{block}ffn_down.bias": (_INNER,)}
+    if name == "qwen2a":
+        return shapes | {"mm.a.fc.weight": (WIDTH, _INNER), "mm.a.fc.bias": (WIDTH,)}
+    return shapes | {
+        "mm.a.norm_pre.weight": (_INNER * _STACK,),
+        "mm.a.mlp.1.weight": (_HIDDEN, _INNER * _STACK),
+        "mm.a.norm_mid.weight": (_HIDDEN // 2,),
+        "mm.a.mlp.2.weight": (WIDTH, _HIDDEN // 2),
+    }
+
+
+_PARTS = ("weight", "bias")
+
+
+# -- sounds --------------------------------------------------------------------------------
+
+
+def samples(seed: int, seconds: float = 1.0, rate: int = 16000) -> Any:
+    """Some tones and noise, [n] of 16 bits, another one for each seed."""
+    source, times = np.random.default_rng(seed), np.arange(int(seconds * rate)) / rate
+    tones = sum(np.sin(2 * np.pi * hertz * times) for hertz in source.uniform(100, 3000, 3))
+    return (4000 * tones + source.normal(0, 300, len(times))).astype("<i2")
+
+
+def wav(values: Any, rate: int = 16000, channels: int = 1) -> bytes:
+    """A WAV file of 16-bit samples."""
+    made = io.BytesIO()
+    with wave.open(made, "wb") as file:
+        file.setnchannels(channels)
+        file.setsampwidth(2)
+        file.setframerate(rate)
+        file.writeframes(np.repeat(values, channels).tobytes())
+    return made.getvalue()
+
+
+def wav_of(code: int, bits: int, rate: int, size: int, data: bytes) -> bytes:
+    """A WAV file that says it has this format and so many bytes, whatever its data are."""
+    frame = bits // 8
+    head = struct.pack("<4sIHHIIHH", b"fmt ", 16, code, 1, rate, rate * frame, frame, bits)
+    body = b"WAVE" + head + struct.pack("<4sI", b"data", size) + data
+    return struct.pack("<4sI", b"RIFF", len(body)) + body
+
+
+def mp3(frames: int = 40, seed: int = 3) -> bytes:
+    """An MP3 file: headers of 128 kbit/s at 44.1 kHz, mostly silent side information."""
+    source, made = np.random.default_rng(seed), b""
+    for _ in range(frames):
+        body = bytearray(413)
+        body[40:60] = source.integers(0, 250, 20, np.uint8).tobytes()
+        made += b"\xff\xfb\x90\x64" + bytes(body)
+    return made
+
+
+def flac(values: Any, rate: int = 16000) -> bytes:
+    """A FLAC file of 16-bit samples as they are, in blocks of 4096."""
+    blocks = [values[place : place + 4096] for place in range(0, len(values), 4096)]
+    high = rate << 44 | 0 << 41 | 15 << 36 | len(values)
+    stream = struct.pack(">HH", 4096, 4096) + bytes(6) + high.to_bytes(8, "big") + bytes(16)
+    made = b"fLaC\x80" + len(stream).to_bytes(3, "big") + stream
+    for number, block in enumerate(blocks):
+        head = b"\xff\xf8\x70\x08" + bytes([number]) + struct.pack(">H", len(block) - 1)
+        frame = head + bytes([_crc(head, 8, 0x07)]) + b"\x02" + block.astype(">i2").tobytes()
+        made += frame + _crc(frame, 16, 0x8005).to_bytes(2, "big")
+    return made
+
+
+def _crc(data: bytes, bits: int, polynomial: int) -> int:
+    value, most = 0, (1 << bits) - 1
+    for byte in data:
+        value ^= byte << (bits - 8)
+        for _ in range(8):
+            value = ((value << 1) ^ (polynomial if value >> (bits - 1) else 0)) & most
+    return value
