@@ -116,6 +116,15 @@ def read_projector(path: Path) -> Projector:
     )
     if not sees and not hears:
         raise UnsupportedError(f"{path.name} has no part that sees images or hears sounds")
+    stack = file.integer("clip.audio.projector.stack_factor", 0)
+    # Its tokens are counted in another way than they are made, and where that differs the process
+    # ends (`clip_n_output_tokens` and `build_stack` of llama.cpp's clip.cpp).
+    if hears and stack > 1 and -(-_POSITIONS // stack) != -(-2 * _POSITIONS // stack) // 2:
+        hears = False
+        if not sees:
+            raise UnsupportedError(
+                f"{path.name} makes one token of {stack} rows of sound, which this llama.cpp cannot"
+            )
     part = "vision" if sees else "audio"
     kind = file.text("clip.projector_type") or file.text(f"clip.{part}.projector_type")
     if kind in _NOT_READ:

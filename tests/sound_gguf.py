@@ -15,7 +15,7 @@ from vision_gguf import TEMPLATE
 
 # By name: the text model's architecture, and what stands around a sound.
 HEARING = {"ultravox": ("llama", ()), "qwen2a": ("qwen2", ("<|audio_bos|>", "<|audio_eos|>"))}
-_INNER, _HIDDEN, _LAYERS, _MEL, _STACK = 32, 64, 2, 16, 8
+_INNER, _HIDDEN, _LAYERS, _MEL, _STACK = 32, 64, 2, 16, 4
 
 
 def write_hearing(folder: Path, name: str, seed: int = 7) -> tuple[Path, Path]:

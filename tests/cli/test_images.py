@@ -89,8 +89,17 @@ def test_run_and_chat_play_sounds(tmp_path: Path, measured: str) -> None:
         cache=measured,
     )
     assert done.status == 0 and done.document["check"]["identical"], done.err
-    assert done.document["prompt_tokens"] > 2 * 187
-    done = run("chat", model, *ONE_THREAD[:4], cache=measured, stdin=f"/audio {sound}\n?\n")
+    assert done.document["prompt_tokens"] > 2 * 375
+    done = run(
+        "chat",
+        model,
+        "--ctx",
+        "1024",
+        "--threads",
+        "1",
+        cache=measured,
+        stdin=f"/audio {sound}\n?\n",
+    )
     assert done.status == 0 and "with the next message: a sound of 31 seconds" in done.err
 
 

@@ -53,12 +53,15 @@ def test_logits_are_those_of_libmtmd(folder: Path, name: str, heard: tuple[Image
     found = read(backend, prompt(backend, parts(*heard)))
     expected, _ = Reference(backend).read(parts(*heard))
     assert np.isfinite(found).all() and np.array_equal(found, expected)
+    backend.truncate(0)
+    other = read(backend, prompt(backend, parts(*reversed(SOUNDS[: len(heard)]))))
+    assert (heard == SOUNDS[:1]) == np.array_equal(found, other)
     backend.close()
 
 
 @pytest.mark.parametrize("name", HEARING)
 def test_drafts_and_the_cache_change_no_token(folder: Path, name: str) -> None:
-    """Another sound is another prompt; the same one again is found in the cache."""
+    """The same sound again is found in the cache."""
     texts = [text_of(parts(one)) for one in SOUNDS[:2]]
     with open_engine(folder, name, drafts=True, context_size=2048) as engine:
         answers = []
@@ -69,7 +72,7 @@ def test_drafts_and_the_cache_change_no_token(folder: Path, name: str) -> None:
             again = engine.generate(ids, reuse=True, **asked)
             assert plain.token_ids == again.token_ids
             answers.append(plain.token_ids)
-    assert answers[:2] == answers[2:] and answers[0] != answers[1]
+    assert answers[:2] == answers[2:]
 
 
 def test_a_sound_stands_where_an_image_may(folder: Path, tmp_path: Path) -> None:
@@ -116,7 +119,8 @@ def test_cells_and_bytes_are_planned(folder: Path, name: str) -> None:
         cells = sum(len(one.ids if isinstance(one, ImageRun) else one) for one in pieces)
         assert cells <= projector.sound_cells(sound.seconds) <= cells + 40
     told = backend.memory_bytes()
-    planned = {one.name: one.nbytes for one in projector_parts(projector, None, on_gpu=False)}
+    on_gpu = backend.settings.gpu_layers != 0
+    planned = {one.name: one.nbytes for one in projector_parts(projector, None, on_gpu=on_gpu)}
     assert told["projector"] == planned["projector"]
     assert told["projector_compute"] == planned["projector_compute"]  # as it was loaded
     assert told["projector_compute"] <= estimated_bytes(projector, projector.patches(None))
