@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections import defaultdict
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -30,6 +31,7 @@ from edgespec.exits.files import (
     values_of,
 )
 from edgespec.exits.network import (
+    Tensor,
     Weights,
     hyperparameters_of,
     import_torch,
@@ -47,6 +49,7 @@ _CONTEXT, _NODES = 4096, 32
 _STRETCH = CONTEXT - WINDOW  # tokens after which an exit begins anew
 
 Hits = NDArray[np.bool_]
+Answer = tuple[list[int], list[int]]  # tokens of a prompt, and of what follows
 
 
 class _Exit:
@@ -62,18 +65,20 @@ class _Exit:
         self._draft = open_draft_model(draft_spec, spec, settings)
         self.close = self._draft.close
 
-    def hits(self, prompt: list[int], text: list[int]) -> Hits:
-        """Whether its best token is the text's, [n]."""
-        best = [
-            self._ids[row.argmax()]
-            for start in range(0, len(text), _STRETCH)
-            for row in forced_rows(
-                self._draft,
-                [*prompt, *text[:start]][-self._window :],
-                text[start : start + _STRETCH],
-            )
-        ]
-        found: Hits = np.array(best) == np.array(text)
+    def hits(self, answers: Sequence[Answer]) -> list[Hits]:
+        """Whether its best token is that of each answer, [n]."""
+        found: list[Hits] = []
+        for prompt, text in answers:
+            best = [
+                self._ids[row.argmax()]
+                for start in range(0, len(text), _STRETCH)
+                for row in forced_rows(
+                    self._draft,
+                    [*prompt, *text[:start]][-self._window :],
+                    text[start : start + _STRETCH],
+                )
+            ]
+            found.append(np.array(best) == np.array(text))
         return found
 
 
@@ -89,17 +94,27 @@ class _Head:
         self._embedding = Weights(spec, torch.float32).embedding()
         self._values = values_of(info)
 
-    def hits(self, prompt: list[int], text: list[int]) -> Hits:
-        """Whether the 1st, 2nd, ... token that it drafts in a round is the text's, [drafts, n]."""
-        torch, values = import_torch(), self._values
-        tokens = np.array([*prompt, *text], np.int32)
-        states = target_states(self._spec, [tokens], self._info.layers)
-        rows = torch.cat([states[layer][0] for layer in self._info.layers], 1)[None, :-2].float()
-        embeddings = self._embedding[torch.from_numpy(tokens[1:-1].astype(int))][None]
+    def hits(self, answers: Sequence[Answer]) -> list[Hits]:
+        """Whether the 1st, 2nd, ... token that it drafts is that of each answer, [drafts, n].
+
+        The target's blocks are made numbers of once, for all answers.
+        """
+        torch, layers = import_torch(), self._info.layers
+        tokens = [np.array([*prompt, *text], np.int32) for prompt, text in answers]
+        states = target_states(self._spec, tokens, layers)
+        return [
+            self._hits(answer, torch.cat([states[layer][number] for layer in layers], 1))
+            for number, answer in enumerate(answers)
+        ]
+
+    def _hits(self, answer: Answer, rows: Tensor) -> Hits:
+        torch, values, (prompt, text) = import_torch(), self._values, answer
+        tokens = torch.tensor([*prompt, *text])
+        embeddings = self._embedding[tokens[1:-1]][None]
         found = []
         with torch.inference_mode():
-            drafted = Unrolled(self._shape, values, embeddings, rows).states(LONGEST_RUN)
-            for state in drafted:
+            drafted = Unrolled(self._shape, values, embeddings, rows[None, :-2].float())
+            for state in drafted.states(LONGEST_RUN):
                 asked = state[0, len(prompt) - 2 :]
                 normed = rms_norm(asked, values["output_norm.weight"], self._shape.epsilon)
                 best = (normed @ values["output.weight"].T).argmax(1).numpy()
@@ -123,19 +138,20 @@ def main() -> None:
     arguments = parser.parse_args()
     lines = arguments.prompts.read_text().splitlines()[arguments.offset :: arguments.every]
     spec, path = read_model_spec(arguments.target), Path(arguments.draft)
-    head = read_head(path)
-    hits: dict[str, list[Hits]] = defaultdict(list)
-    with (
-        edgespec.load(spec.path, drafter="none", context_size=_CONTEXT) as engine,
-        closing(
-            _Exit(spec, path, arguments.window) if head is None else _Head(spec, head)
-        ) as draft,
-    ):
+    head, answers, categories = read_head(path), list[Answer](), list[str]()
+    with edgespec.load(spec.path, drafter="none", context_size=_CONTEXT) as engine:
         for line in lines:
             question = json.loads(line)
             prompt = engine.encode(question["turns"][0])
             text = engine.generate(prompt, max_tokens=arguments.max_tokens).token_ids
-            hits[question["category"]].append(draft.hits(list(prompt), list(text)))
+            answers.append((list(prompt), list(text)))
+            categories.append(question["category"])
+    made = _Exit(spec, path, arguments.window) if head is None else _Head(spec, head)
+    with closing(made) as draft:
+        found = draft.hits(answers)
+    hits: dict[str, list[Hits]] = defaultdict(list)
+    for category, row in zip(categories, found, strict=True):
+        hits[category].append(row)
     everything = [row for rows in hits.values() for row in rows]
     lengths = 1.0 + np.cumsum(gains_of(everything))
     print(f"{len(everything)} answers, agreement {agreement_of(everything):.3f}")
