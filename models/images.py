@@ -367,7 +367,8 @@ def sent_image(part: Mapping[str, Any]) -> Image:
     elif isinstance(url, Mapping):
         url = url.get("url", "")
     if not isinstance(url, str) or not url:
-        raise UnsupportedError("an image needs its bytes", hint="data:image/png;base64,...")
+        what = "a sound" if "input_audio" in part else "an image"
+        raise UnsupportedError(f"{what} needs its bytes", hint="in base64")
     return read_image(_of_url(url))
 
 

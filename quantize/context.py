@@ -62,11 +62,11 @@ class EvalContext(LlamaContext):
             _allow_open_files(len(self._parts))
         try:
             self.open(str(path), None, self._adjust)
+            self.vocab_size = self.tokenizer.vocab_size
+            self._batch = Batch(self.lib, size, 1, None, 0)
         except BaseException:
             self.close()
             raise
-        self.vocab_size = self.tokenizer.vocab_size
-        self._batch = Batch(self.lib, size, 1, None, 0)
 
     def _adjust(self, params: Any) -> None:
         params.n_batch = self.settings.batch_size

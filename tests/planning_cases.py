@@ -93,7 +93,8 @@ def model(
         is_sliding=(False,) * layers, num_experts=0, num_experts_used=0,
         expert_feed_forward_size=0, keeps_state=False,
         is_recurrent_layer=(False,) * layers,
-        tied_embeddings=True, table_bytes=0, expert_bytes=0, type_bytes=(), chat_template=None,
+        tied_embeddings=True, table_bytes=tensors["token_embd.weight"].data_bytes,
+        expert_bytes=0, type_bytes=(), chat_template=None,
         bos_id=None, eos_id=None, tokenizer_model="gpt2",
         tokenizer_hash="", tensors=tensors,
     )  # fmt: skip

@@ -198,6 +198,8 @@ def test_what_is_refused() -> None:
     with pytest.raises(UnsupportedError, match="nothing to take back"):
         session.undo()
     with pytest.raises(UnsupportedError, match="must be text"):
+        session.send([{"type": "input_video", "input_video": "x"}])
+    with pytest.raises(UnsupportedError, match="a sound needs its bytes"):
         session.send([{"type": "input_audio", "input_audio": "x"}])
     with pytest.raises(UnsupportedError, match="not fetched from addresses"):
         session.send([{"type": "image_url", "image_url": "x"}])

@@ -194,7 +194,7 @@ REFUSED = [
         "is no image or sound of a known",
     ),
     ({"type": "input_image", "file_id": "file-1"}, "send the image itself, as a data: URL"),
-    ({"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}, "is not supported"),
+    ({"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}, "no image or sound"),
 ]
 
 
