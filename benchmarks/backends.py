@@ -18,6 +18,7 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
+from shared import run
 
 import edgespec
 from edgespec.backends.ort.backend import OrtBackend, OrtSettings
@@ -297,16 +298,5 @@ def _step_times(backend: Any, repeats: int) -> dict[int, float]:
     return times
 
 
-# -- all --------------------------------------------------------------------------------------
-
-COMMANDS = {"steps": steps, "logits": logits, "provider": provider}
-
-
-def main() -> None:
-    if sys.argv[1:2] not in [[name] for name in COMMANDS]:
-        sys.exit(__doc__)
-    COMMANDS[sys.argv.pop(1)]()
-
-
 if __name__ == "__main__":
-    main()
+    run(__doc__, steps=steps, logits=logits, provider=provider)

@@ -13,8 +13,10 @@ One that is not installed is named. Each makes one or two calls: a stream, a too
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -190,10 +192,13 @@ CLIENTS: tuple[Callable[[str, str], Any], ...] = (
 )
 
 
-def main(base: str, *names: str) -> int:
+def main() -> int:
     """Drive them all, or those that are named; the status is 1 where one got no answer."""
-    import json
-
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("base", help="such as http://localhost:8080")
+    parser.add_argument("names", nargs="*", help="of clients; default: all")
+    asked = parser.parse_args()
+    base, names = asked.base, asked.names
     with urllib.request.urlopen(f"{base}/v1/models") as response:
         model = json.load(response)["data"][0]["id"]
     failed = 0
@@ -213,4 +218,4 @@ def main(base: str, *names: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    sys.exit(main())

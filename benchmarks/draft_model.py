@@ -1,20 +1,8 @@
-"""A draft model and its target: acceptance, price, and whether the controller uses it well.
+"""Draft models, heads and early exits: what they bring, and what llama.cpp's server makes of them.
 
-    python benchmarks/draft_model.py TARGET DRAFT --prompts FILE --per-category 2 [--keep]
-
-DRAFT is a smaller model, an early exit, or a head in a file of its own. Four tables over Spec-Bench
-prompts (first turn, in chat format):
-
-* forced: 1 to 4 tokens drafted in every round, whatever they cost. Acceptance length, greedy
-  output against plain decoding, and the time of a round as the controller predicts it against the
-  clock.
-* sampled: temperature 1, drafts drawn and judged by traversal verification (on a chain: block
-  verification) against the draft model's best tokens and sample-and-match.
-* decided: plain, suffix, and suffix with the draft model in turn; what the controller makes of it.
-* garbage: random tokens that claim to be right, as a second source beside the suffix drafter.
-
-With `--keep` the file of a head that edgespec trained promises from now on what forced rounds of 1,
-2, ... drafts brought here, in place of what they did on its own text: plans believe it.
+python benchmarks/draft_model.py speed TARGET DRAFT --prompts FILE --per-category 2 [--keep]
+python benchmarks/draft_model.py agreement TARGET DRAFT --prompts FILE --every 5 --offset 2
+python benchmarks/draft_model.py server LLAMA_SERVER MODEL... [--draft HEAD.gguf]
 """
 
 from __future__ import annotations
@@ -22,20 +10,34 @@ from __future__ import annotations
 import argparse
 import json
 import random
-from collections import Counter
+import urllib.error
+import urllib.request
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+from shared import read_questions, run, running
+
+import edgespec
 from edgespec.backends.llama.backend import LlamaBackend
 from edgespec.backends.llama.context import LlamaSettings
 from edgespec.backends.llama.following import Following
-from edgespec.backends.llama.head import FollowedBackend
+from edgespec.backends.llama.head import (
+    Followed,
+    FollowedBackend,
+    FollowedRecurrentBackend,
+)
 from edgespec.backends.llama.head_files import open_head_file
 from edgespec.backends.llama.kernels import attach
+from edgespec.backends.tree import DraftTree
+from edgespec.bench.switch_calibration import forced_rows
 from edgespec.decode.engine import Engine
 from edgespec.decode.generation import Result
 from edgespec.drafting.drafters.base import Drafter, VerifyResult
@@ -43,18 +45,46 @@ from edgespec.drafting.drafters.combined import CombinedDrafter
 from edgespec.drafting.drafters.model import HeadDrafter, HeadText, ModelDrafter, WritingDrafter
 from edgespec.drafting.drafters.suffix import SuffixDrafter
 from edgespec.drafting.proposal import EMPTY, Proposal, StepContext
+from edgespec.exits.eagle import Unrolled, head_shape
+from edgespec.exits.files import (
+    HeadInfo,
+    check_made_for,
+    read_head,
+    values_of,
+)
+from edgespec.exits.network import (
+    Tensor,
+    Weights,
+    hyperparameters_of,
+    import_torch,
+    rms_norm,
+    target_states,
+)
+from edgespec.exits.trainer import LONGEST_RUN, agreement_of
+from edgespec.exits.trainer import gains_of as gains_along
 from edgespec.measure.noise import find_divergence, measure_batch_noise
 from edgespec.measure.timing import measure_curve, measure_depths, one_step, times_behind
+from edgespec.memory.bytes.head_footprint import block_nodes
 from edgespec.memory.device.host import usable_cores
 from edgespec.memory.times.curve import CostCurve
-from edgespec.models.early_exit import PREFIX, ExitInfo, gains_of, read_exit, read_made_for
+from edgespec.models.early_exit import (
+    CONTEXT,
+    PREFIX,
+    WINDOW,
+    ExitInfo,
+    gains_of,
+    read_exit,
+    read_made_for,
+)
 from edgespec.models.gguf.ggml_types import GGML_NUMBERS
 from edgespec.models.gguf.reader import read_gguf
 from edgespec.models.gguf.writer import keys_of, text, write_raw
 from edgespec.models.pairing import check_pair
-from edgespec.models.spec import read_model_spec
+from edgespec.models.spec import ASSISTANT, DFLASH, EAGLE, MTP, ModelSpec, Reads, read_model_spec
 from edgespec.sampling.params import SamplingParams
 from edgespec.setup.draft_loading import open_draft_model
+
+# -- speed -----------------------------------------------------------------------------------
 
 _MOST = 4  # forced drafts
 _CLAIM = 0.9
@@ -166,8 +196,25 @@ class Garbage(Drafter):
         """Nothing was kept."""
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+def speed() -> None:
+    """Acceptance, price, and whether the controller uses a draft model well.
+
+    DRAFT is a smaller model, an early exit, or a head in a file of its own. Four tables over
+    Spec-Bench prompts (first turn, in chat format):
+
+    * forced: 1 to 4 tokens drafted in every round, whatever they cost. Acceptance length, greedy
+      output against plain decoding, and the time of a round as the controller predicts it against
+      the clock.
+    * sampled: temperature 1, drafts drawn and judged by traversal verification (on a chain: block
+      verification) against the draft model's best tokens and sample-and-match.
+    * decided: plain, suffix, and suffix with the draft model in turn; what the controller makes of
+      it.
+    * garbage: random tokens that claim to be right, as a second source beside the suffix drafter.
+
+    With `--keep` the file of a head that edgespec trained promises from now on what forced rounds
+    of 1, 2, ... drafts brought here, in place of what they did on its own text: plans believe it.
+    """
+    parser = argparse.ArgumentParser("draft_model.py speed")
     parser.add_argument("target")
     parser.add_argument("draft")
     parser.add_argument("--prompts", type=Path, required=True)
@@ -255,7 +302,8 @@ class Bench:
             self._target = followed
             self._draft = followed.open_head(partial(open_head_file, draft_spec, _settings(8, 1)))
         self._vocab_size = self._target.tokenizer.vocab_size
-        self._prompts = _prompts(arguments.prompts, arguments.per_category)
+        questions = read_questions(arguments.prompts, arguments.per_category)
+        self._prompts = [question["turns"][0] for question in questions]
         # Whether drafts have branches; a head's have none.
         self.shapes = (False, True) if self._target.capabilities.tree else (False,)
 
@@ -386,16 +434,261 @@ class _Silent(Garbage):
         return EMPTY
 
 
-def _prompts(path: Path, per_category: int) -> list[str]:
-    taken: Counter[str] = Counter()
-    prompts = []
-    for line in path.read_text().splitlines():
-        question = json.loads(line)
-        taken[question["category"]] += 1
-        if taken[question["category"]] <= per_category:
-            prompts.append(question["turns"][0])
-    return prompts
+# -- agreement -------------------------------------------------------------------------------
+
+_CONTEXT, _NODES = 4096, 32
+_STRETCH = CONTEXT - WINDOW  # tokens after which an exit begins anew
+
+Hits = NDArray[np.bool_]
+Answer = tuple[list[int], list[int]]  # tokens of a prompt, and of what follows
+
+
+class _Exit:
+    """An early exit, or any other model that drafts."""
+
+    def __init__(self, spec: ModelSpec, path: Path, window: int | None) -> None:
+        draft_spec = read_model_spec(path)
+        check_pair(spec, draft_spec)
+        info = read_exit(draft_spec)
+        assert info is not None, "not an early exit"
+        self._ids, self._window = info.token_ids, window or WINDOW
+        settings = LlamaSettings(_CONTEXT, 128, _NODES, 1, usable_cores())
+        self._draft = open_draft_model(draft_spec, spec, settings)
+        self.close = self._draft.close
+
+    def hits(self, answers: Sequence[Answer]) -> list[Hits]:
+        """Whether its best token is that of each answer, [n]."""
+        found: list[Hits] = []
+        for prompt, output in answers:
+            best = [
+                self._ids[row.argmax()]
+                for start in range(0, len(output), _STRETCH)
+                for row in forced_rows(
+                    self._draft,
+                    [*prompt, *output[:start]][-self._window :],
+                    output[start : start + _STRETCH],
+                )
+            ]
+            found.append(np.array(best) == np.array(output))
+        return found
+
+
+class _Head:
+    """A head of `edgespec draft train --kind eagle3`."""
+
+    def __init__(self, spec: ModelSpec, info: HeadInfo) -> None:
+        check_made_for(spec, info)
+        torch = import_torch()
+        torch.set_num_threads(usable_cores())
+        self._spec, self._info = spec, info
+        self._shape = head_shape(hyperparameters_of(spec))
+        self._embedding = Weights(spec, torch.float32).embedding()
+        self._values = values_of(info)
+
+    def hits(self, answers: Sequence[Answer]) -> list[Hits]:
+        """Whether the 1st, 2nd, ... token that it drafts is that of each answer, [drafts, n].
+
+        The target's blocks are made numbers of once, for all answers.
+        """
+        torch, layers = import_torch(), self._info.layers
+        tokens = [np.array([*prompt, *text], np.int32) for prompt, text in answers]
+        states = target_states(self._spec, tokens, layers)
+        return [
+            self._hits(answer, torch.cat([states[layer][number] for layer in layers], 1))
+            for number, answer in enumerate(answers)
+        ]
+
+    def _hits(self, answer: Answer, rows: Tensor) -> Hits:
+        torch, values, (prompt, text) = import_torch(), self._values, answer
+        tokens = torch.tensor([*prompt, *text])
+        embeddings = self._embedding[tokens[1:-1]][None]
+        found = []
+        with torch.inference_mode():
+            drafted = Unrolled(self._shape, values, embeddings, rows[None, :-2].float())
+            for state in drafted.states(LONGEST_RUN):
+                asked = state[0, len(prompt) - 2 :]
+                normed = rms_norm(asked, values["output_norm.weight"], self._shape.epsilon)
+                best = (normed @ values["output.weight"].T).argmax(1).numpy()
+                found.append(self._info.token_ids[best] == np.array(text))
+        return np.stack(found)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def agreement() -> None:
+    """How often a drafter's best token is the target's, along the target's own greedy answers.
+
+    DRAFT is an early exit or a head. The target answers every so many-th prompt (first turn, chat
+    format); the drafter then reads the answers. Agreement is the part of places where both best
+    tokens are the same; tokens a round are those of decoding with so many drafts in every round,
+    walked along the answers. A head is computed in torch, from states of the target in bfloat16.
+    """
+    parser = argparse.ArgumentParser("draft_model.py agreement")
+    parser.add_argument("target")
+    parser.add_argument("draft")
+    parser.add_argument("--prompts", type=Path, required=True)
+    parser.add_argument("--every", type=int, default=1, metavar="K")
+    parser.add_argument("--offset", type=int, default=0)
+    parser.add_argument("--max-tokens", type=int, default=192)
+    parser.add_argument("--window", type=int, help="tokens before the text; default: the exit's")
+    arguments = parser.parse_args()
+    lines = arguments.prompts.read_text().splitlines()[arguments.offset :: arguments.every]
+    spec, path = read_model_spec(arguments.target), Path(arguments.draft)
+    head, answers, categories = read_head(path), list[Answer](), list[str]()
+    with edgespec.load(spec.path, drafter="none", context_size=_CONTEXT) as engine:
+        for line in lines:
+            question = json.loads(line)
+            prompt = engine.encode(question["turns"][0])
+            text = engine.generate(prompt, max_tokens=arguments.max_tokens).token_ids
+            answers.append((list(prompt), list(text)))
+            categories.append(question["category"])
+    made = _Exit(spec, path, arguments.window) if head is None else _Head(spec, head)
+    with closing(made) as draft:
+        found = draft.hits(answers)
+    hits: dict[str, list[Hits]] = defaultdict(list)
+    for category, row in zip(categories, found, strict=True):
+        hits[category].append(row)
+    everything = [row for rows in hits.values() for row in rows]
+    lengths = 1.0 + np.cumsum(gains_along(everything))
+    print(f"{len(everything)} answers, agreement {agreement_of(everything):.3f}")
+    print("tokens a round:", ", ".join(f"{n}: {lengths[n - 1]:.2f}" for n in (1, 2, 4, 8)))
+    for name, rows in hits.items():
+        print(f"{name:<16} {agreement_of(rows):.2f}")
+
+
+# -- server ----------------------------------------------------------------------------------
+
+TEXT = b"to be or not to be, that is the question: to be or not to be; 64 pears for 8 "
+TOKENS, _SHORT = 96, 512
+DEPTHS = (1, 3)
+SERVER_KINDS = {
+    MTP: "draft-mtp",
+    ASSISTANT: "draft-mtp",
+    EAGLE: "draft-eagle3",
+    DFLASH: "draft-dflash",
+}
+
+
+class Written(NamedTuple):
+    """One text, and the drafts it was written with."""
+
+    tokens: list[int]
+    drafted: int
+    accepted: int
+
+
+class Files(NamedTuple):
+    """A model, and its head where that has a file of its own."""
+
+    model: Path
+    head: Path | None
+
+
+def opened(files: Files, depth: int) -> Followed:
+    """A model that its head can follow."""
+    settings = LlamaSettings(_SHORT, batch_size=128, max_nodes=depth + 1, gpu_layers=0)
+    inside = files.head is None
+    if read_model_spec(files.model).has_snapshots:
+        return FollowedRecurrentBackend(files.model, settings, snapshots=depth, inside=inside)
+    return FollowedBackend(files.model, settings, inside=inside)
+
+
+def head_beside(files: Files, backend: Followed) -> Following:
+    """The head of a model, opened beside it."""
+    if files.head is None:
+        return backend.open_head()
+    spec = read_model_spec(files.head, heads=True)
+    return backend.open_head(partial(open_head_file, spec, LlamaSettings(_SHORT, gpu_layers=0)))
+
+
+def kind_of(head: Path) -> Reads:
+    """What a head in a file of its own reads."""
+    reads = read_model_spec(head, heads=True).reads
+    assert reads is not None, "a head"
+    return reads
+
+
+def depths_of(files: Files) -> tuple[int, ...]:
+    """Tokens to be drafted: the server makes a block of as many as it is asked for."""
+    if files.head is None or kind_of(files.head).kind != DFLASH:
+        return DEPTHS
+    return (block_nodes(kind_of(files.head)) - 1,)
+
+
+def written_here(files: Files, prompt: list[int], depth: int) -> Written:
+    """With a fixed depth, without edgespec's loop, which would choose it."""
+    with closing(opened(files, depth)) as backend:
+        head = head_beside(files, backend)
+        tokens = [int(backend.prefill(prompt).argmax())]
+        drafted = accepted = 0
+        while len(tokens) < TOKENS:
+            drafts: list[int] = []
+            while len(drafts) < min(depth, TOKENS - len(tokens) - 1):
+                row = head.go_on(drafts[-1]) if drafts else head.begin(tokens[-1])
+                drafts.append(int(row.argmax()))
+            rows = backend.verify(DraftTree.chain([tokens[-1], *drafts]))
+            picks = [int(row.argmax()) for row in rows]
+            right = 0
+            while right < len(drafts) and drafts[right] == picks[right]:
+                right += 1
+            backend.commit(range(right + 1))
+            tokens += picks[: right + 1]
+            drafted, accepted = drafted + len(drafts), accepted + right
+        return Written(tokens[:TOKENS], drafted, accepted)
+
+
+def written_by_server(server: str, files: Files, prompt: list[int], depth: int) -> Written:
+    """The same request to llama.cpp's server."""
+    kind = ["draft-mtp"]
+    if files.head is not None:
+        kind = [SERVER_KINDS[kind_of(files.head).kind], "-md", str(files.head)]
+    command = [
+        server, "-m", str(files.model), "-c", str(_SHORT), "-t", "1",
+        "-np", "1", "-fa", "on", "--no-warmup", "--spec-draft-n-max", str(depth),
+        "--spec-draft-p-min", "0", "--spec-type", *kind,
+    ]  # fmt: skip
+    request = {"prompt": prompt, "n_predict": TOKENS, "temperature": 0, "return_tokens": True}
+    body = json.dumps(request | {"cache_prompt": False}).encode()
+    with running(command) as address:
+        asked = urllib.request.Request(f"{address}/completion", data=body)
+        with urllib.request.urlopen(asked, timeout=120) as told:
+            answer = json.load(told)
+    times = answer["timings"]
+    return Written(answer["tokens"], times["draft_n"], times["draft_n_accepted"])
+
+
+def server() -> int:
+    """The same tokens and drafts as in llama.cpp's server; the status is how many runs differ.
+
+    Each model writes greedily with drafts of one and of three tokens (of a DFlash head, with those
+    of its block), all of them from its head and verified in every round, on both sides. Compared
+    are the tokens, how many were drafted, and how many of these were accepted. The server must be
+    of the llama.cpp that edgespec runs on.
+    """
+    parser = argparse.ArgumentParser("draft_model.py server")
+    parser.add_argument("server", help="llama-server")
+    parser.add_argument("models", nargs="+", type=Path, help="GGUF files")
+    parser.add_argument("--draft", type=Path, help="the head's file, where it is none of a model's")
+    options = parser.parse_args()
+    differ = 0
+    print("| file | depth | drafted, here and there | accepted, here and there | tokens |")
+    print("| --- | --- | --- | --- | --- |")
+    for path in options.models:
+        files = Files(path, options.draft)
+        with closing(opened(files, 1)) as backend:
+            prompt = backend.tokenizer.encode(TEXT.decode())
+        for depth in depths_of(files):
+            here = written_here(files, prompt, depth)
+            there = written_by_server(options.server, files, prompt, depth)
+            same = here.tokens == there.tokens
+            differ += here != there
+            print(
+                f"| {path.name} | {depth} | {here.drafted} / {there.drafted} | "
+                f"{here.accepted} / {there.accepted} | {'the same' if same else 'others'} |"
+            )
+    return differ
 
 
 if __name__ == "__main__":
-    main()
+    run(__doc__, speed=speed, agreement=agreement, server=server)

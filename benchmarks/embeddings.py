@@ -14,16 +14,15 @@ import base64
 import json
 import random
 import statistics
-import subprocess
 import sys
 import tempfile
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from time import perf_counter, sleep
+from time import perf_counter
 from typing import Any
 
 import gguf
@@ -31,6 +30,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from bert_gguf import gguf_name, write_bert
+from shared import running
 
 TEXTS, SEED = 1_000, 1
 HEADS, CONTEXT = 12, 512
@@ -146,28 +146,6 @@ def onnx_rows(session: Any, ids: Sequence[Sequence[int]], batch: int = 32) -> An
 # -- servers -------------------------------------------------------------------------------------
 
 
-@contextmanager
-def process(*command: str) -> Iterator[None]:
-    started = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        yield
-    finally:
-        started.terminate()
-        started.wait()
-
-
-def wait_until_ready(address: str) -> None:
-    for _ in range(600):
-        try:
-            with urllib.request.urlopen(f"{address}/health") as told:
-                if told.status == 200:
-                    return
-        except OSError:
-            pass
-        sleep(0.1)
-    raise SystemExit(f"{address} does not answer")
-
-
 def ask(address: str, texts: Sequence[str]) -> Any:
     body = json.dumps({"input": texts, "encoding_format": "base64", "model": "m"}).encode()
     headers = {"content-type": "application/json"}
@@ -241,18 +219,12 @@ def compare(path: Path, texts: list[str], session: Any, chosen: argparse.Namespa
     if chosen.llama_server is None:
         return
     threads = str(chosen.threads)
-    addresses = [f"http://127.0.0.1:{port}" for port in (18_081, 18_082)]
-    ours_command = ["-m", "edgespec.cli.main", "serve", str(path), "--port", "18081", "-t", threads]
+    ours_command = ["-m", "edgespec.cli.main", "serve", str(path), "-t", threads, "--any-model"]
+    theirs_command = [chosen.llama_server, "-m", str(path), "--embedding", "-t", threads]
+    theirs_command += ["-np", "32", "-c", "16384", "-b", "512", "-ub", "512"]
     with ExitStack() as opened:
-        opened.enter_context(process(sys.executable, *ours_command, "--any-model"))
-        opened.enter_context(
-            process(
-                *(chosen.llama_server, "-m", str(path), "--embedding", "--port", "18082"),
-                *("-t", threads, "-np", "32", "-c", "16384", "-b", "512", "-ub", "512"),
-            )
-        )
-        for address in addresses:
-            wait_until_ready(address)
+        commands = ([sys.executable, *ours_command], theirs_command)
+        addresses = [opened.enter_context(running(command)) for command in commands]
         for name, (size, clients) in REQUESTS.items():
             speeds: list[list[float]] = [[], []]
             for _ in range(chosen.rounds):

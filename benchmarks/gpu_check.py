@@ -1,6 +1,7 @@
 """Whether models run on another device as planned: a GPU of this machine, or workers.
 
     python benchmarks/gpu_check.py [MODEL] [--workers HOST:PORT,...] [--tokens 48] [--json]
+    python benchmarks/gpu_check.py [MODEL] --delays 0 0.2 1 5   # a worker behind a slow network
 
 With no, some and all layers there: the same tokens as on this processor (or where rounding
 explains it), the bytes that were planned for each device beside those that llama.cpp allocated, and
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -33,7 +35,7 @@ from edgespec.decode.generation import Result
 from edgespec.errors import DoesNotFitError, EdgespecError, UnsupportedError
 from edgespec.measure.noise import find_divergence, measure_batch_noise
 from edgespec.memory.bytes.shape import GPU, HOST, WORKER
-from edgespec.memory.device.host import cpu_name
+from edgespec.memory.device.host import cpu_name, usable_cores
 from edgespec.memory.plan.machine import Machine, this_machine
 from edgespec.memory.plan.options import LoadOptions
 from edgespec.memory.plan.plan import Plan
@@ -93,7 +95,11 @@ def main() -> None:
     parser.add_argument("--workers", default="")
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--delays", type=float, nargs="+", help="of a trip, in ms")
     arguments = parser.parse_args()
+    if arguments.delays:
+        _measure_delays(arguments)
+        return
     workers = tuple(one for one in arguments.workers.split(",") if one)
     try:
         machine = this_machine(workers)
@@ -368,6 +374,65 @@ def _exact(case: Case, layers: int) -> Iterator[Finding]:
             yield Finding("--exact", len(outputs) == 1, text)
     except UnsupportedError as problem:
         yield Finding("--exact", True, f"refused: {problem}")
+
+
+# -- a slow network ------------------------------------------------------------------------
+
+_SIZES = (1, 2, 4, 8, 16)
+_DELAYED = (  # sent as they are: two that go on as they were, one that does not
+    "red, green, blue, yellow, black, white, orange, purple, " * 4,
+    "The quick brown fox jumps over the lazy dog near the river. " * 4,
+    "The sky is blue because",
+)
+
+
+def _measure_delays(arguments: argparse.Namespace) -> None:
+    """What a worker is worth behind a slow network, and what drafts add there.
+
+    A worker on this machine is reached through a proxy that makes each trip there and back longer,
+    by so many milliseconds. Its times are those of two processes that share this processor. For
+    each delay: t(n) as measured at load and what a change of n adds, then decoding with and without
+    drafts, in turns, over three prompts of which two are repeated by the answer.
+    """
+    sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+    from delaying import DelayingProxy
+    from rpc_workers import local_worker
+
+    model = arguments.model or embedded_model()
+    os.environ["EDGESPEC_CACHE"] = tempfile.mkdtemp()  # each delay is measured anew
+    print(f"{model.name}, worker and host on {cpu_name()}, {usable_cores()} cores\n")
+    print("| trip, ms | " + " | ".join(f"t({n})" for n in _SIZES), end=" | ")
+    print("change | plain, tokens/s | drafts | | drafted a round | acceptance length |")
+    print("| --- " * (len(_SIZES) + 7) + "|")
+    with local_worker("--threads", "1") as worker:
+        for delay in arguments.delays:
+            with DelayingProxy(("127.0.0.1", worker.port), delay / 1e3) as proxy:
+                print(_row(model, arguments.tokens, delay, proxy.address), flush=True)
+
+
+def _row(model: Path, tokens: int, delay: float, address: str) -> str:
+    with edgespec.load(model, workers=(address,), gpu_layers=-1, context_size=1024) as engine:
+        curve = engine.curve
+        assert curve is not None
+        times = [curve.base[n] if n < len(curve.base) else float("nan") for n in _SIZES]
+        found = {True: [0.0, 0.0, 0.0, 0.0, 0.0], False: [0.0, 0.0, 0.0, 0.0, 0.0]}
+        for prompt in _DELAYED:
+            for drafts in (False, True):
+                counters = engine.generate(
+                    prompt, raw=True, max_tokens=tokens, speculate=drafts
+                ).counters
+                numbers = (
+                    *(counters.generated_tokens, counters.decode_s, counters.rounds),
+                    *(counters.drafted_tokens, counters.accepted_tokens),
+                )
+                for i, number in enumerate(numbers):
+                    found[drafts][i] += number
+    plain, (written, seconds, rounds, drafted, accepted) = found[False], found[True]
+    rates = plain[0] / plain[1], written / seconds
+    cells = [f"{delay:g}", *(f"{time:.1f}" for time in (*times, curve.change_ms))]
+    cells += [f"{rates[0]:.1f}", f"{rates[1]:.1f}", f"{rates[1] / rates[0]:.2f}x"]
+    cells += [f"{drafted / rounds:.2f}", f"{1 + accepted / rounds:.2f}"]
+    return f"| {' | '.join(cells)} |"
 
 
 if __name__ == "__main__":

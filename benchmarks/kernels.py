@@ -13,7 +13,6 @@ import json
 import re
 import statistics
 import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
@@ -25,6 +24,7 @@ import gguf
 import numpy as np
 from gguf import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
+from shared import run
 
 from edgespec.backends.llama.backend import LlamaBackend
 from edgespec.backends.llama.context import LlamaSettings
@@ -448,16 +448,5 @@ def _cycles(body: str, columns: int, mca: str, processor: str) -> float:
     return int(total[1]) / _ITERATIONS * _BLOCK / _num_products(body.splitlines())
 
 
-# -- all --------------------------------------------------------------------------------------
-
-COMMANDS = {"steps": steps, "mixture": mixture, "cycles": cycles}
-
-
-def main() -> None:
-    if sys.argv[1:2] not in [[name] for name in COMMANDS]:
-        sys.exit(__doc__)
-    COMMANDS[sys.argv.pop(1)]()
-
-
 if __name__ == "__main__":
-    main()
+    run(__doc__, steps=steps, mixture=mixture, cycles=cycles)

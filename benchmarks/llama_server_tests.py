@@ -23,7 +23,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -33,6 +32,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+from shared import free_port
 
 from edgespec.models.embedded import embedded_model
 
@@ -198,7 +199,7 @@ def _run(tests: Path, names: list[str], settings: dict[str, str]) -> dict[str, t
         *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow"),
         *("-p", Path(__file__).stem, "--tb=no", *names),
     ]
-    shimmed = {"SHIM": json.dumps(settings), "PORT": str(_free_port())}
+    shimmed = {"SHIM": json.dumps(settings), "PORT": str(free_port())}
     env = {**os.environ, **shimmed, "PYTHONPATH": os.pathsep.join(paths)}
     with suppress(KeyboardInterrupt), _interrupted_by_sigterm():
         subprocess.run(command, cwd=tests, env=env, stdout=sys.stderr, check=False)
@@ -219,13 +220,6 @@ def _read(path: Path) -> dict[str, tuple[str, str]]:
     """Outcome and reason of each test, by its id, as far as they are known."""
     kept = json.loads(path.read_text()) if path.exists() else {}
     return {name: (outcome, why) for name, (outcome, why) in kept.items()}
-
-
-def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
-        return port
 
 
 def _print(found: dict[str, tuple[str, str]], changed: set[str], names: list[str]) -> None:

@@ -20,6 +20,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from shared import run
+
 from edgespec.backends.base import Capabilities
 from edgespec.backends.llama.context import LlamaContext
 from edgespec.backends.llama.simulator import SimulatedContext, allocated
@@ -472,16 +474,5 @@ def _rate(counters: list[Any]) -> float:
     )
 
 
-# -- all --------------------------------------------------------------------------------------
-
-COMMANDS = {"grid": grid, "budgets": budgets, "atlas": atlas, "frugality": frugality}
-
-
-def main() -> None:
-    if sys.argv[1:2] not in [[name] for name in COMMANDS]:
-        sys.exit(__doc__)
-    COMMANDS[sys.argv.pop(1)]()
-
-
 if __name__ == "__main__":
-    main()
+    run(__doc__, grid=grid, budgets=budgets, atlas=atlas, frugality=frugality)

@@ -31,19 +31,19 @@ from __future__ import annotations
 import argparse
 import json
 import signal
-import socket
-import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
+
+from shared import running
 
 from edgespec.bench.interleaving import Answer, Contender, order_of
 from edgespec.bench.ratios import Timed, interval_text, rate, ratio_of
@@ -84,7 +84,6 @@ SERVERS = {
 }
 _LOOKUPS = {"python": 0, "python lookup 10": 10, "python lookup 3": 3}
 CONTEXT = 4096
-_START_S = 120.0
 Line = dict[str, Any]  # one prompt and its answers by all contenders
 _PLAIN = ("server", "python")  # peers, and the names of their plain settings
 
@@ -372,30 +371,11 @@ class LlamaServer:
         self, name: str, server: Path, model: Path, threads: int, options: Sequence[str]
     ) -> None:
         self.name = name
-        self._url = f"http://127.0.0.1:{(port := _free_port())}"
-        command = [str(server), "-m", str(model), "--port", str(port)]
+        command = [str(server), "-m", str(model)]
         command += ["-c", str(CONTEXT), "-np", "1", "-fa", "on"]
         command += ["-t", str(threads), "-tb", str(threads)]
-        self.process = subprocess.Popen(
-            [*command, "--cache-ram", "0", *options],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        try:
-            self._wait()
-        except BaseException:
-            self.close()
-            raise
-
-    def _wait(self) -> None:
-        deadline = time.monotonic() + _START_S
-        while time.monotonic() < deadline and self.process.poll() is None:
-            try:
-                with urllib.request.urlopen(f"{self._url}/health", timeout=5):
-                    return
-            except OSError:
-                time.sleep(0.2)
-        raise BackendError(f"{self.name} did not start (status {self.process.poll()})")
+        self._process = running([*command, "--cache-ram", "0", *options])
+        self._url = self._process.__enter__()
 
     def renew(self) -> None:
         """What its n-gram pools hold of earlier answers stays there, as it does for its users."""
@@ -434,8 +414,7 @@ class LlamaServer:
 
     def close(self) -> None:
         """End the process."""
-        self.process.kill()
-        self.process.wait()
+        self._process.__exit__(None, None, None)
 
 
 def _counters(prompt: Prompt, generated: int, first_s: float, decode_s: float) -> Counters:
@@ -451,12 +430,6 @@ def _counters(prompt: Prompt, generated: int, first_s: float, decode_s: float) -
 
 def _ids(prompt: Prompt) -> list[int]:
     return [token for token in prompt if isinstance(token, int)]
-
-
-def _free_port() -> int:
-    with closing(socket.socket()) as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 # -- what the lines come to: ratios by contender and by category ------------------

@@ -20,13 +20,14 @@ import re
 import shlex
 import struct
 import subprocess
-import sys
 import termios
 import time
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any
+
+from shared import run
 
 # -- bars -----------------------------------------------------------------------------------
 
@@ -339,16 +340,5 @@ def report() -> None:
     arguments.picture.write_text(picture, encoding="utf-8")
 
 
-# -- all --------------------------------------------------------------------------------------
-
-COMMANDS = {"bars": bars_of_results, "terminal": terminal, "report": report}
-
-
-def main() -> None:
-    if sys.argv[1:2] not in [[name] for name in COMMANDS]:
-        sys.exit(__doc__)
-    COMMANDS[sys.argv.pop(1)]()
-
-
 if __name__ == "__main__":
-    main()
+    run(__doc__, bars=bars_of_results, terminal=terminal, report=report)

@@ -1,4 +1,4 @@
-"""A server under load: several users beside llama-server, what HTTP costs, and long prompts.
+"""A server under load: several users or models, what HTTP costs, and long prompts.
 
 python benchmarks/serving.py compare MODEL --prompts FILE [--server llama-server]
     [--users 1,2,4,8] [--answers 2] [--tokens 96] [--repeats 1] [--threads N] [--latency 2,4]
@@ -7,6 +7,8 @@ python benchmarks/serving.py http [MODEL] [--repeats 10] [--tokens 192]
 python benchmarks/serving.py arrival [MODEL] [--writing 1,7] [--prompt 3000] [--latency 1]
     [--exact] [--drafter none] [--repeats 1]
 python benchmarks/serving.py completions [MODEL] [--n 4] [--prompt 1000] [--tokens 64]
+python benchmarks/serving.py models A.gguf B.gguf C.gguf [--requests 300] [--clients 8]
+    [--tokens 16] [--loads 50] [--seed 1]
 """
 
 from __future__ import annotations
@@ -17,26 +19,26 @@ import json
 import os
 import random
 import re
-import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from time import perf_counter, sleep
 from typing import Any
-from urllib.request import urlopen
+
+import httpx
+from shared import free_port, run, running
 
 import edgespec
 from edgespec.decode.engine import Engine
-from edgespec.errors import BackendError
 from edgespec.memory.device.host import cpu_name, usable_cores
 from edgespec.models.embedded import embedded_model
 from edgespec.serve.client import Client
@@ -45,7 +47,6 @@ from edgespec.serve.server import Server
 # -- compare ---------------------------------------------------------------------------------
 
 
-_START_S = 120.0
 _PLAIN = "edgespec plain"
 _RESAMPLED = 2000
 _RESULTS = Path(__file__).parent / "results"
@@ -196,40 +197,6 @@ def contenders(arguments: argparse.Namespace, users: int) -> dict[str, list[str]
         found |= {"llama-server": theirs, "llama-server n-gram": theirs + arguments.spec.split()}
     names = arguments.only.split(",") if arguments.only else list(found)
     return {name: command for name, command in found.items() if name in names}
-
-
-def free_port() -> int:
-    """One from which on ports are likely to be free."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-@contextmanager
-def running(command: Sequence[str], port: int) -> Iterator[str]:
-    """A server at an address, until the end of the block."""
-    address = f"http://127.0.0.1:{port}"
-    process = subprocess.Popen(
-        [*command, "--port", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    try:
-        until = perf_counter() + _START_S
-        while not is_there(address):
-            if process.poll() is not None or perf_counter() > until:
-                raise BackendError(f"it does not start: {' '.join(command)}")
-            time.sleep(0.2)
-        yield address
-    finally:
-        process.terminate()
-        process.wait()
-
-
-def is_there(address: str) -> bool:
-    try:
-        with urlopen(f"{address}/health", timeout=2) as answer:
-            return bool(answer.status == 200)
-    except OSError:
-        return False
 
 
 def ask(client: Client, prompt: str, tokens: int) -> Answer:
@@ -602,16 +569,212 @@ def completions() -> None:
     print(json.dumps(found | {"kv_cache_bytes": cells}))
 
 
-# -- all --------------------------------------------------------------------------------------
+# -- models ----------------------------------------------------------------------------------
 
-COMMANDS = {"compare": compare, "http": http, "arrival": arrival, "completions": completions}
+_PATIENCE_S = 600.0
+_SHORT_PROMPTS = ("Why is the sky blue?", "Write a haiku about rain.", "Count from one to ten.")
+_CHAT, _EMBED = "chat", "embed"
+_SETTLED = 2  # turns of all models, after which memory has to stay as it is
 
 
-def main() -> None:
-    if sys.argv[1:2] not in [[name] for name in COMMANDS]:
-        sys.exit(__doc__)
-    COMMANDS[sys.argv.pop(1)]()
+def belady_loads(asked: Sequence[str], sizes: dict[str, int], room: int) -> int:
+    """Loads of who knows which model is asked for when."""
+    there, loads = set[str](), 0
+    for now, name in enumerate(asked):
+        if name in there:
+            continue
+        loads += 1
+        next_use = {one: [*asked[now:], one].index(one) for one in there}
+        while there and sum(sizes[one] for one in there) + sizes[name] > room:
+            there.remove(max(there, key=lambda one: next_use[one]))
+        there.add(name)
+    return loads
+
+
+class Clients:
+    """Threads that ask, and what became of it."""
+
+    def __init__(self, address: str, models: dict[str, str], tokens: int, seed: int) -> None:
+        self.address, self.models, self.tokens = address, models, tokens
+        self.random = random.Random(seed)
+        self.lock = threading.Lock()
+        self.asked: list[str] = []
+        self.first_s: list[float] = []
+        self.whole_s: list[float] = []
+        self.went_away = 0
+        self.problems: list[str] = []
+
+    def run(self, clients: int, requests: int) -> None:
+        threads = [threading.Thread(target=self._work, args=(requests,)) for _ in range(clients)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    def _work(self, requests: int) -> None:
+        with httpx.Client(base_url=self.address, timeout=_PATIENCE_S) as client:
+            while True:
+                with self.lock:
+                    number = len(self.asked)
+                    if number >= requests:
+                        return
+                    name = self.random.choice(sorted(self.models))
+                    kind = self.random.choice(("stream", "whole", "completion", "count"))
+                    prompt = self.random.choice(_SHORT_PROMPTS)
+                    self.asked.append(name)
+                try:
+                    self._ask(client, name, kind, prompt, leaves=number % 10 == 9)
+                except Exception as problem:
+                    self.problems.append(f"{kind} of {name}: {problem!r}")
+
+    def _ask(
+        self, client: httpx.Client, name: str, kind: str, prompt: str, *, leaves: bool
+    ) -> None:
+        began = time.perf_counter()
+        path, body = "/v1/completions", dict[str, Any](model=name, max_tokens=self.tokens)
+        body["prompt"] = prompt
+        if self.models[name] == _EMBED:
+            path, body = "/v1/embeddings", {"model": name, "input": [prompt] * 5}
+        elif kind == "count":
+            path, body = "/tokenize", {"model": name, "content": prompt}
+        elif self.models[name] == _CHAT and kind != "completion":
+            path = "/v1/chat/completions"
+            body["messages"] = [{"role": "user", "content": body.pop("prompt")}]
+        if path.startswith("/v1") and "input" not in body and (leaves or kind == "stream"):
+            body["stream"] = True
+        with client.stream("POST", path, json=body) as answer:
+            text = ""
+            for line in answer.iter_lines():
+                if not text:
+                    self.first_s.append(time.perf_counter() - began)
+                text += f"{line}\n"
+                if leaves:
+                    self.went_away += 1
+                    return
+            if answer.status_code != 200 or '"error"' in text:
+                self.problems.append(f"{answer.status_code} {text[:200]}")
+            self.whole_s.append(time.perf_counter() - began)
+
+
+def served(models: Sequence[Path], budget: int, log: list[str]) -> tuple[Any, str]:
+    """A server, whose log is read by a thread."""
+    command = [sys.executable, "-m", "edgespec.cli.main", "serve", *map(str, models)]
+    command += ["-v", "--port", "0", "--ctx", "1024", "--budget", f"{budget >> 20}MiB"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    lines = iter(process.stderr.readline, "")
+    for line in lines:
+        log.append(line)
+        if found := re.search(r"listening on (\S+);", line):
+            threading.Thread(target=log.extend, args=(lines,), daemon=True).start()
+            return process, found[1]
+    raise SystemExit("".join(log))
+
+
+def sizes_of(models: Sequence[Path]) -> tuple[dict[str, int], int]:
+    """Bytes that each model adds to a server, and what that has once."""
+    process, address = served(models, 1 << 40, [])
+    try:
+        cards = httpx.get(f"{address}/v1/models").json()["data"]
+        memory = httpx.get(f"{address}/status").json()["memory"]
+        return {one["id"]: one["bytes"] for one in cards}, memory["planned_peak_bytes"]
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def resident_by_load(address: str, kinds: dict[str, str], loads: int) -> list[int]:
+    """Bytes held with nothing loaded, after each of some loads."""
+    held, models = list[int](), sorted(kinds)
+    for number in range(loads):
+        name = models[number % len(models)]
+        path, body = "completions", dict[str, Any](model=name, prompt="Hi", max_tokens=4)
+        if kinds[name] == _EMBED:
+            path, body = "embeddings", {"model": name, "input": ["Hi"] * 40}
+        httpx.post(f"{address}/v1/{path}", json=body, timeout=_PATIENCE_S).raise_for_status()
+        for name in models:
+            httpx.post(f"{address}/models/unload", json={"model": name}, timeout=_PATIENCE_S)
+        held.append(httpx.get(f"{address}/status").json()["memory"]["resident_bytes"])
+    return held
+
+
+def quantiles(seconds: Sequence[float]) -> dict[str, float]:
+    """Median, 95th percentile and the longest."""
+    order = sorted(seconds) or [0.0]
+    pick = {"median_s": 0.5, "p95_s": 0.95, "longest_s": 1.0}
+    return {name: round(order[int(part * (len(order) - 1))], 2) for name, part in pick.items()}
+
+
+def models() -> None:
+    """Several models of one server under a budget that holds all but one of them.
+
+    Starts `edgespec serve` with the models and a budget in which all but the smallest fit. Clients
+    ask for one of the models by chance, one request after the other: streams, whole answers,
+    completions and token counts, or embeddings of five texts; every tenth one goes away in the
+    middle. Then each model is loaded and unloaded in turns, `--loads` times in all. It prints JSON:
+
+    - how many requests were answered, and went away; what failed, which ends it with status 1
+    - the peak of the process beside its budget
+    - loads, each with the reason in the log, beside those of who knows the future: Belady's choice
+      by bytes for the requests in the order in which they were sent (the one leaves whose next
+      request is farthest, until there is room; optimal for models of one size)
+    - seconds until the first byte and until an answer: median, 95th percentile, longest
+    - bytes held with no model loaded: the most in each turn of all models, from the third one on
+    """
+    parser = argparse.ArgumentParser("serving.py models")
+    parser.add_argument("models", nargs="+", type=Path)
+    for name, default in (("requests", 300), ("clients", 8), ("tokens", 16), ("loads", 50)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--seed", type=int, default=1)
+    given = parser.parse_args()
+    sizes, shared = sizes_of(given.models)
+    room = sum(sorted(sizes.values())[1:]) + (4 << 20)
+    log: list[str] = []
+    process, address = served(given.models, shared + room, log)
+    try:
+        cards = {}
+        for name in sizes:  # once before: what is measured at a first load is kept
+            httpx.post(f"{address}/models/load", json={"model": name}, timeout=_PATIENCE_S)
+            told = httpx.get(f"{address}/props", params={"model": name}).json()
+            kind = httpx.get(f"{address}/v1/models/{name}").json()["kind"]
+            cards[name] = kind if kind == _EMBED or told.get("chat_template") else "text"
+        before = sum("loaded:" in line for line in log)
+        clients = Clients(address, cards, given.tokens, given.seed)
+        began = time.perf_counter()
+        clients.run(given.clients, given.requests)
+        spent_s = time.perf_counter() - began
+        loads = [line for line in log if " loaded: " in line][before:]
+        memory = httpx.get(f"{address}/status").json()["memory"]
+        held = resident_by_load(address, cards, given.loads)
+    finally:
+        process.terminate()
+        process.wait()
+    optimum = belady_loads(clients.asked, sizes, room)
+    count = len(sizes)
+    turns = [max(held[i : i + count]) for i in range(0, len(held) - count + 1, count)][_SETTLED:]
+    found = {
+        "models": sizes,
+        "requests": len(clients.asked),
+        "answered": len(clients.whole_s),
+        "went_away": clients.went_away,
+        "problems": clients.problems,
+        "seconds": round(spent_s, 1),
+        "budget_bytes": memory["limit_bytes"],
+        "peak_bytes": memory["peak_bytes"],
+        "loads": len(loads),
+        "loads_of_belady": optimum,
+        "loads_over_belady": round(len(loads) / optimum, 2),
+        "without_a_reason": sum("wait" not in line for line in loads),
+        "first_byte": quantiles(clients.first_s),
+        "answer": quantiles(clients.whole_s),
+        "resident_bytes": turns,
+        "resident_last_over_first": round(turns[-1] / turns[0], 4) if turns else None,
+    }
+    print(json.dumps(found, indent=1))
+    sys.exit(bool(clients.problems) or memory["peak_bytes"] > memory["limit_bytes"])
 
 
 if __name__ == "__main__":
-    main()
+    run(
+        __doc__, compare=compare, http=http, arrival=arrival, completions=completions, models=models
+    )

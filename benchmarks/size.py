@@ -7,6 +7,7 @@ the tenth of an answer of the embedded model. Constants in decisions are numbers
 
 from __future__ import annotations
 
+import argparse
 import ast
 import sys
 from pathlib import Path
@@ -92,6 +93,7 @@ def _table(title: str, found: list[tuple[int, str]]) -> None:
 
 def main() -> None:
     """Print the numbers."""
+    argparse.ArgumentParser(description=__doc__.split("\n", 1)[0]).parse_args()
     source = [path for folder in PACKAGES for path in files(folder, ".py")]
     longest = sorted((num_lines([path]), path.relative_to(ROOT).as_posix()) for path in source)
     sizes = sorted(size for path in source for size in functions(path))

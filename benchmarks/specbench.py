@@ -19,8 +19,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from partial import results_file, stoppable, write_results
 from peers import Line, Quiet, document_of, in_rounds, one_prompt
+from shared import results_file, stoppable, write_results
 
 from edgespec.bench.ratios import interval_text
 from edgespec.bench.worker import Worker, WorkerContender

@@ -9,9 +9,10 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import sys
 from pathlib import Path
 from typing import Any
+
+from shared import run
 
 import edgespec
 from edgespec.models.spec import ModelSpec, read_model_spec
@@ -143,16 +144,5 @@ def questions() -> None:
         print(f"| {path} | {right} of {len(QUESTIONS)} | {speed:.0f} | {first[:40]} |", flush=True)
 
 
-# -- all --------------------------------------------------------------------------------------
-
-COMMANDS = {"problems": problems, "questions": questions}
-
-
-def main() -> None:
-    if sys.argv[1:2] not in [[name] for name in COMMANDS]:
-        sys.exit(__doc__)
-    COMMANDS[sys.argv.pop(1)]()
-
-
 if __name__ == "__main__":
-    main()
+    run(__doc__, problems=problems, questions=questions)

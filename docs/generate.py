@@ -33,6 +33,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 _WRAPPED: dict[str, Any] = {"subsequent_indent": "  ", "break_on_hyphens": False}
 _PAGES = {"Sampling": "sampling.md"}  # where the options of a group are listed
 _EVERY_COMMAND = "Log, of every command"
+_OTHER_MEANING = {"grammar", "json_schema", "images"}  # not what the option of this name is
 _PART = re.compile(r"(<!-- generated: ([\w./ -]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -113,27 +114,30 @@ def _option_rows(command: Any) -> list[tuple[str, str, str]]:
 
 
 def _command_text(name: str, command: Any, shared: dict[str, list[tuple[str, str]]]) -> str:
+    """What a command does in a sentence, its own options, and the groups of its other ones."""
     rows = _option_rows(command)
     given = "".join(
         f" {one.name.upper()}" if one.required else f" [{one.name.upper()}]"
         for one in command.params
         if _is_argument(one)
     )
-    call = f"    edgespec {name}{given}\n\n" if given else ""
-    about = "\n\n".join(
-        textwrap.fill(_one_line(part), 110, break_on_hyphens=False)
-        for part in (command.help or "").split("\n\n")
-    )
+    about = _one_line((command.help or "").split("\n\n")[0]).split(" Example: ")[0]
     own, also = [], []
     for title, several in shared.items():
         here = [one for one in several if any(_same(one, row[1:]) for row in rows)]
         also += _also(title, several, here) if title != _EVERY_COMMAND else []
+    known = list(chain(*shared.values()))
     for row in rows:
-        if not any(_same(one, row[1:]) for one in chain(*shared.values())):
+        if not any(_same(one, row[1:]) or _same_argument(one, row[1:]) for one in known):
             own.append(row[1:])
-    text = f"\n## edgespec {name}\n\n{call}{about}\n"
+    text = f"\n## edgespec {name}{given}\n\n{textwrap.fill(about, 110, break_on_hyphens=False)}\n"
     text += f"\n{_list(own)}" if own else ""
     return text + ("\n" + textwrap.fill(f"Also: {', '.join(also)}.", 110) + "\n" if also else "")
+
+
+def _same_argument(shared: tuple[str, str], own: tuple[str, str]) -> bool:
+    """Whether an argument says what a shared one says, in a command that takes several."""
+    return own[0].isupper() and shared[0].isupper() and own[1] == shared[1]
 
 
 def _same(shared: tuple[str, str], own: tuple[str, str]) -> bool:
@@ -171,27 +175,31 @@ def _one_line(text: str) -> str:
 
 
 def _slash_commands(_rest: str) -> str:
-    rows = [f"| `{name}` | {_one_line(text)} |\n" for name, (_, text) in COMMANDS.items()]
-    return "| in a chat | |\n| --- | --- |\n" + "".join(rows)
+    return _list([(f"`{name}`", _one_line(text)) for name, (_, text) in COMMANDS.items()])
 
 
 # -- Python --------------------------------------------------------------------------------
 
 
 def _arguments(name: str) -> str:
-    """What a docstring says first about the arguments of `edgespec.NAME`, and their defaults."""
+    """The arguments of `edgespec.NAME`: those that are options, and the others with a sentence."""
     function = attrgetter(name)(edgespec)
     defaults = inspect.signature(function).parameters
     text = str(inspect.getdoc(function)).split("Args:\n")[1].split("\n\n")[0]
-    rows = []
+    commands = _every_command(typer.main.get_command(app), "")
+    options = {one.name for _, command in commands for one in command.params}
+    as_there, rows = [], []
     for part in re.split(r"\n {4}(?=\w)", "\n" + text)[1:]:
         argument, _, about = part.partition(": ")
         default = defaults[argument].default
-        shown = "" if default in (None, inspect.Parameter.empty) else f" = `{default!r}`"
-        rows.append((f"`{argument}`{shown}", " ".join(about.split()).split(". ")[0].rstrip(".")))
-    return "".join(
-        f"{textwrap.fill(f'- {names}: {about}', 118, **_WRAPPED)}\n" for names, about in rows
-    )
+        shown = "" if default in (None, inspect.Parameter.empty) else f"={default!r}"
+        if argument in options - _OTHER_MEANING:
+            as_there.append(f"`{argument}{shown}`")
+        else:
+            first = " ".join(about.split()).split(". ")[0].rstrip(".")
+            rows.append(f"- `{argument}{shown}`: {first}")
+    rows.insert(0, f"- as [options](commands.md) of these names: {', '.join(as_there)}")
+    return "".join(f"{textwrap.fill(row, 118, **_WRAPPED)}\n" for row in rows)
 
 
 # -- results -------------------------------------------------------------------------------

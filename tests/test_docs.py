@@ -122,6 +122,8 @@ def test_every_script_of_the_benchmarks_says_which_number_it_makes() -> None:
 
 
 def module(path: str) -> Any:
+    if (folder := str((ROOT / path).parent)) not in sys.path:
+        sys.path.append(folder)  # what its scripts share
     spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
     assert spec is not None and spec.loader is not None
     found = importlib.util.module_from_spec(spec)

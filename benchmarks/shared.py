@@ -1,0 +1,121 @@
+"""What scripts share: commands, prompts, servers, and results that name their machine."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+from edgespec.errors import BackendError
+from edgespec.memory.device.host import cpu_name
+
+_START_S = 120.0
+
+
+def run(about: str, **commands: Callable[[], Any]) -> None:
+    """Call what the first word names; `about` is printed where it names nothing."""
+    word = sys.argv[1] if len(sys.argv) > 1 else ""
+    if word in ("-h", "--help"):
+        print(about)
+    elif word not in commands:
+        sys.exit(about)
+    else:
+        del sys.argv[1]
+        sys.exit(commands[word]())
+
+
+def read_questions(path: Path, per_category: int = 10**9) -> list[dict[str, Any]]:
+    """The first ones of each category of a file of prompts."""
+    taken: Counter[str] = Counter()
+    questions = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        question = json.loads(line)
+        taken[question["category"]] += 1
+        if taken[question["category"]] <= per_category:
+            questions.append(question)
+    return questions
+
+
+# -- servers ---------------------------------------------------------------------------------
+
+
+def free_port() -> int:
+    """One from which on ports are likely to be free."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def running(command: Sequence[str], port: int | None = None) -> Iterator[str]:
+    """A server at an address, until the end of the block. Raises BackendError."""
+    port = port or free_port()
+    address = f"http://127.0.0.1:{port}"
+    process = subprocess.Popen(
+        [*command, "--port", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        until = time.monotonic() + _START_S
+        while not _is_there(address):
+            if process.poll() is not None or time.monotonic() > until:
+                raise BackendError(f"it does not start: {' '.join(command)}")
+            time.sleep(0.2)
+        yield address
+    finally:
+        process.terminate()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _is_there(address: str) -> bool:
+    try:
+        with urlopen(f"{address}/health", timeout=5) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
+
+
+# -- results ---------------------------------------------------------------------------------
+
+
+@contextmanager
+def stoppable() -> Iterator[None]:
+    """Ctrl-C or SIGTERM ends what is inside, not the script: it shows what was measured so far."""
+
+    def stop(_number: int, _frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    except KeyboardInterrupt:
+        print("stopped: what follows was measured until now", file=sys.stderr, flush=True)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def results_file(folder: Path, what: str, model: str) -> Path:
+    """NAME.json in the folder, which is made: what was measured, the model and the processor."""
+    folder.mkdir(parents=True, exist_ok=True)
+    name = f"{what} {Path(model).stem} {cpu_name()}"
+    return folder / f"{re.sub('[^a-z0-9._]+', '-', name.lower()).strip('-')}.json"
+
+
+def write_results(path: Path, document: dict[str, Any]) -> None:
+    """As JSON, the machine's name included."""
+    found = {"machine": cpu_name(), **document}
+    path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    print(f"results: {path}", file=sys.stderr)
