@@ -130,16 +130,18 @@ def error(problem: EdgespecError) -> None:
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
-    """Left-aligned columns; the last one is wrapped to the width of the terminal."""
+    """Left-aligned columns; the last one is wrapped to the terminal, or stands below."""
     columns = max(40, shutil.get_terminal_size((100, 24)).columns)
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
     indent = sum(widths) + 2 * len(widths)
+    below = indent + 17 > columns  # no room beside the others
+    indent = 4 if below else indent
     lines = []
     for row in rows:
         head = "".join(cell.ljust(width + 2) for cell, width in zip(row, widths, strict=False))
-        wrapped = textwrap.wrap(row[-1], max(16, columns - indent - 1)) or [""]
-        lines.append((head + wrapped[0]).rstrip())
-        lines += [" " * indent + line for line in wrapped[1:]]
+        wrapped = textwrap.wrap(row[-1], columns - indent - 1)
+        beside = "" if below or not wrapped else wrapped.pop(0)
+        lines += [(head + beside).rstrip(), *(" " * indent + line for line in wrapped)]
     return "\n".join(lines)
 
 

@@ -20,6 +20,7 @@ from edgespec.cli.render import (
     models_text,
     printable_streams,
     show_warnings,
+    table,
     write_answer,
 )
 from edgespec.cli.tint import DRAFTED
@@ -141,3 +142,28 @@ def test_progress_without_a_terminal_is_a_line_now_and_then(
     lines("reading", 0.5)
     lines.clear()
     assert capsys.readouterr().err == "reading  50%\n"
+
+
+def test_the_last_column_stands_below_where_there_is_no_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rows = [
+        ("name", "x" * 24, "what it is"),
+        ("model", "y", "a model of many words, and more"),
+        ("z", "", ""),
+    ]
+    monkeypatch.setenv("COLUMNS", "60")
+    assert table(rows).splitlines() == [
+        f"name   {'x' * 24}  what it is",
+        f"model  {'y':24}  a model of many words, and",
+        f"{'':33}more",
+        "z",
+    ]
+    monkeypatch.setenv("COLUMNS", "40")
+    assert table(rows).splitlines() == [
+        f"name   {'x' * 24}",
+        "    what it is",
+        "model  y",
+        "    a model of many words, and more",
+        "z",
+    ]
