@@ -116,14 +116,11 @@ def read_projector(path: Path) -> Projector:
     )
     if not sees and not hears:
         raise UnsupportedError(f"{path.name} has no part that sees images or hears sounds")
-    stack = file.integer("clip.audio.projector.stack_factor", 0)
-    # Its tokens are counted in another way than they are made, and where that differs the process
-    # ends (`clip_n_output_tokens` and `build_stack` of llama.cpp's clip.cpp).
-    if hears and stack > 1 and -(-_POSITIONS // stack) != -(-2 * _POSITIONS // stack) // 2:
+    if hears and _ends_the_process(file):
         hears = False
         if not sees:
             raise UnsupportedError(
-                f"{path.name} makes one token of {stack} rows of sound, which this llama.cpp cannot"
+                f"{path.name} has sizes for sounds that llama.cpp cannot compute"
             )
     part = "vision" if sees else "audio"
     kind = file.text("clip.projector_type") or file.text(f"clip.{part}.projector_type")
@@ -149,6 +146,22 @@ def read_projector(path: Path) -> Projector:
     elif kind == "idefics3":
         pieces += min(-(-value("preproc_image_size", sizes[0]) // sizes[0]), 16) ** 2
     return Projector(file, kind, *sizes, width, hidden, pieces, windows, hears=hears)
+
+
+def _ends_the_process(file: Gguf) -> bool:
+    """Whether llama.cpp counts a sound's tokens other than it makes them, and aborts.
+
+    It rounds the rows that it joins by a mask, as if their values were a power of two: Ultravox's
+    1280 values in 8 rows come out as counted, and 1024 do not (`clip_n_output_tokens` and
+    `build_stack` of clip.cpp).
+    """
+    stack = file.integer("clip.audio.projector.stack_factor", 0)
+    if stack < 2:
+        return False
+    width = file.integer("clip.audio.embedding_length")
+    joined = width * stack
+    made = ((_POSITIONS * width + joined - 1) & ~(joined - 1)) // joined
+    return made != -(-2 * _POSITIONS // stack) // 2
 
 
 def projector_beside(model: Path) -> Path | None:

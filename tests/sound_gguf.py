@@ -15,11 +15,16 @@ from vision_gguf import TEMPLATE
 
 # By name: the text model's architecture, and what stands around a sound.
 HEARING = {"ultravox": ("llama", ()), "qwen2a": ("qwen2", ("<|audio_bos|>", "<|audio_eos|>"))}
-_INNER, _HIDDEN, _LAYERS, _MEL, _STACK = 32, 64, 2, 16, 4
+_HIDDEN, _LAYERS, _MEL = 64, 2, 16
 
 
-def write_hearing(folder: Path, name: str, seed: int = 7) -> tuple[Path, Path]:
-    """A text model that reads bytes, and beside it a projector that only hears."""
+def write_hearing(
+    folder: Path, name: str, seed: int = 7, width: int = 32, stack: int = 4
+) -> tuple[Path, Path]:
+    """A text model that reads bytes, and beside it a projector that only hears.
+
+    `stack` rows of `width` values are one token of Ultravox's.
+    """
     arch, around = HEARING[name]
     folder.mkdir(parents=True, exist_ok=True)
     model = write_model(
@@ -31,27 +36,28 @@ def write_hearing(folder: Path, name: str, seed: int = 7) -> tuple[Path, Path]:
         controls=("<|start|>", "<|end|>", *around),
         template=TEMPLATE,
     )
-    return model, _write_projector(folder / f"mmproj-{name}.gguf", name, seed)
+    path = folder / f"mmproj-{name}.gguf"
+    return model, _write_projector(path, name, seed, width, stack)
 
 
-def _write_projector(path: Path, name: str, seed: int) -> Path:
+def _write_projector(path: Path, name: str, seed: int, width: int, stack: int) -> Path:
     source = np.random.default_rng(seed)
     writer = gguf.GGUFWriter(path, "clip")
     writer.add_bool("clip.has_audio_encoder", True)
     writer.add_string("clip.projector_type", name)
     integers = {
-        "embedding_length": _INNER,
+        "embedding_length": width,
         "attention.head_count": 2,
         "feed_forward_length": _HIDDEN,
         "block_count": _LAYERS,
         "projection_dim": WIDTH,
         "num_mel_bins": _MEL,
-        **({"projector.stack_factor": _STACK} if name == "ultravox" else {}),
+        **({"projector.stack_factor": stack} if name == "ultravox" else {}),
     }
     for key, value in integers.items():
         writer.add_uint32(f"clip.audio.{key}", value)
     writer.add_float32("clip.audio.attention.layer_norm_epsilon", 1e-5)
-    for tensor, shape in _shapes(name).items():
+    for tensor, shape in _shapes(name, width, stack).items():
         values = source.normal(0.0, max(1, shape[-1]) ** -0.5, shape)
         if "norm" in tensor or ".ln" in tensor or "_ln" in tensor:
             values = source.uniform(0.5, 1.5, shape)
@@ -66,29 +72,29 @@ def _write_projector(path: Path, name: str, seed: int) -> Path:
     return path
 
 
-def _shapes(name: str) -> dict[str, tuple[int, ...]]:
+def _shapes(name: str, width: int, stack: int) -> dict[str, tuple[int, ...]]:
     """Names and shapes, as numpy has them, of all tensors of a projector."""
     shapes: dict[str, tuple[int, ...]] = {
-        "a.conv1d.1.weight": (_INNER, _MEL, 3),
-        "a.conv1d.1.bias": (_INNER, 1),
-        "a.conv1d.2.weight": (_INNER, _INNER, 3),
-        "a.conv1d.2.bias": (_INNER, 1),
-        "a.position_embd.weight": (1500, _INNER),
-        "a.post_ln.weight": (_INNER,),
-        "a.post_ln.bias": (_INNER,),
+        "a.conv1d.1.weight": (width, _MEL, 3),
+        "a.conv1d.1.bias": (width, 1),
+        "a.conv1d.2.weight": (width, width, 3),
+        "a.conv1d.2.bias": (width, 1),
+        "a.position_embd.weight": (1500, width),
+        "a.post_ln.weight": (width,),
+        "a.post_ln.bias": (width,),
     }
     for layer in range(_LAYERS):
         block = f"a.blk.{layer}."
-        shapes |= {f"{block}attn_{one}.weight": (_INNER, _INNER) for one in ("q", "k", "v", "out")}
-        shapes |= {f"{block}attn_{one}.bias": (_INNER,) for one in ("q", "v", "out")}
-        shapes |= {f"{block}{norm}.{of}": (_INNER,) for norm in ("ln1", "ln2") for of in _PARTS}
-        shapes |= {f"{block}ffn_up.weight": (_HIDDEN, _INNER), f"{block}ffn_up.bias": (_HIDDEN,)}
-        shapes |= {f"{block}ffn_down.weight": (_INNER, _HIDDEN), f"{block}ffn_down.bias": (_INNER,)}
+        shapes |= {f"{block}attn_{one}.weight": (width, width) for one in ("q", "k", "v", "out")}
+        shapes |= {f"{block}attn_{one}.bias": (width,) for one in ("q", "v", "out")}
+        shapes |= {f"{block}{norm}.{of}": (width,) for norm in ("ln1", "ln2") for of in _PARTS}
+        shapes |= {f"{block}ffn_up.weight": (_HIDDEN, width), f"{block}ffn_up.bias": (_HIDDEN,)}
+        shapes |= {f"{block}ffn_down.weight": (width, _HIDDEN), f"{block}ffn_down.bias": (width,)}
     if name == "qwen2a":
-        return shapes | {"mm.a.fc.weight": (WIDTH, _INNER), "mm.a.fc.bias": (WIDTH,)}
+        return shapes | {"mm.a.fc.weight": (WIDTH, width), "mm.a.fc.bias": (WIDTH,)}
     return shapes | {
-        "mm.a.norm_pre.weight": (_INNER * _STACK,),
-        "mm.a.mlp.1.weight": (_HIDDEN, _INNER * _STACK),
+        "mm.a.norm_pre.weight": (width * stack,),
+        "mm.a.mlp.1.weight": (_HIDDEN, width * stack),
         "mm.a.norm_mid.weight": (_HIDDEN // 2,),
         "mm.a.mlp.2.weight": (WIDTH, _HIDDEN // 2),
     }

@@ -31,6 +31,7 @@ ELSEWHERE = {
     r".*--draft-model dflash-": "tests/backends/llama/test_block_head.py",
     r".*--draft-model mtp-": "tests/backends/llama/test_head_files.py",
     r"edgespec (run|plan) .*--(images?|audio) ": "tests/cli/test_images.py, with a projector",
+    r".*--drafter NAME": "docs/architecture.md: a drafter of one's own",
     r".*--drafter suffix,window": "tests/backends/llama/test_window.py",
     r"edgespec bench": "tests/cli/test_drafters.py and tests/bench",
     r"edgespec quantize": "tests/cli/test_quantize.py",

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import base64
 import struct
-from pathlib import Path
 
 import pytest
-from sound_gguf import flac, mp3, samples, wav, wav_of, write_hearing
+from sound_gguf import flac, mp3, samples, wav, wav_of
 
 from edgespec.errors import UnsupportedError
 from edgespec.models.images import MAX_SECONDS, Image, Sound, image_of, read_image
-from edgespec.models.projector import read_projector
 
 
 def sound(data: bytes) -> Sound:
@@ -73,13 +71,3 @@ def test_parts_of_messages() -> None:
 
 def test_several_in_one_text_are_told_apart() -> None:
     assert sound(wav(samples(1))).mark != sound(wav(samples(2))).mark
-
-
-def test_what_would_end_the_process_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Ultravox's files join 8 rows: llama.cpp makes 188 tokens of 1,500 and expects 187."""
-    monkeypatch.setattr("sound_gguf._STACK", 8)
-    _, projector = write_hearing(tmp_path, "ultravox")
-    with pytest.raises(UnsupportedError, match="one token of 8 rows"):
-        read_projector(projector)

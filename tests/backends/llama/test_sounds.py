@@ -108,6 +108,23 @@ def test_who_hears_alone_sees_nothing(folder: Path, vision_folder: Path) -> None
         backend.close()
 
 
+@pytest.mark.parametrize(("width", "stack", "count"), [(1280, 8, 187), (64, 8, 0)])
+def test_sizes_that_would_end_the_process_are_refused(
+    tmp_path: Path, width: int, stack: int, count: int
+) -> None:
+    """Those of Ultravox are not."""
+    write_hearing(tmp_path, "ultravox", width=width, stack=stack)
+    if not count:
+        with pytest.raises(UnsupportedError, match="sizes for sounds that llama"):
+            read_projector(tmp_path / "mmproj-ultravox.gguf")
+        return
+    backend = open_backend(tmp_path, "ultravox")
+    (run,) = backend.image_pieces(SOUNDS[0])
+    assert isinstance(run, ImageRun) and len(run.ids) == count
+    assert np.isfinite(backend.read_image(run)).all()
+    backend.close()
+
+
 @pytest.mark.parametrize("name", HEARING)
 def test_cells_and_bytes_are_planned(folder: Path, name: str) -> None:
     backend = open_backend(folder, name, context_size=2048)
