@@ -134,12 +134,13 @@ def table(rows: Sequence[Sequence[str]]) -> str:
     columns = max(40, shutil.get_terminal_size((100, 24)).columns)
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
     indent = sum(widths) + 2 * len(widths)
-    below = indent + 17 > columns  # no room beside the others
+    room = max(1, columns - indent)
+    below = room < min(16, max(len(row[-1]) for row in rows))  # no room beside the others
     indent = 4 if below else indent
     lines = []
     for row in rows:
         head = "".join(cell.ljust(width + 2) for cell, width in zip(row, widths, strict=False))
-        wrapped = textwrap.wrap(row[-1], columns - indent - 1)
+        wrapped = textwrap.wrap(row[-1], columns - 5 if below else max(16, room - 1))
         beside = "" if below or not wrapped else wrapped.pop(0)
         lines += [(head + beside).rstrip(), *(" " * indent + line for line in wrapped)]
     return "\n".join(lines)
