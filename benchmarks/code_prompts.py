@@ -11,16 +11,14 @@ in common with a file of `--not-like` is left out.
 
 from __future__ import annotations
 
-import argparse
 import ast
-import json
 import random
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from exit_prompts import rows_of_words
+from exit_prompts import arguments_of, write_prompts
 
 _WRITE = (
     "Write a Python function that does the following: {doc}",
@@ -88,32 +86,24 @@ def paragraphs(doc: str) -> Iterator[str]:
 
 
 def main() -> None:
-    """Write prompts to standard output, one JSON object a line."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("folder", type=Path, help="of installed packages")
-    parser.add_argument("--count", type=int, default=700)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--not-like", type=Path, nargs="*", default=[], metavar="FILE")
-    arguments = parser.parse_args()
-    forbidden = {row for path in arguments.not_like for row in rows_of_words(path.read_text())}
+    """Write prompts to standard output."""
+    arguments = arguments_of(__doc__, "of installed packages", 700)
     chance = random.Random(arguments.seed)
     found = list(functions(arguments.folder))
     prose = [text for one in found for text in paragraphs(one.doc)]
     described = [one for one in found if 40 < len(one.doc) < 500 and one.name[:2] != "__"]
     short = [one for one in found if 150 < len(one.source) < 1300]
-    seen: set[str] = set()
-    while len(seen) < arguments.count:
+
+    def prompt() -> str:
         kind = chance.choices(_KINDS, _SHARES)[0]
         if kind == "prose":
-            text = chance.choice(_PROSE).format(text=chance.choice(prose))
-        else:
-            one = chance.choice(described if kind == "write" else short)
-            words = one._asdict() | {"doc": " ".join(one.doc.split())}
-            template = chance.choice(_WRITE if kind == "write" else _CHANGE)
-            text = template.format(**words, language=chance.choice(_LANGUAGES))
-        if text not in seen and forbidden.isdisjoint(rows_of_words(text)):
-            seen.add(text)
-            print(json.dumps({"prompt": text}, ensure_ascii=False))
+            return chance.choice(_PROSE).format(text=chance.choice(prose))
+        one = chance.choice(described if kind == "write" else short)
+        words = one._asdict() | {"doc": " ".join(one.doc.split())}
+        template = chance.choice(_WRITE if kind == "write" else _CHANGE)
+        return template.format(**words, language=chance.choice(_LANGUAGES))
+
+    write_prompts(prompt, arguments)
 
 
 if __name__ == "__main__":

@@ -285,18 +285,28 @@ class Fields:
 
 
 def main() -> None:
-    """Write prompts to standard output, one JSON object a line."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("folder", type=Path, help="where the packages were unpacked")
-    parser.add_argument("--count", type=int, default=9000)
+    """Write prompts to standard output."""
+    arguments = arguments_of(__doc__, "where the packages were unpacked", 9000)
+    fields = Fields(Sources(arguments.folder), arguments.seed)
+    write_prompts(lambda: fields.filled(fields.any_of(fields.kind())), arguments)
+
+
+def arguments_of(about: str, folder: str, count: int) -> argparse.Namespace:
+    """What such a script is told."""
+    parser = argparse.ArgumentParser(description=about.split("\n", 1)[0])
+    parser.add_argument("folder", type=Path, help=folder)
+    parser.add_argument("--count", type=int, default=count)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--not-like", type=Path, nargs="*", default=[], metavar="FILE")
-    arguments = parser.parse_args()
+    return parser.parse_args()
+
+
+def write_prompts(make: Callable[[], str], arguments: argparse.Namespace) -> None:
+    """As many as are wanted, one JSON object a line, none twice or like those of a file."""
     forbidden = {row for path in arguments.not_like for row in rows_of_words(path.read_text())}
-    fields = Fields(Sources(arguments.folder), arguments.seed)
     seen: set[str] = set()
     while len(seen) < arguments.count:
-        text = fields.filled(fields.any_of(fields.kind()))
+        text = make()
         if text not in seen and forbidden.isdisjoint(rows_of_words(text)):
             seen.add(text)
             print(json.dumps({"prompt": text}, ensure_ascii=False))

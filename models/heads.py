@@ -23,6 +23,7 @@ MTP_ARCHITECTURES = {"qwen35", "qwen35moe", "glm4moe"}
 HANDS_OUT = {"llama", "qwen3", "qwen3moe"}
 # Others, of which edgespec's kernels read it while a step computes, by the names of its values.
 NAMES_OUTPUTS = {"qwen2"}
+READABLE = HANDS_OUT | NAMES_OUTPUTS
 DRAFTED = "d2t"  # the tensor of the tokens that a head's rows stand for; without it, all
 _BLOCKS_READ = 3  # by an EAGLE-3 head
 _ASSISTED = "gemma4"
@@ -90,7 +91,7 @@ def _problem_of_dflash(target: ModelSpec, head: ModelSpec, reads: Reads) -> str:
 
 def _not_handed_out(target: ModelSpec, reads: Reads) -> str:
     """What a head that reads some blocks' inputs would look for in vain, or ""."""
-    if target.arch not in HANDS_OUT | NAMES_OUTPUTS:
+    if target.arch not in READABLE:
         return f"{target.arch} models do not hand out the states that it reads"
     if problem := _other_width(target, reads):
         return problem

@@ -40,7 +40,7 @@ from edgespec.exits.network import (
     rotations,
 )
 from edgespec.exits.texts import TrainingText
-from edgespec.models.heads import HANDS_OUT, NAMES_OUTPUTS
+from edgespec.models.heads import READABLE
 from edgespec.models.spec import ModelSpec
 
 # -- what it begins as -----------------------------------------------------------------
@@ -295,7 +295,7 @@ def _ridge(x: Tensor, y: Tensor, strength: float = _RIDGE) -> Tensor:
 
 def check_target(spec: ModelSpec) -> None:
     """Raise UnsupportedError for a model whose heads cannot be trained, or not be used."""
-    if spec.arch not in HANDS_OUT | NAMES_OUTPUTS:
+    if spec.arch not in READABLE:
         raise UnsupportedError(
             f"a head of {spec.path.name} cannot be used: {spec.arch} models do not hand out the "
             f"states that it reads",

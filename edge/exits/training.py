@@ -24,7 +24,7 @@ from edgespec.exits.network import check_architecture, import_torch
 from edgespec.exits.texts import alone_in, load_training_texts, write_training_texts
 from edgespec.memory.device import host
 from edgespec.models.early_exit import check_exit, file_hash, read_exit, target_hash
-from edgespec.models.heads import HANDS_OUT, NAMES_OUTPUTS
+from edgespec.models.heads import READABLE
 from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.progress import Progress
 
@@ -48,7 +48,7 @@ def best_kind(spec: ModelSpec, begin: Path | None = None) -> str:
     if begin is not None:
         return EXIT if read_head(begin) is None else HEAD
     check_architecture(spec)
-    return HEAD if spec.arch in HANDS_OUT | NAMES_OUTPUTS else EXIT
+    return HEAD if spec.arch in READABLE else EXIT
 
 
 def output_of(spec: ModelSpec, kind: str) -> Path:
@@ -114,7 +114,7 @@ def train_drafter(
             note(f"{part:4.0%}  loss {quality.loss:.3f}, agreement {quality.agreement:.3f}")
 
     with alone_in(folder):
-        handed_out = layers if spec.arch in HANDS_OUT | NAMES_OUTPUTS else ()
+        handed_out = layers if spec.arch in READABLE else ()
         seconds = _WRITING * 60 * minutes
         write_training_texts(spec, folder, seconds, data=data, layers=handed_out, progress=progress)
         trainer = _trainer(spec, kind, folder, layers, size, progress)

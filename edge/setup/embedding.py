@@ -296,7 +296,9 @@ class Embedder:
                 job.done += 1
                 if job.done == len(job.rows) and not job.future.done():
                     job.future.set_result(None)
-        for job in self._jobs:
+        with self._change:  # who is told takes its own out
+            waiting = list(self._jobs)
+        for job in waiting:
             if not job.future.done():
                 job.future.set_exception(_closed())
 

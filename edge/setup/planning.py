@@ -46,7 +46,7 @@ from edgespec.models.spec import ONNX_FORMAT, ModelSpec, read_model_spec
 from edgespec.setup.drafter_choice import (
     Candidate,
     candidate_of,
-    window_obstacle,
+    window_unsupported,
     with_candidate,
     with_offer,
     with_window,
@@ -200,9 +200,9 @@ def draft_spec_of(spec: ModelSpec, request: Request) -> ModelSpec | None:
         raise UnsupportedError(
             "ONNX Runtime runs no heads", hint="leave out --backend, or the drafter 'head'"
         )
-    if WINDOW in names and (obstacle := window_obstacle(spec, request)):
+    if WINDOW in names and (reason := window_unsupported(spec, request)):
         raise UnsupportedError(
-            f"the drafter 'window' is not possible: {obstacle}", hint="leave it out"
+            f"the drafter 'window' is not possible: {reason}", hint="leave it out"
         )
     if request.draft_model is None:
         if HEAD in names:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from pathlib import Path
 
@@ -175,3 +176,38 @@ def test_bytes_are_those_that_were_planned(bert: Path) -> None:
         planned, allocated = embedder.chosen.component_bytes, embedder.memory_bytes()
     assert allocated["compute"] == pytest.approx(planned["compute"], abs=16_384)
     assert planned["logits"] == 4 * embedder.chosen.spec.vocab_size * 64
+
+
+def test_all_who_wait_are_told_that_it_is_closed(
+    bert: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While they are told, they take their texts out of the queue."""
+    embedder = Embedder.load(bert)
+    begun = threading.Event()
+
+    def slow(_batch: object) -> None:
+        begun.set()
+        threading.Event().wait(0.2)
+
+    monkeypatch.setattr(embedder, "_compute", slow)
+    problems: list[BaseException] = []
+
+    def ask() -> None:
+        try:
+            embedder.embed(["cat"] * 500)
+        except UnsupportedError as problem:
+            problems.append(problem)
+
+    callers = [threading.Thread(target=ask, daemon=True) for _ in range(64)]
+    for one in callers:
+        one.start()
+    assert begun.wait(10)
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        embedder.close()
+    finally:
+        sys.setswitchinterval(before)
+    for one in callers:
+        one.join(10)
+    assert len(problems) == len(callers)
