@@ -39,18 +39,17 @@ from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
 from edgespec.drafting import constants
 from edgespec.drafting.constants import LONGEST, REQUIRED_GAIN
-from edgespec.drafting.controller import build_tree, choose_size
 from edgespec.drafting.drafters import combined as combined_module
 from edgespec.drafting.drafters import make_drafter
 from edgespec.drafting.drafters import model as model_module
 from edgespec.drafting.drafters.base import Drafter, TopTokens, VerifyResult
 from edgespec.drafting.drafters.combined import CombinedDrafter
 from edgespec.drafting.drafters.model import HeadDrafter, HeadText, ModelDrafter, ModelText
+from edgespec.drafting.drafters.proposal_builder import top_tokens_of
 from edgespec.drafting.drafters.recycling import RecyclingDrafter
 from edgespec.drafting.drafters.suffix import SuffixDrafter
 from edgespec.drafting.ledger import StepTimes
-from edgespec.drafting.proposal import EMPTY, StepContext
-from edgespec.drafting.top_tokens import top_tokens_of
+from edgespec.drafting.proposal import EMPTY, StepContext, build_tree, choose_size
 from edgespec.measure.timing import measure_curve, one_step
 from edgespec.memory.device.host import usable_cores
 from edgespec.memory.plan.plan import DRAFT_MODEL_BATCH, DRAFT_MODEL_NODES, draft_context

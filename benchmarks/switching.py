@@ -40,7 +40,7 @@ import numpy as np
 
 import edgespec
 from edgespec.bench.switch_calibration import forced_rows, prices_of, trace_of
-from edgespec.decode.writers import LARGE, SMALL, ModelTurn
+from edgespec.decode.stats import LARGE, SMALL, ModelTurn
 from edgespec.memory.device.host import cpu_name, usable_cores
 from edgespec.switching.engine import SwitchingEngine
 from edgespec.switching.forecast import Forecast, choose, sweep

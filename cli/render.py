@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
-from edgespec.decode.writers import LARGE
+from edgespec.decode.stats import LARGE
 from edgespec.errors import DraftModelWarning, EdgespecError, EdgespecWarning
 
 if TYPE_CHECKING:

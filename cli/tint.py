@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edgespec.cli.render import printable
-from edgespec.decode.writers import LARGE
+from edgespec.decode.stats import LARGE
 
 if TYPE_CHECKING:
     from edgespec.decode.generation import Chunk

@@ -16,7 +16,7 @@ import pytest
 from edgespec.backends.base import Logits
 from edgespec.backends.fake import FakeBackend, NextLogits
 from edgespec.backends.tree import DraftTree
-from edgespec.decode import decoding, scheduler, step
+from edgespec.decode import scheduler, step
 from edgespec.decode.engine import Engine
 from edgespec.decode.generation import Chunk, Run
 from edgespec.decode.options import GenerationOptions
@@ -35,7 +35,7 @@ class Clock:
 
     def use(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Let the loop look at this clock and no other."""
-        for module in (decoding, scheduler, step, combined):
+        for module in (scheduler, step, combined):
             monkeypatch.setattr(module, "perf_counter", self)
 
 

@@ -15,7 +15,7 @@ from random_gguf import Q4_0, Q8_0, write_model
 
 from edgespec.backends.fake import FakeBackend
 from edgespec.decode.engine import Engine
-from edgespec.decode.writers import LARGE, SMALL
+from edgespec.decode.stats import LARGE, SMALL
 from edgespec.drafting.drafters.suffix import SuffixDrafter
 from edgespec.memory.plan.request import Request
 from edgespec.models.spec import ModelSpec, read_model_spec

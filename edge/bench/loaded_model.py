@@ -15,11 +15,11 @@ from edgespec.drafting.drafters import HEAD, MODEL, WINDOW, drafter_names, make_
 from edgespec.drafting.drafters.base import Drafter
 from edgespec.drafting.drafters.combined import CombinedDrafter
 from edgespec.drafting.drafters.model import WritingDrafter
+from edgespec.drafting.ledger import RoundHistory
 from edgespec.measure.noise import find_divergence, measure_batch_noise
 from edgespec.memory.device.track import MemoryTracker, peak_resident_bytes
 from edgespec.memory.plan.plan import Plan
 from edgespec.memory.plan.request import Request
-from edgespec.memory.times.speed import RoundHistory
 from edgespec.models.spec import ModelSpec
 from edgespec.sampling.params import SamplingParams
 from edgespec.setup.loading import load_plan, plan_to_load

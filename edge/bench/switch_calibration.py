@@ -17,7 +17,7 @@ from edgespec.backends.base import Backend, Logits
 from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
 from edgespec.decode.generation import Result
-from edgespec.decode.writers import LARGE, SMALL
+from edgespec.decode.stats import LARGE, SMALL
 from edgespec.errors import UnsupportedError
 from edgespec.measure.prompts import PROMPTS
 from edgespec.measure.timing import reading_ms

@@ -12,16 +12,16 @@ from contextlib import AbstractContextManager, ExitStack
 from typing import TYPE_CHECKING, TypeGuard
 
 from edgespec.backends.base import Backend, ImageRun, KeepsSnapshots, SeesImages, sequences_of
-from edgespec.decode.decoding import Decoding, Known, Model
 from edgespec.decode.generation import Chunk, Result, Stream, TextStream, chunks_of
 from edgespec.decode.options import GenerationOptions
 from edgespec.decode.scheduler import Job, Models, Scheduler, never
 from edgespec.decode.slots import Slots
 from edgespec.decode.stats import Counters
+from edgespec.decode.step import Decoding, Known, Model
 from edgespec.drafting.drafters.base import Drafter
+from edgespec.drafting.ledger import RoundHistory
 from edgespec.errors import ContextFullError, UnsupportedError
 from edgespec.memory.times.curve import CostCurve
-from edgespec.memory.times.speed import RoundHistory
 from edgespec.models.chat import Message, prompt_text
 from edgespec.models.images import Image, images_of, parts_of
 from edgespec.prefix import common_prefix_length

@@ -19,8 +19,7 @@ from queue import SimpleQueue
 from typing import NamedTuple, Protocol
 
 from edgespec.backends.base import Grammar, ImageRun, Logits
-from edgespec.decode.stats import Counters
-from edgespec.decode.writers import ALONE, LARGE, ModelTurn, Writers
+from edgespec.decode.stats import ALONE, LARGE, Counters, ModelTurn, Writers
 from edgespec.errors import UnsupportedError
 from edgespec.sampling.constrained import ConstrainedSampler, LimitedThought
 from edgespec.sampling.logprobs import TokenLogprob, logprob_of

@@ -21,10 +21,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from time import perf_counter
 
-from edgespec.decode.decoding import Decoding
 from edgespec.decode.generation import Chunks, Run
 from edgespec.decode.slots import Slot, Slots
-from edgespec.decode.step import Outcome, Piece, make_step
+from edgespec.decode.step import Decoding, Outcome, Piece, make_step
 from edgespec.errors import BackendError, EdgespecError, UnsupportedError
 from edgespec.memory.times.curve import Chunk, CostCurve
 

@@ -11,14 +11,17 @@ free, so that the shortened conversation is prefilled seldom. The system message
 from __future__ import annotations
 
 import base64
+import hashlib
+import json
 import os
-from collections.abc import AsyncGenerator, Iterator, Sequence
-from dataclasses import asdict, fields, replace
+import struct
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
-from edgespec.backends.base import KeepsCache, sequences_of
-from edgespec.decode.engine import Engine
+from edgespec.backends.base import KeepsCache, Tokenizer, sequences_of
+from edgespec.decode.engine import Engine, ShownImages
 from edgespec.decode.generation import Chunk, Result, Stream, chunks_of
 from edgespec.decode.options import GenerationOptions
 from edgespec.errors import BackendError, ContextFullError, SessionFileError, UnsupportedError
@@ -31,6 +34,7 @@ from edgespec.models.images import (
     shown_in,
     with_parts,
 )
+from edgespec.models.writing import reason, whole_file
 from edgespec.prefix import common_prefix_length
 from edgespec.sampling.params import SamplingParams
 
@@ -38,16 +42,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from edgespec.decode.options import GenerationKeywords
-import hashlib
-import json
-import struct
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import IO
 
-from edgespec.backends.base import Tokenizer
-from edgespec.decode.engine import ShownImages
-from edgespec.models.writing import reason, whole_file
 
 Content = str | Sequence[dict[str, Any]]
 _FORMAT = 1  # of the document in a session file

@@ -1,12 +1,16 @@
-"""Counters of one generation."""
+"""What is counted of a generation, and which model writes it."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from edgespec.backends.tree import DraftTree
+
+if TYPE_CHECKING:  # commands ask for the names alone
+    from edgespec.backends.base import Logits
 
 
 @dataclass(slots=True)
@@ -102,3 +106,35 @@ def host_share(counters: Iterable[Counters]) -> float:
         total_s += one.decode_s
         steps_s += one.step_s + one.draft_s + one.catch_up_s
     return max(0.0, 1.0 - steps_s / total_s) if total_s else 0.0
+
+
+LARGE, SMALL = "large", "small"  # their names
+# A model and the tokens it wrote before the other one did: 0, if all it did was to be asked.
+ModelTurn = tuple[str, int]
+
+
+class Writers:
+    """Who writes a text: one model, unless a subclass knows more."""
+
+    writer = ""  # the one that is writing; empty where there is only one
+    is_due = False  # another model writes the next token
+
+    @property
+    def goes_on(self) -> float:
+        """Chance that it also writes the token after the next one: what a draft is worth there."""
+        return 1.0
+
+    @property
+    def turns(self) -> Sequence[ModelTurn]:
+        """Who wrote how many tokens, in order; the last one may have written more."""
+        return ()
+
+    def hands_over(self, row: Logits) -> bool:
+        """Whether another model writes the token of this row.
+
+        Told each row of the writer, in order, before its token is picked; a round ends there.
+        """
+        return False
+
+
+ALONE = Writers()

@@ -15,18 +15,21 @@ plans are made from savings.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, inf, isfinite
 from time import time
 from typing import Any
 
 from edgespec.drafting import constants
+from edgespec.memory.times.speed import Round
 
 # What is kept between runs: rounds, the plain steps that their tokens would have taken, and the
 # steps that the drafter saved of these.
 SAVINGS = ("rounds", "usual_steps", "saved_steps")
 TIME = "time"  # of the last run that added to them, in seconds since the epoch
+_KEPT_ROUNDS = 20_000.0  # of a history; older ones fade out beyond
+_MOST_NODES = 1 << 16  # of a round that can have been
 
 
 @dataclass(slots=True)
@@ -108,6 +111,45 @@ class StepTimes:
         is_dear = min(ratio, before) >= constants.LONGEST_STEP
         most = constants.LONGEST_STEP if is_dear else constants.LONGEST_ALONE
         return min(ratio, most) * estimated_ms
+
+
+class RoundHistory:
+    """How many tokens rounds of each size emitted."""
+
+    def __init__(self, rounds: Sequence[Round] = ()) -> None:
+        self._counts: dict[tuple[int, int], float] = {(n, e): times for n, e, times in rounds}
+        self._total = sum(self._counts.values())
+
+    def observe(self, num_nodes: int, num_emitted: int) -> None:
+        """Count one round."""
+        key = (num_nodes, num_emitted)
+        self._counts[key] = self._counts.get(key, 0.0) + 1.0
+        self._total += 1.0
+        if self._total > _KEPT_ROUNDS:
+            self._counts = {key: times / 2 for key, times in self._counts.items() if times >= 1.0}
+            self._total = sum(self._counts.values())
+
+    def __len__(self) -> int:
+        return int(self._total)
+
+    def rounds(self) -> list[Round]:
+        """Nodes, tokens emitted and how often, for the cache and for predictions."""
+        return [(n, e, times) for (n, e), times in sorted(self._counts.items())]
+
+    @classmethod
+    def from_json(cls, document: object) -> RoundHistory:
+        """The history of `rounds()`; an empty one from anything else."""
+        if not isinstance(document, list):
+            return cls()
+        rounds = []
+        for item in document:
+            try:
+                nodes, emitted, times = item
+                rounds.append((int(nodes), int(emitted), float(times)))
+            except (TypeError, ValueError, OverflowError):
+                return cls()
+        most = 2 * _KEPT_ROUNDS
+        return cls([r for r in rounds if 1 <= r[1] <= r[0] <= _MOST_NODES and 0 < r[2] <= most])
 
 
 def recalled(document: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from warnings import warn
 
 from edgespec.backends.base import Backend, KeepsSnapshots
 from edgespec.backends.llama.backend import LlamaBackend
@@ -16,9 +17,13 @@ from edgespec.backends.llama.context import LlamaSettings
 from edgespec.backends.llama.head import FollowedBackend, FollowedRecurrentBackend
 from edgespec.backends.llama.recurrent import RecurrentBackend
 from edgespec.decode.engine import Engine
-from edgespec.drafting.drafters import HEAD, WINDOW
+from edgespec.drafting.drafters import HEAD, MODEL, WINDOW, make_drafter
+from edgespec.drafting.drafters.combined import CombinedDrafter
 from edgespec.drafting.drafters.model import WritingDrafter
-from edgespec.errors import DoesNotFitError
+from edgespec.drafting.drafters.suffix import SuffixDrafter
+from edgespec.drafting.ledger import RoundHistory
+from edgespec.errors import DoesNotFitError, EdgespecWarning, UnsupportedError
+from edgespec.measure.noise import largest_invariant_step, prefill_is_invariant, tested_depth
 from edgespec.measure.timing import (
     expect_slopes,
     fastest_step,
@@ -36,8 +41,9 @@ from edgespec.memory.plan.machine import reachable_bytes, reserve
 from edgespec.memory.plan.options import LLAMACPP, ONNX, LoadOptions
 from edgespec.memory.plan.plan import Plan, devices_of
 from edgespec.memory.plan.request import Request
-from edgespec.memory.plan.settings import settings_of
+from edgespec.memory.plan.settings import Settings, settings_of
 from edgespec.memory.store import cache
+from edgespec.memory.store.texts import add_texts, remembered_texts
 from edgespec.memory.times.curve import CostCurve
 from edgespec.models.embedded import embedded_model
 from edgespec.models.heads import layers_to_read
@@ -46,11 +52,16 @@ from edgespec.models.onnx.folder import read_model
 from edgespec.models.projector import read_projector
 from edgespec.models.spec import ONNX_FORMAT, ModelSpec, content_hash, read_model_spec
 from edgespec.progress import Progress
+from edgespec.setup import stored
 from edgespec.setup.draft_loading import load_draft_model, windows_of
 from edgespec.setup.kernel_choice import prepare_kernels
 from edgespec.setup.planning import make_run_plan
 from edgespec.setup.slowdown import compare_with_before
 from edgespec.setup.stored import (
+    PREFILLS,
+    STEPS,
+    compared,
+    keep_compared,
     keep_curve,
     keep_reads,
     keep_snapshot_cost,
@@ -67,24 +78,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from edgespec.memory.plan.options import LoadKeywords
-from typing import Any
-from warnings import warn
 
-from edgespec.drafting.drafters import MODEL, make_drafter
-from edgespec.drafting.drafters.combined import CombinedDrafter
-from edgespec.drafting.drafters.suffix import SuffixDrafter
-from edgespec.errors import EdgespecWarning, UnsupportedError
-from edgespec.measure.noise import largest_invariant_step, prefill_is_invariant, tested_depth
-from edgespec.memory.plan.settings import Settings
-from edgespec.memory.store.texts import add_texts, remembered_texts
-from edgespec.memory.times.speed import RoundHistory
-from edgespec.setup import stored
-from edgespec.setup.stored import (
-    PREFILLS,
-    STEPS,
-    compared,
-    keep_compared,
-)
 
 _LOGGER = logging.getLogger("edgespec.setup")
 # Together with warm-up and one large step too many these stay below two seconds.

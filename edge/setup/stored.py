@@ -28,7 +28,7 @@ from time import time
 from typing import Any
 
 from edgespec.drafting.drafters import HEAD, MODEL
-from edgespec.drafting.ledger import TIME, dated, is_recent, recalled
+from edgespec.drafting.ledger import TIME, RoundHistory, dated, is_recent, recalled
 from edgespec.memory.bytes.shape import KV_TYPE_BYTES
 from edgespec.memory.device import host
 from edgespec.memory.device.kernels import kernels_key
@@ -38,7 +38,7 @@ from edgespec.memory.plan.plan import Plan, draft_kv_type
 from edgespec.memory.plan.settings import Settings, draft_shares, settings_of
 from edgespec.memory.store import cache
 from edgespec.memory.times.curve import CostCurve
-from edgespec.memory.times.speed import DEFAULT_ROUNDS, Round, RoundHistory
+from edgespec.memory.times.speed import DEFAULT_ROUNDS, Round
 from edgespec.models.spec import ModelSpec
 
 _CURVES, _READS, _INVARIANCE, _SNAPSHOTS = "curves", "reads", "invariance", "snapshots"

@@ -15,7 +15,7 @@ from warnings import warn
 from edgespec.backends.base import Backend
 from edgespec.decode.engine import Engine
 from edgespec.decode.scheduler import Job
-from edgespec.decode.writers import LARGE
+from edgespec.decode.stats import LARGE
 from edgespec.errors import BackendError, EdgespecWarning
 from edgespec.switching.policy import SwitchPolicy, SwitchPrices
 from edgespec.switching.switch import Switch

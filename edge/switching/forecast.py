@@ -14,7 +14,7 @@ from itertools import product, starmap
 from math import inf
 from typing import NamedTuple
 
-from edgespec.decode.writers import LARGE, SMALL, ModelTurn
+from edgespec.decode.stats import LARGE, SMALL, ModelTurn
 from edgespec.switching.policy import SwitchPolicy, SwitchPrices
 from edgespec.switching.switch import Switch
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from edgespec.decode.writers import LARGE, SMALL, ModelTurn
+from edgespec.decode.stats import LARGE, SMALL, ModelTurn
 from edgespec.errors import UnsupportedError
 from edgespec.memory.store import cache
 from edgespec.models.early_exit import read_exit

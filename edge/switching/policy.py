@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from edgespec.decode.writers import LARGE, SMALL, ModelTurn
+from edgespec.decode.stats import LARGE, SMALL, ModelTurn
 from edgespec.errors import UnsupportedError
 from edgespec.memory.times.curve import CostCurve
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 
 from edgespec.backends.base import Logits
-from edgespec.decode.writers import LARGE, SMALL, ModelTurn, Writers
+from edgespec.decode.stats import LARGE, SMALL, ModelTurn, Writers
 from edgespec.switching.policy import SwitchPolicy
 
 _STAY_RATE = 0.2

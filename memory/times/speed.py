@@ -25,50 +25,9 @@ DEFAULT_ROUNDS: tuple[Round, ...] = (
     *((8, 1, 4.0), (8, 3, 4.0), (8, 6, 2.0), (8, 8, 8.0), (16, 1, 2.0), (16, 4, 3.0)),
     *((16, 7, 2.0), (16, 16, 9.0), (32, 1, 1.0), (32, 32, 8.0)),
 )
-_KEPT_ROUNDS = 20_000.0  # older ones fade out beyond
-_MOST_NODES = 1 << 16  # of a round that can have been
 # Bytes moved for one more token of a batch, as a part of those for the first: what a step over
 # several tokens costs beyond reading the weights once, on a device that was not measured.
 _UNMEASURED_SLOPE = 0.35
-
-
-class RoundHistory:
-    """How many tokens rounds of each size emitted."""
-
-    def __init__(self, rounds: Sequence[Round] = ()) -> None:
-        self._counts: dict[tuple[int, int], float] = {(n, e): times for n, e, times in rounds}
-        self._total = sum(self._counts.values())
-
-    def observe(self, num_nodes: int, num_emitted: int) -> None:
-        """Count one round."""
-        key = (num_nodes, num_emitted)
-        self._counts[key] = self._counts.get(key, 0.0) + 1.0
-        self._total += 1.0
-        if self._total > _KEPT_ROUNDS:
-            self._counts = {key: times / 2 for key, times in self._counts.items() if times >= 1.0}
-            self._total = sum(self._counts.values())
-
-    def __len__(self) -> int:
-        return int(self._total)
-
-    def rounds(self) -> list[Round]:
-        """Nodes, tokens emitted and how often, for the cache and for predictions."""
-        return [(n, e, times) for (n, e), times in sorted(self._counts.items())]
-
-    @classmethod
-    def from_json(cls, document: object) -> RoundHistory:
-        """The history of `rounds()`; an empty one from anything else."""
-        if not isinstance(document, list):
-            return cls()
-        rounds = []
-        for item in document:
-            try:
-                nodes, emitted, times = item
-                rounds.append((int(nodes), int(emitted), float(times)))
-            except (TypeError, ValueError, OverflowError):
-                return cls()
-        most = 2 * _KEPT_ROUNDS
-        return cls([r for r in rounds if 1 <= r[1] <= r[0] <= _MOST_NODES and 0 < r[2] <= most])
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,8 +25,7 @@ from edgespec.cli.render import (
 )
 from edgespec.cli.tint import DRAFTED
 from edgespec.decode.generation import Chunk, Result, Span
-from edgespec.decode.stats import Counters
-from edgespec.decode.writers import LARGE, SMALL
+from edgespec.decode.stats import LARGE, SMALL, Counters
 from edgespec.errors import EdgespecError
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from edgespec.cli.tint import DRAFTED, MODEL, NONE, Tint
 from edgespec.decode.generation import Chunk
-from edgespec.decode.writers import LARGE, SMALL
+from edgespec.decode.stats import LARGE, SMALL
 
 CYAN, PLAIN = "\x1b[36m", "\x1b[39m"
 

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgespec.drafting.controller import build_tree, choose_size
-from edgespec.drafting.proposal import EMPTY, Proposal, StepContext
+from edgespec.drafting.proposal import EMPTY, Proposal, StepContext, build_tree, choose_size
 from edgespec.memory.times.curve import CostCurve
 
 INF = float("inf")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgespec.drafting.top_tokens import top_tokens_of
+from edgespec.drafting.drafters.proposal_builder import top_tokens_of
 
 quick = settings(max_examples=100, deadline=None, derandomize=True, database=None)
 SPREAD = 5.3

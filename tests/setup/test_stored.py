@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from planning_cases import INF, SPEC, plan_of
 
+from edgespec.drafting.ledger import RoundHistory
 from edgespec.memory.plan.settings import Settings, settings_of
 from edgespec.memory.store import cache
 from edgespec.memory.times.curve import CostCurve
-from edgespec.memory.times.speed import DEFAULT_ROUNDS, RoundHistory
+from edgespec.memory.times.speed import DEFAULT_ROUNDS
 from edgespec.models.spec import ModelSpec
 from edgespec.setup.stored import rounds_key, settings_key, stored_curve, stored_rounds
 

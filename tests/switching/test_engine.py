@@ -29,7 +29,7 @@ from waiting import PATIENCE_S, in_thread, join
 from edgespec.backends.fake import FakeBackend
 from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
-from edgespec.decode.writers import LARGE, SMALL
+from edgespec.decode.stats import LARGE, SMALL
 from edgespec.drafting.drafters.suffix import SuffixDrafter
 from edgespec.errors import BackendError, EdgespecWarning, UnsupportedError
 from edgespec.sampling.params import SamplingParams

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from switching_cases import LARGE_TABLE, POLICIES, PROMPT, SMALL_TABLE, obvious, switching
 
-from edgespec.decode.writers import LARGE, SMALL
+from edgespec.decode.stats import LARGE, SMALL
 from edgespec.memory.times.curve import CostCurve
 from edgespec.switching.forecast import Trace, choose, forecast, writers
 from edgespec.switching.policy import SwitchPolicy, SwitchPrices

@@ -9,7 +9,7 @@ import pytest
 from switching_cases import LARGE_TABLE, VOCAB
 
 from edgespec.backends.fake import FakeBackend
-from edgespec.decode.writers import LARGE, SMALL
+from edgespec.decode.stats import LARGE, SMALL
 from edgespec.errors import UnsupportedError
 from edgespec.measure.timing import measure_reads
 from edgespec.memory.times.curve import CostCurve

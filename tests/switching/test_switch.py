@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from switching_cases import always_switching
 
-from edgespec.decode.writers import LARGE, SMALL
+from edgespec.decode.stats import LARGE, SMALL
 from edgespec.drafting.proposal import Proposal
 from edgespec.memory.times.curve import CostCurve
 from edgespec.switching.policy import SwitchPolicy, SwitchPrices

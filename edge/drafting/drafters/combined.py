@@ -18,10 +18,9 @@ from time import perf_counter
 from typing import Any
 
 from edgespec.drafting import constants
-from edgespec.drafting.controller import choose_size
 from edgespec.drafting.drafters.base import Drafter, VerifyResult
 from edgespec.drafting.ledger import Ledger
-from edgespec.drafting.proposal import EMPTY, DraftEstimate, Proposal, StepContext
+from edgespec.drafting.proposal import EMPTY, DraftEstimate, Proposal, StepContext, choose_size
 from edgespec.memory.store.texts import KeptText
 
 _NEVER = 1 << 20  # rounds

@@ -23,11 +23,13 @@ from edgespec.backends.tree import DraftTree
 from edgespec.drafting import constants
 from edgespec.drafting.calibration import Calibration
 from edgespec.drafting.constants import LONGEST
-from edgespec.drafting.controller import choose_size
 from edgespec.drafting.drafters.base import CountingDrafter, VerifyResult
-from edgespec.drafting.drafters.proposal_builder import ProposalBuilder, new_calibration
-from edgespec.drafting.proposal import EMPTY, DraftEstimate, Proposal, StepContext
-from edgespec.drafting.top_tokens import top_tokens_of
+from edgespec.drafting.drafters.proposal_builder import (
+    ProposalBuilder,
+    new_calibration,
+    top_tokens_of,
+)
+from edgespec.drafting.proposal import EMPTY, DraftEstimate, Proposal, StepContext, choose_size
 from edgespec.errors import DraftModelWarning, EdgespecError, UnsupportedError
 from edgespec.memory.times.curve import CostCurve
 from edgespec.models.early_exit import WINDOW, ExitInfo, gains_of

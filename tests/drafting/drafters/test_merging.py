@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgespec.drafting.controller import likeliest_chain
 from edgespec.drafting.drafters.combined import merge
-from edgespec.drafting.proposal import EMPTY, Proposal
+from edgespec.drafting.proposal import EMPTY, Proposal, likeliest_chain
 from edgespec.sampling.distributions import DraftDistribution
 
 quick = settings(max_examples=60, deadline=None, derandomize=True, database=None)

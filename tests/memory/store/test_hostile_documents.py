@@ -14,15 +14,16 @@ from hypothesis import strategies as st
 
 from edgespec.backends.fake import FakeBackend
 from edgespec.decode.engine import Engine
-from edgespec.decode.writers import LARGE, SMALL
+from edgespec.decode.stats import LARGE, SMALL
 from edgespec.drafting.calibration import Calibration
 from edgespec.drafting.drafters.combined import CombinedDrafter
 from edgespec.drafting.drafters.model import ModelDrafter
 from edgespec.drafting.drafters.recycling import RecyclingDrafter
 from edgespec.drafting.drafters.suffix import SuffixDrafter
+from edgespec.drafting.ledger import RoundHistory
 from edgespec.errors import UnsupportedError
 from edgespec.memory.times.curve import CostCurve
-from edgespec.memory.times.speed import RoundHistory, SpeedModel
+from edgespec.memory.times.speed import SpeedModel
 from edgespec.switching.planning import Calibrated, read_calibrated, switch_reason
 from edgespec.switching.policy import SwitchPolicy, SwitchPrices
 

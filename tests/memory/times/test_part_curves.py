@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 
 from edgespec.backends.fake import FakeBackend
 from edgespec.decode.engine import Engine
-from edgespec.decode.writers import LARGE, SMALL
-from edgespec.drafting.controller import choose_size
+from edgespec.decode.stats import LARGE, SMALL
 from edgespec.drafting.drafters import make_drafter
-from edgespec.drafting.proposal import StepContext
+from edgespec.drafting.proposal import StepContext, choose_size
 from edgespec.measure.timing import measure_curve
 from edgespec.memory.times.curve import CostCurve
 from edgespec.memory.times.speed import SpeedModel, predicted_speedup

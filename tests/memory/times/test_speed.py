@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edgespec.drafting.ledger import RoundHistory
 from edgespec.memory.times.curve import CostCurve
 from edgespec.memory.times.speed import (
     DEFAULT_ROUNDS,
     Round,
-    RoundHistory,
     SpeedModel,
     estimated_curve,
     predicted_speedup,
