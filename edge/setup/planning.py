@@ -2,26 +2,19 @@
 
     request -> candidates -> plan
 
-A request leaves open who drafts and which backend runs. Every way to settle that is a candidate: a
-request that says more, planned as any other (`planned`). They come one after the other, because
-whether the next one is of use depends on the plans before it:
-
-1. on llama.cpp, drafts of what the text repeats
-2. where large steps are cheap: those of what else the target could have said, too
-3. where it pays: those of an early exit or a head, too (`drafter_choice`)
-4. with edgespec's matrix kernels, and with llama.cpp's: 1 to 3 with those that are faster
-   (`kernel_choice`)
-5. where ONNX Runtime was measured with this file: 1 to 3 on it (`best_backend`)
+A request leaves open who drafts, which kernels compute and which backend runs. Every way to settle
+that is a request that says more, planned as any other (`planned`): drafters first (`candidates`),
+with edgespec's kernels and with llama.cpp's (`kernel_choice`), then the same on ONNX Runtime where
+that was measured with this file.
 
 Imports no inference library and no numpy, so that `edgespec plan` answers at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 
 from edgespec.drafting.constants import MOST_DRAWN
@@ -35,7 +28,6 @@ from edgespec.memory.plan.plan import Plan
 from edgespec.memory.plan.planner import make_plan
 from edgespec.memory.plan.request import Choice, Request, users_of
 from edgespec.memory.plan.settings import Settings, settings_of
-from edgespec.memory.times.curve import CostCurve
 from edgespec.memory.times.speed import SpeedModel, estimated_curve
 from edgespec.models.early_exit import read_exit
 from edgespec.models.heads import DRAFTED, require_head
@@ -43,19 +35,17 @@ from edgespec.models.onnx.facts import check_supported
 from edgespec.models.pairing import check_pair
 from edgespec.models.projector import projector_beside, read_projector
 from edgespec.models.spec import ONNX_FORMAT, ModelSpec, read_model_spec
-from edgespec.setup.drafter_choice import (
-    Candidate,
-    candidate_of,
+from edgespec.setup.candidates import (
+    DraftSource,
+    best_backend,
+    best_drafters,
+    source_of,
     window_unsupported,
-    with_candidate,
-    with_offer,
-    with_window,
 )
 from edgespec.setup.kernel_choice import best_kernels
 from edgespec.setup.stored import (
     curve_with,
     known_exact_step,
-    stored_curve,
     stored_kv_losses,
     stored_reads,
     stored_rounds,
@@ -64,10 +54,6 @@ from edgespec.switching.planning import check_switch, stored_switch, switch_reas
 from edgespec.switching.policy import SwitchPrices
 
 _MAX_NODES = 32  # of a step whose time is estimated
-# Nodes of a step, and times a plain step. A ledger bounds what recycling can lose, so that this is
-# where it brings nothing: over suffix alone 1.013 at 1.15, 1.000 at 1.3, 1.002 at 1.48, 0.999 at
-# 1.67, in replays of SmolLM2's answers that charge nothing for its tables.
-_MANY, _FLAT = 8, 1.3
 
 
 def make_run_plan(spec: ModelSpec, request: Request, machine: Machine | None = None) -> Plan:
@@ -109,8 +95,10 @@ def make_run_plan(spec: ModelSpec, request: Request, machine: Machine | None = N
 
 def _made(spec: ModelSpec, request: Request, machine: Machine) -> Plan:
     request, backend = with_backend(spec, request, machine)
-    request, tried = _for_users(spec, request)
-    drafting = partial(_best_drafters, spec, machine=machine, tried=tried)
+    request, source = _for_users(spec, request)
+
+    def drafting(one: Request) -> Plan:
+        return best_drafters(spec, one, source, partial(planned, spec, machine=machine))
 
     def plan_of(one: Request) -> Plan:
         return best_kernels(spec, one, drafting)
@@ -123,7 +111,7 @@ def _made(spec: ModelSpec, request: Request, machine: Machine) -> Plan:
     return replace(plan, drafter_is_asked=request.drafter != "auto")
 
 
-def _for_users(spec: ModelSpec, request: Request) -> tuple[Request, Candidate | None]:
+def _for_users(spec: ModelSpec, request: Request) -> tuple[Request, DraftSource | None]:
     """The early exit or head that may draft: it follows one text. Raises UnsupportedError."""
     switch_spec = switch_spec_of(spec, request)
     specs = (spec,) if switch_spec is None else (spec, switch_spec)
@@ -133,31 +121,7 @@ def _for_users(spec: ModelSpec, request: Request) -> tuple[Request, Candidate | 
         return request, None
     if request.draft_model is not None:  # candidates without it are planned, too
         request = replace(request, users=1)
-    return request, candidate_of(spec, request)
-
-
-def _best_drafters(
-    spec: ModelSpec, request: Request, machine: Machine, tried: Candidate | None
-) -> Plan:
-    """The plan on one backend and its kernels, with the drafters that are worth it."""
-    plan_of = partial(planned, spec, machine=machine)
-    tables = request if tried is None else replace(request, draft_model=None)
-    plan = plan_of(tables)
-    is_open = request.drafter == "auto" and plan.drafter == "suffix"
-    curve = stored_curve(spec, settings_of(plan)) if is_open else None
-    if curve is not None and curve.step_ms(_MANY, 0) <= _FLAT * curve.base[1]:
-        reason = (
-            "steps over many tokens cost little here: what else the target could have said pays"
-        )
-        wide = plan_of(replace(tables, drafter="suffix,recycling"))
-        plan = wide.with_reason("drafter", reason)
-    if plan.drafter == "none":
-        return plan
-    if is_open:
-        plan = with_window(spec, tables, plan, plan_of)
-    if tried is not None:
-        return with_candidate(spec, request, plan, tried, plan_of)
-    return with_offer(spec, request, plan)
+    return request, source_of(spec, request)
 
 
 def planned(spec: ModelSpec, request: Request, machine: Machine) -> Plan:
@@ -326,11 +290,6 @@ def _unsupported_reason(spec: ModelSpec, request: Request) -> str:
     return ""
 
 
-# Predicted speed of the other backend: one that has answered here, and one that has only been timed
-# (such predictions were up to 30% too good).
-_WORTH_SWITCHING, _WORTH_TRYING = 1.03, 1.2
-
-
 def with_backend(
     spec: ModelSpec, request: Request, machine: Machine
 ) -> tuple[Request, Choice | None]:
@@ -393,74 +352,3 @@ def _with_device(request: Request, machine: Machine) -> Request:
             hint="`edgespec doctor` says what is missing; or add --backend onnx",
         )
     return replace(request, gpu_layers=0) if request.device == "cpu" else request
-
-
-def best_backend(
-    spec: ModelSpec,
-    request: Request,
-    machine: Machine,
-    plan: Plan,
-    plan_of: Callable[[Request], Plan],
-) -> Plan:
-    """`plan`, which is llama.cpp's, or that of ONNX Runtime; each says why it was chosen.
-
-    ONNX Runtime has to be measured with this file, and predicted to be worth what it takes.
-    """
-    other = _obstacle(request, machine) or _onnx_plan(spec, request, plan, plan_of)
-    if isinstance(other, str):
-        return plan.with_choice(Choice("backend", LLAMACPP, other))
-    both = f"{plan.goal.tokens_per_s:.1f} tokens/s predicted with llama.cpp"
-    both += f", {other.tokens_per_s:.1f} with ONNX Runtime"
-    worth = _worth(other, plan, stored_curve(spec, settings_of(other)))
-    if other.tokens_per_s > worth * plan.goal.tokens_per_s:
-        return other.with_choice(Choice("backend", ONNX, both))
-    both += f", which would have to be {worth:.2f}x as fast to be worth its memory"
-    return plan.with_choice(Choice("backend", LLAMACPP, both))
-
-
-def _obstacle(request: Request, machine: Machine) -> str | None:
-    """What keeps a request from ONNX Runtime, whatever its plan there would be."""
-    if (machine.accelerators and request.device != "cpu") or request.gpu_layers:
-        return "shares layers with workers" if request.workers else "runs on the GPU"
-    if request.kv_type not in (None, "f32"):
-        return f"has a cache of {request.kv_type}"
-    if not find_spec("onnxruntime"):
-        return "ONNX Runtime is not installed"
-    return None
-
-
-def _onnx_plan(
-    spec: ModelSpec, request: Request, plan: Plan, plan_of: Callable[[Request], Plan]
-) -> Plan | str:
-    """The plan on ONNX Runtime where it was measured and fits, or why there is none.
-
-    It fits where nothing is left out for it, be it drafts as large as llama.cpp would have: more
-    memory must not bring a faster backend and less of the rest.
-    """
-    request, least_draft = replace(request, backend=ONNX), plan.goal.draft_max
-    try:
-        if request.switch is not None:
-            check_supported(read_model_spec(request.switch))
-        check_supported(spec)
-        found = plan_of(request)
-        if found.goal.draft_max < least_draft:
-            larger = plan_of(replace(request, draft_max=least_draft))
-            found = larger.with_reason("draft_max", "as with llama.cpp")
-    except (UnsupportedError, DoesNotFitError) as problem:
-        return f"not on ONNX Runtime: {problem}"
-    if stored_curve(spec, settings_of(found)) is None:
-        return "ONNX Runtime was not tried with this file yet (--backend onnx)"
-    if found.is_limited:
-        return "ONNX Runtime takes more memory: context or drafts would be left out for it"
-    return found
-
-
-def _worth(other: Plan, plan: Plan, curve: CostCurve | None) -> float:
-    """How many times as fast another backend must be predicted to be.
-
-    A percent for every percent of the memory that it takes more of, and more where its step times
-    were never held against a real answer.
-    """
-    extra = max(0, other.predicted_peak_bytes - plan.predicted_peak_bytes)
-    is_tried = curve is not None and curve.is_tried
-    return (_WORTH_SWITCHING if is_tried else _WORTH_TRYING) + extra / other.limit_bytes

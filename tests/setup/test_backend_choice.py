@@ -24,7 +24,7 @@ from edgespec.memory.store import cache
 from edgespec.memory.times.curve import CostCurve
 from edgespec.models.embedded import embedded_model
 from edgespec.models.spec import ModelSpec, read_model_spec
-from edgespec.setup import planning
+from edgespec.setup import candidates, planning
 from edgespec.setup.planning import make_run_plan
 from edgespec.setup.stored import settings_key
 
@@ -37,7 +37,7 @@ MACHINE = machine_with(8 << 30, (), repacks=True)
 def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModelSpec:
     """The embedded model, nothing measured yet, onnxruntime installed."""
     monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path))
-    monkeypatch.setattr(planning, "find_spec", lambda _name: object())
+    monkeypatch.setattr(candidates, "find_spec", lambda _name: object())
     return read_model_spec(embedded_model())
 
 
@@ -46,8 +46,8 @@ def small_spec(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelSpec]:
     """A small model without an early exit, for all examples of a property."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("EDGESPEC_CACHE", str(tmp_path_factory.mktemp("cache")))
-        patch.setattr(planning, "find_spec", lambda _name: object())
-        patch.setattr(planning, "candidate_of", lambda _spec, _request: None)
+        patch.setattr(candidates, "find_spec", lambda _name: object())
+        patch.setattr(planning, "source_of", lambda _spec, _request: None)
         yield SPEC
 
 
@@ -130,7 +130,7 @@ def test_without_onnxruntime_the_reason_says_so(
     spec: ModelSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measured(spec, ONNX, 1.0)
-    monkeypatch.setattr(planning, "find_spec", lambda _name: None)
+    monkeypatch.setattr(candidates, "find_spec", lambda _name: None)
     assert choice(plan(spec)) == (LLAMACPP, "ONNX Runtime is not installed")
 
 

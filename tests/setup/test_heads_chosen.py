@@ -23,7 +23,7 @@ from edgespec.memory.store import cache
 from edgespec.memory.times.curve import CostCurve
 from edgespec.models.early_exit import MadeFor, target_hash
 from edgespec.models.spec import ModelSpec, read_model_spec
-from edgespec.setup import drafter_choice
+from edgespec.setup import candidates
 from edgespec.setup.planning import make_run_plan
 from edgespec.setup.stored import draft_settings_of, learned_key, settings_key
 
@@ -109,7 +109,7 @@ def head(target: ModelSpec, tmp_path: Path) -> Path:
 def promises(patch: pytest.MonkeyPatch, made_for: str, gains: list[float]) -> None:
     """Its file says for which target it was made, and how often it is right."""
     made = MadeFor(made_for, "target.gguf", {"gains": gains} if gains else {})
-    patch.setattr(drafter_choice, "read_made_for", lambda _path: made)
+    patch.setattr(candidates, "read_made_for", lambda _path: made)
 
 
 def measured(target: ModelSpec, head: Path, times: list[float]) -> None:
@@ -154,7 +154,7 @@ def test_a_named_head_is_judged_by_what_its_file_promises(
 def test_a_shipped_head_is_used_where_it_is_predicted_to_pay(
     target: ModelSpec, head: Path, monkeypatch: pytest.MonkeyPatch, times: list[float], is_its: bool
 ) -> None:
-    monkeypatch.setattr(drafter_choice, "embedded_drafter_path", lambda: head)
+    monkeypatch.setattr(candidates, "embedded_drafter_path", lambda: head)
     promises(monkeypatch, target_hash(target) if is_its else "another", [0.6, 0.3])
     if times:
         measured(target, head, times)

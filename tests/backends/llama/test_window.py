@@ -32,7 +32,7 @@ from edgespec.memory.plan.settings import settings_of
 from edgespec.memory.times.curve import CostCurve
 from edgespec.models.spec import read_model_spec
 from edgespec.sampling.params import SamplingParams
-from edgespec.setup.drafter_choice import Candidate, with_candidate
+from edgespec.setup.candidates import DraftSource, best_drafters
 from edgespec.setup.planning import make_run_plan
 from edgespec.setup.stored import keep_curve
 
@@ -244,12 +244,12 @@ def test_an_early_exit_drafts_in_the_place_of_a_window(path: Path, tmp_path: Pat
     keep_curve(spec, settings_of(plan), curve, replaced=True)
     plan = make_run_plan(spec, request)
     assert plan.drafter.endswith(",window")
-    candidate = Candidate(MODEL, None, is_named=True)
+    source = DraftSource(MODEL, None, is_named=True)
     asked: list[str] = []
 
     def plan_of(one: Request) -> Plan:
         asked.append(one.drafter)
         return plan
 
-    with_candidate(spec, request, plan, candidate, plan_of)
-    assert asked == [f"{plan.drafter.removesuffix(',window')},model"]
+    best_drafters(spec, request, source, plan_of)
+    assert asked == ["auto", f"{plan.drafter.removesuffix(',window')},model"]

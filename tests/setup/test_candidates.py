@@ -49,7 +49,7 @@ def drafter(target: ModelSpec, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def shipped(drafter: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("edgespec.setup.drafter_choice.embedded_drafter_path", lambda: drafter)
+    monkeypatch.setattr("edgespec.setup.candidates.embedded_drafter_path", lambda: drafter)
     return drafter
 
 
@@ -80,7 +80,7 @@ def choice(plan: Plan) -> tuple[str, str]:
 def test_nothing_is_said_where_there_is_none(
     target: ModelSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edgespec.setup.drafter_choice.embedded_drafter_path", lambda: None)
+    monkeypatch.setattr("edgespec.setup.candidates.embedded_drafter_path", lambda: None)
     assert "early_exit" not in plan_of(target).as_json()
 
 
@@ -245,14 +245,14 @@ def test_a_head_beside_its_model_is_used_where_it_pays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that was trained for this very file; another one is only told of."""
-    monkeypatch.setattr("edgespec.setup.drafter_choice.embedded_drafter_path", lambda: None)
+    monkeypatch.setattr("edgespec.setup.candidates.embedded_drafter_path", lambda: None)
     model = write_hybrid(tmp_path / "target.gguf", Shape("qwen2", interval=1))
     head = write_eagle(tmp_path / "eagle3-target.gguf", model, Shape("qwen2", interval=1), Head())
     spec = read_model_spec(model)
     measured(spec, FLAT)
     assert "lies beside the model" in plan_of(spec).as_json()["head"]["reason"]
     made = MadeFor(target_hash(spec), "target", {"gains": OFTEN})
-    monkeypatch.setattr("edgespec.setup.drafter_choice.read_made_for", lambda _path: made)
+    monkeypatch.setattr("edgespec.setup.candidates.read_made_for", lambda _path: made)
     draft_ms = 0.01 * FLAT[0]
     settings = draft_settings_of(plan_of(spec, drafter="suffix"), spec_of(head))
     curve = CostCurve([float("inf"), *[draft_ms] * 8]).as_json()
@@ -345,7 +345,7 @@ def test_without_room_for_drafts_the_model_is_loaded_without_it(
 def test_a_shipped_one_is_loaded_once_the_target_was_measured(
     target: ModelSpec, shipped: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edgespec.setup.drafter_choice.NO_DIFFERENCE", 0.0)
+    monkeypatch.setattr("edgespec.setup.candidates.NO_DIFFERENCE", 0.0)
     names = []
     for _ in range(2):
         with edgespec.load(

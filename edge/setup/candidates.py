@@ -1,0 +1,419 @@
+"""What could be in a plan that the request leaves open: who drafts, and which backend runs.
+
+Each candidate is a request that asks for more than the plan so far. It is planned if it is expected
+to pay, and taken if nothing is left out for it; the plan says why, or why not (`best_drafters`):
+
+1. drafts of what the text repeats, which every plan begins with
+2. where large steps are cheap: of what else the target could have said (recycling)
+3. behind long texts: the target's own, over a window
+4. those of an early exit or a head
+
+Other backends and kernels are planned in full and compared by predicted speed (`best_backend`,
+`kernel_choice`).
+
+A file that edgespec trained says how often it is right, so that measured step times predict what it
+brings. Of another head nothing says it, and so it is tried until its rounds do. Imports no
+inference library and no numpy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from importlib.util import find_spec
+from math import inf, isfinite
+from pathlib import Path
+from typing import Any
+
+from edgespec.drafting.constants import (
+    NO_DIFFERENCE,
+    TELLING_ROUNDS,
+    WINDOW_FIRST,
+    WINDOW_GAINS,
+    WINDOW_LAST,
+)
+from edgespec.drafting.drafters import HEAD, MODEL, WINDOW
+from edgespec.drafting.ledger import SAVINGS
+from edgespec.errors import DoesNotFitError, EdgespecError, UnsupportedError
+from edgespec.memory.plan.layout import DRAFT_SIZES
+from edgespec.memory.plan.machine import Machine
+from edgespec.memory.plan.options import LLAMACPP, ONNX
+from edgespec.memory.plan.plan import Plan
+from edgespec.memory.plan.request import Choice, Request
+from edgespec.memory.plan.settings import settings_of
+from edgespec.memory.times.curve import CostCurve
+from edgespec.memory.times.speed import predicted_speedup
+from edgespec.models.early_exit import (
+    ExitInfo,
+    MadeFor,
+    gains_of,
+    read_exit,
+    read_made_for,
+    target_hash,
+)
+from edgespec.models.embedded import embedded_drafter_path
+from edgespec.models.heads import NAMES_OUTPUTS, has_head, heads_beside
+from edgespec.models.onnx.facts import check_supported
+from edgespec.models.pairing import check_pair, heads_for
+from edgespec.models.spec import ModelSpec, read_model_spec
+from edgespec.setup.stored import draft_settings_of, snapshot_cost, stored_curve, stored_learned
+
+# Of the tokens that drafts gain on a file's own text, what they gain on people's prompts: a head
+# said 0.66 a round of one draft, and the first 96 tokens of answers had 0.38; an exit 0.57, 0.38.
+_HOLDS = 0.6
+# Times as long as plain steps take where kernels read the model's layers by name: 1.01 to 1.09 in
+# four turns of Qwen2.5 1.5B, 1.03 in the median.
+_READ_BY_NAME = 1.03
+# Predicted speed of the other backend: one that has answered here, and one that has only been timed
+# (such predictions were up to 30% too good).
+_WORTH_SWITCHING, _WORTH_TRYING = 1.03, 1.2
+# Nodes of a step, and times a plain step. A ledger bounds what recycling can lose, so that this is
+# where it brings nothing: over suffix alone 1.013 at 1.15, 1.000 at 1.3, 1.002 at 1.48, 0.999 at
+# 1.67, in replays of SmolLM2's answers that charge nothing for its tables.
+_MANY, _FLAT = 8, 1.3
+_WORTH_A_WINDOW = 1.03  # times plain decoding that is predicted where contexts are full
+_WORTH_LOADING = 0.01  # of the time of rounds: what it has to save where that was seen
+_CHOICES = {MODEL: "early_exit", HEAD: HEAD}  # names in a plan
+_DRAFTS = {MODEL: "the model's own first words of what follows", HEAD: "the head"}
+
+
+@dataclass(frozen=True, slots=True)
+class DraftSource:
+    """What may draft besides tables: an early exit or a head, in a file or in the model's own.
+
+    gains[i] is what an i + 1st draft adds to the tokens of a round, as its file says; without any
+    it says nothing.
+    """
+
+    drafts_as: str  # MODEL or HEAD
+    spec: ModelSpec | None  # of its file; None: the model's own
+    gains: Sequence[float] = ()
+    is_named: bool = False
+
+
+@lru_cache(maxsize=1)
+def _shipped(path: Path) -> ModelSpec:
+    """Which stays as it is while a program runs; lists of models plan many files."""
+    return read_model_spec(path, heads=True)
+
+
+def source_of(spec: ModelSpec, request: Request) -> DraftSource | None:
+    """What `--drafter auto` thinks about: the named file, the shipped one, or the model's own.
+
+    Else a head beside the model that was trained for this very file.
+
+    Raises UnsupportedError where the named one is of another model.
+    """
+    if request.drafter != "auto":
+        return None
+    path, is_named = request.draft_model, request.draft_model is not None
+    path = path or embedded_drafter_path()
+    own = DraftSource(HEAD, None) if has_head(spec) else None
+    if path is None:
+        return own or _trained_beside(spec)
+    drafter = read_model_spec(path, heads=True) if is_named else _shipped(Path(path))
+    if not is_named and drafter.reads is not None and drafter.vocab_size != spec.vocab_size:
+        return own or _trained_beside(spec)
+    made = read_exit(drafter) if drafter.reads is None else read_made_for(path)
+    if is_named:
+        if made is None and drafter.reads is None:
+            return None  # a smaller model, which drafts in any case
+        check_pair(spec, drafter)
+    elif made is None or not _is_made_for(spec, drafter, made):
+        return own or _trained_beside(spec)
+    drafts_as = MODEL if drafter.reads is None else HEAD
+    return DraftSource(drafts_as, drafter, () if made is None else gains_of(made.report), is_named)
+
+
+def _trained_beside(spec: ModelSpec) -> DraftSource | None:
+    """A head in the model's folder that edgespec trained for this very file."""
+    for path in heads_beside(spec):
+        with contextlib.suppress(EdgespecError):  # somebody else's, or no head at all
+            made = read_made_for(path)
+            if made is not None and made.target_hash == target_hash(spec):
+                drafter = read_model_spec(path, heads=True)
+                check_pair(spec, drafter)
+                return DraftSource(HEAD, drafter, gains_of(made.report))
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """More that could draft than in the plan so far: what asks for it, and whether it would pay.
+
+    `choice` is the name under which the plan tells that it is used; "": who drafts is all it tells.
+    """
+
+    request: Request
+    who: str  # drafts then, in words
+    pays: bool
+    reason: str
+    choice: str = ""
+    is_told: bool = False  # also where it is not used, with this
+    hint: str = ""
+
+
+def best_drafters(
+    spec: ModelSpec,
+    request: Request,
+    source: DraftSource | None,
+    plan_of: Callable[[Request], Plan],
+) -> Plan:
+    """The plan on one backend and its kernels, with the drafters that are worth it."""
+    tables = request if source is None else replace(request, draft_model=None)
+    plan = plan_of(tables)
+    if plan.drafter == "none":
+        return plan
+    if request.drafter == "auto" and plan.drafter == "suffix":
+        for candidate in (_recycling, _window):
+            plan = _with(candidate(spec, tables, plan), plan, plan_of)
+    if source is None:
+        return with_offer(spec, request, plan)
+    return _with(_drafts_of(source, spec, request, plan), plan, plan_of)
+
+
+def _with(one: Candidate | None, plan: Plan, plan_of: Callable[[Request], Plan]) -> Plan:
+    """The plan of a candidate where that pays and fits; else `plan`, which says why not."""
+    if one is None:
+        return plan
+    reason = one.reason
+    if one.pays:
+        try:
+            drafting = plan_of(one.request)
+        except DoesNotFitError as problem:
+            reason = str(problem)
+        else:
+            if drafting.draft_max and not drafting.is_limited:
+                drafting = drafting.with_reason("drafter", one.who)
+                used = Choice(one.choice, "used", reason)
+                return drafting.with_choice(used) if one.choice else drafting
+            reason = f"{reason}; but context would be left out for it"
+    if not one.is_told:
+        return plan
+    return plan.with_choice(Choice(one.choice, "not used", reason + one.hint))
+
+
+def _recycling(spec: ModelSpec, request: Request, plan: Plan) -> Candidate | None:
+    """What else the target could have said, where steps over many tokens cost little."""
+    curve = stored_curve(spec, settings_of(plan))
+    if curve is None:
+        return None
+    pays = curve.step_ms(_MANY, 0) <= _FLAT * curve.base[1]
+    who = "steps over many tokens cost little here: what else the target could have said pays"
+    return Candidate(replace(request, drafter="suffix,recycling"), who, pays, who)
+
+
+def _window(spec: ModelSpec, request: Request, plan: Plan) -> Candidate | None:
+    """The model drafting for itself, where contexts get so deep that it pays.
+
+    By measured step times, behind as many tokens as there is room for. It takes no memory but for
+    the distributions that drafts are drawn from.
+    """
+    curve = stored_curve(spec, settings_of(plan))
+    if curve is None or request.switch is not None or window_unsupported(spec, request):
+        return None
+    depth = plan.context_size
+    steps = [curve.step_ms(size, depth) for size in range(len(curve.base))]
+    draft_ms = curve.step_ms(1, WINDOW_FIRST + WINDOW_LAST)
+    speed, _ = predicted_speedup(WINDOW_GAINS, steps, draft_ms)
+    who = f"what the text repeats, and behind long texts the model over {WINDOW_LAST} cells of it"
+    reason = f"{speed:.2f}x of plain decoding predicted behind {depth} tokens"
+    asked = replace(request, drafter=f"{plan.drafter},{WINDOW}")
+    return Candidate(asked, who, speed > _WORTH_A_WINDOW, reason, WINDOW)
+
+
+def _drafts_of(source: DraftSource, spec: ModelSpec, request: Request, plan: Plan) -> Candidate:
+    """An early exit or a head: where it is tried or pays."""
+    choice, who = (
+        _CHOICES[source.drafts_as],
+        f"what the text repeats, and {_DRAFTS[source.drafts_as]}",
+    )
+    if reason := _unsupported(request, plan, source.drafts_as):
+        return Candidate(request, who, False, reason, choice, is_told=source.is_named)
+    # A head follows chains alone, and tables of what else could have been said bring branches.
+    tables = plan.drafter.removesuffix(f",{WINDOW}") if source.drafts_as == MODEL else "suffix"
+    names = f"{tables},{source.drafts_as}"
+    pays, reason = _judged(spec, plan, source)
+    path = None if source.spec is None else source.spec.path
+    is_at_hand = source.is_named or source.spec is None
+    hint = f"; --drafter {names} uses it" if is_at_hand else ""
+    asked = replace(request, drafter=names, draft_model=path)
+    return Candidate(asked, who, pays, reason, choice, is_told=True, hint=hint)
+
+
+def with_offer(spec: ModelSpec, request: Request, plan: Plan) -> Plan:
+    """The plan, which names a head that lies beside the model and could draft for it."""
+    is_open = request.drafter == "auto" and request.draft_model is None and plan.users == 1
+    if not is_open or _unsupported(request, plan, HEAD):
+        return plan
+    found = next((path for path, problem in heads_for(spec) if not problem), None)
+    if found is None:
+        return plan
+    reason = f"{found.name} lies beside the model; --draft-model {found} uses it"
+    return plan.with_choice(Choice(HEAD, "not used", reason))
+
+
+def window_unsupported(spec: ModelSpec, request: Request) -> str:
+    """What keeps the model from drafting for itself over a part of its cache, or ""."""
+    if request.backend == ONNX:
+        return "ONNX Runtime's cache holds one text"
+    if spec.keeps_state:
+        return f"{spec.arch} keeps a recurrent state, which has no parts"
+    if spec.sliding_window:
+        return f"{spec.arch} has sliding windows itself"
+    if request.exact and request.users != 1:
+        return "with --exact users share no cells, so a window could not, either"
+    return ""
+
+
+def _judged(spec: ModelSpec, plan: Plan, source: DraftSource) -> tuple[bool, str]:
+    """Whether to load it, and why: what it brought here, or what its file and step times promise.
+
+    Its ledger bounds what it can lose to next to nothing, so that it only has to be worth its
+    bytes: a percent of speed for every percent of the memory that the plan may take. A shipped
+    one is used where measurements say that it pays; one that was named, or is the model's own,
+    unless they say that it does not. A draft step that was not measured takes as long as its share
+    of the target's bytes. Plain steps are longer where it alone needs snapshots, or is to read
+    layers that llama.cpp does not hand out.
+    """
+    drafter, curve = source.spec, stored_curve(spec, settings_of(plan))
+    reads_by_name = source.drafts_as == HEAD and drafter and spec.arch in NAMES_OUTPUTS
+    reading = _READ_BY_NAME if reads_by_name else 1.0
+    rounds, usual_steps, saved_steps = _savings(stored_learned(spec, plan, drafter))
+    if rounds >= TELLING_ROUNDS and usual_steps > 0.0:
+        saved = saved_steps / usual_steps
+        cost = reading * _snapshots_for_it(spec, plan, source)
+        reason = f"in the last {rounds:.0f} rounds here it saved {max(0.0, saved):.1%} of the time"
+        if cost > 1.0:
+            saved = 1.0 - cost * (1.0 - saved)
+            reason += f", and plain steps take {cost:.2f} times as long for it"
+        return saved > _WORTH_LOADING, reason
+    is_asked = source.is_named or drafter is None
+    if drafter is None or not source.gains:
+        missing = "its file does not say how often it is right"
+        if source.drafts_as == HEAD:
+            missing = "it is not known yet whether it pays here"
+        return is_asked, missing
+    if curve is None:
+        return is_asked, "step times are not measured yet"
+    plain_ms = curve.base[1]
+    draft_ms = first_ms = plain_ms * drafter.weight_bytes / spec.weight_bytes
+    draft_curve = stored_curve(drafter, draft_settings_of(plan, drafter))
+    if draft_curve is not None:
+        draft_ms, first_ms = draft_curve.base[1], draft_curve.base[2]
+    if source.drafts_as == MODEL or first_ms == inf:
+        first_ms = draft_ms  # a head's first draft also takes in rows of the model
+    gains = [_HOLDS * gain for gain in source.gains]
+    speed, length = predicted_speedup(gains, curve.base, draft_ms, first_ms)
+    speed /= reading
+    two_ms = curve.step_ms(2, 0)
+    reason = (
+        f"{speed:.2f}x of plain decoding predicted: {length:.2f} tokens a round, "
+        f"{first_ms / plain_ms:.2f} plain steps a draft, "
+        + (f"{two_ms / plain_ms:.2f} for two tokens" if two_ms < inf else "one token a step")
+    )
+    return speed > NO_DIFFERENCE + drafter.weight_bytes / plan.limit_bytes, reason
+
+
+def _savings(document: Mapping[str, Any] | None) -> list[float]:
+    """What earlier runs left: rounds, their plain steps, and those that were saved; else 0."""
+    values = [(document or {}).get(name) for name in SAVINGS]
+    is_ours = all(isinstance(value, float) and isfinite(value) for value in values)
+    return [float(value) for value in values if value is not None] if is_ours else [0.0] * 3
+
+
+def _unsupported(request: Request, plan: Plan, drafts_as: str) -> str:
+    """What keeps it from drafting, or ""."""
+    if drafts_as == MODEL:
+        return ""
+    if plan.backend != LLAMACPP:
+        return "ONNX Runtime runs no heads"
+    return "two models write in turns" if request.switch is not None else ""
+
+
+def _snapshots_for_it(spec: ModelSpec, plan: Plan, source: DraftSource) -> float:
+    """How many times as long plain steps take with the snapshots that drafts of a head alone need.
+
+    1 where the plan keeps some for other drafts.
+    """
+    if plan.draft_max or source.drafts_as == MODEL:
+        return 1.0
+    return snapshot_cost(spec, settings_of(plan), DRAFT_SIZES[0]) or 1.0
+
+
+def _is_made_for(spec: ModelSpec, drafter: ModelSpec, made: ExitInfo | MadeFor) -> bool:
+    width = drafter.embedding_size if drafter.reads is None else drafter.reads.width
+    return width == spec.embedding_size and made.target_hash == target_hash(spec)
+
+
+def best_backend(
+    spec: ModelSpec,
+    request: Request,
+    machine: Machine,
+    plan: Plan,
+    plan_of: Callable[[Request], Plan],
+) -> Plan:
+    """`plan`, which is llama.cpp's, or that of ONNX Runtime; each says why it was chosen.
+
+    ONNX Runtime has to be measured with this file, and predicted to be worth what it takes.
+    """
+    other = _llamacpp_reason(request, machine) or _onnx_plan(spec, request, plan, plan_of)
+    if isinstance(other, str):
+        return plan.with_choice(Choice("backend", LLAMACPP, other))
+    both = f"{plan.goal.tokens_per_s:.1f} tokens/s predicted with llama.cpp"
+    both += f", {other.tokens_per_s:.1f} with ONNX Runtime"
+    worth = _worth(other, plan, stored_curve(spec, settings_of(other)))
+    if other.tokens_per_s > worth * plan.goal.tokens_per_s:
+        return other.with_choice(Choice("backend", ONNX, both))
+    both += f", which would have to be {worth:.2f}x as fast to be worth its memory"
+    return plan.with_choice(Choice("backend", LLAMACPP, both))
+
+
+def _llamacpp_reason(request: Request, machine: Machine) -> str | None:
+    """What keeps a request from ONNX Runtime, whatever its plan there would be."""
+    if (machine.accelerators and request.device != "cpu") or request.gpu_layers:
+        return "shares layers with workers" if request.workers else "runs on the GPU"
+    if request.kv_type not in (None, "f32"):
+        return f"has a cache of {request.kv_type}"
+    if not find_spec("onnxruntime"):
+        return "ONNX Runtime is not installed"
+    return None
+
+
+def _onnx_plan(
+    spec: ModelSpec, request: Request, plan: Plan, plan_of: Callable[[Request], Plan]
+) -> Plan | str:
+    """The plan on ONNX Runtime where it was measured and fits, or why there is none.
+
+    It fits where nothing is left out for it, be it drafts as large as llama.cpp would have: more
+    memory must not bring a faster backend and less of the rest.
+    """
+    request, least_draft = replace(request, backend=ONNX), plan.goal.draft_max
+    try:
+        if request.switch is not None:
+            check_supported(read_model_spec(request.switch))
+        check_supported(spec)
+        found = plan_of(request)
+        if found.goal.draft_max < least_draft:
+            larger = plan_of(replace(request, draft_max=least_draft))
+            found = larger.with_reason("draft_max", "as with llama.cpp")
+    except (UnsupportedError, DoesNotFitError) as problem:
+        return f"not on ONNX Runtime: {problem}"
+    if stored_curve(spec, settings_of(found)) is None:
+        return "ONNX Runtime was not tried with this file yet (--backend onnx)"
+    if found.is_limited:
+        return "ONNX Runtime takes more memory: context or drafts would be left out for it"
+    return found
+
+
+def _worth(other: Plan, plan: Plan, curve: CostCurve | None) -> float:
+    """How many times as fast another backend must be predicted to be.
+
+    A percent for every percent of the memory that it takes more of, and more where its step times
+    were never held against a real answer.
+    """
+    extra = max(0, other.predicted_peak_bytes - plan.predicted_peak_bytes)
+    is_tried = curve is not None and curve.is_tried
+    return (_WORTH_SWITCHING if is_tried else _WORTH_TRYING) + extra / other.limit_bytes
