@@ -28,7 +28,7 @@ from typing import Any
 import gguf
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests/support/gguf"))
 from bert_gguf import gguf_name, write_bert
 from shared import running
 

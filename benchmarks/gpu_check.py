@@ -394,7 +394,7 @@ def _measure_delays(arguments: argparse.Namespace) -> None:
     each delay: t(n) as measured at load and what a change of n adds, then decoding with and without
     drafts, in turns, over three prompts of which two are repeated by the answer.
     """
-    sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+    sys.path.insert(0, str(Path(__file__).parent.parent / "tests/support/gguf"))
     from delaying import DelayingProxy
     from rpc_workers import local_worker
 

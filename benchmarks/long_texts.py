@@ -32,7 +32,7 @@ from edgespec.backends.llama.states import States
 from edgespec.drafting.drafters import make_drafter
 from edgespec.sampling.params import SamplingParams
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests/support/gguf"))
 from hybrid_gguf import Shape, write_hybrid
 from random_gguf import Q8_0
 

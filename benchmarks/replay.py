@@ -57,9 +57,8 @@ from edgespec.memory.times.curve import CostCurve
 from edgespec.memory.times.speed import predicted_speedup
 from edgespec.models.early_exit import WINDOW, read_exit
 from edgespec.models.spec import ModelSpec, read_model_spec
-from edgespec.setup.candidates import _HOLDS, _WORTH_A_WINDOW
+from edgespec.setup.candidates import _FLAT, _HOLDS, _MANY, _WORTH_A_WINDOW
 from edgespec.setup.draft_loading import open_draft_model
-from edgespec.setup.planning import _FLAT, _MANY
 
 _CURVES = Path(__file__).with_name("curves.json")
 _HOST_MS = 0.1  # drafting, choosing and counting, per round that may draft

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from command_line import with_imports
 from queue_cases import CHAT, HELLO, generations
 from serving_cases import Serve, Speaker
 from waiting import PATIENCE_S, in_thread, join, until
@@ -46,9 +47,11 @@ print("ended", flush=True)
 
 @contextmanager
 def served(*arguments: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    tests = Path(__file__).parent.parent
     process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, *arguments], stdout=subprocess.PIPE, text=True, cwd=tests
+        [sys.executable, "-c", PROGRAM, *arguments],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=with_imports(),
     )
     assert process.stdout is not None
     try:

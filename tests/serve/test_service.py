@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import httpx
 import pytest
+from command_line import with_imports
 from queue_cases import CHAT, HELLO
 from serving_cases import Speaker
 from waiting import PATIENCE_S
@@ -43,12 +43,11 @@ os._exit(0)
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no process forks there")
 def test_health_tells_of_a_fork_in_which_nothing_can_be_answered() -> None:
-    tests = Path(__file__).parent.parent
     made = subprocess.run(
         [sys.executable, "-c", FORKED],
         capture_output=True,
         text=True,
-        cwd=tests,
+        env=with_imports(),
         timeout=PATIENCE_S,
     )
     assert made.stdout.startswith("503 503 the engine was loaded by another process"), made.stderr

@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import PIL.Image
 import pytest
+from command_line import with_imports
 from vision_cases import open_backend
 from vision_gguf import bmp, jpeg, mutated, picture, png
 
@@ -77,13 +78,12 @@ def look_at_all(folder: Path, count: int, seed: int) -> dict[str, int]:
 def test_mutated_images_are_read_or_refused(vision_folder: Path) -> None:
     """Its seed is fixed, and its time is 10 times what it takes alone on a slow machine."""
     command = [sys.executable, __file__, str(vision_folder), str(COUNT)]
-    paths = os.pathsep.join(path for path in sys.path if path)
     done = subprocess.run(
         command,
         capture_output=True,
         text=True,
         timeout=60 + COUNT * 0.5,
-        env={**os.environ, "PYTHONPATH": paths},
+        env=with_imports(),
     )
     assert done.returncode == 0, done.stderr[-2000:]
     counts = dict(part.split("=") for part in done.stdout.split())

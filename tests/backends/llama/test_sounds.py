@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from command_line import with_imports
 from sound_gguf import HEARING, flac, mp3, samples, wav, write_hearing
 from vision_cases import Reference, open_backend, open_engine, prompt, read, text_of
 from vision_gguf import images, mutated
@@ -167,13 +168,12 @@ def listen_to_all(folder: Path, count: int, seed: int) -> dict[str, int]:
 
 
 def test_mutated_sounds_are_read_or_refused(folder: Path) -> None:
-    paths = os.pathsep.join(path for path in sys.path if path)
     done = subprocess.run(
         [sys.executable, __file__, str(folder), str(COUNT)],
         capture_output=True,
         text=True,
         timeout=120 + COUNT,
-        env={**os.environ, "PYTHONPATH": paths},
+        env=with_imports(),
     )
     assert done.returncode == 0, done.stderr[-2000:]
     counts = dict(part.split("=") for part in done.stdout.split())

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-KERNELS = Path(__file__).parents[1] / "backends" / "kernels"
-CHECKS = Path(__file__).parent / "backends" / "kernels"
+KERNELS = Path(__file__).parents[3] / "backends" / "kernels"
+CHECKS = Path(__file__).parents[2] / "backends" / "kernels"
 # Without contraction: a product and a sum are rounded alike by every compiler.
 FLAGS = ["-std=c++17", "-O3", "-ffp-contract=off", "-Wall", "-Wextra"]
 ARM_COMPILER = "aarch64-linux-gnu-g++"

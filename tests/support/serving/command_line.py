@@ -33,6 +33,11 @@ class Done(NamedTuple):
 Command = Callable[..., Done]
 
 
+def with_imports() -> dict[str, str]:
+    """The environment of a process of Python that imports what this one can."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+
+
 def start(arguments: Sequence[str], cache: str, **environment: str) -> subprocess.Popen[bytes]:
     """The command in a process of its own."""
     return subprocess.Popen(
