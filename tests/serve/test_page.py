@@ -61,7 +61,8 @@ def browser() -> Iterator[Any]:
     if CHROMIUM is None:
         pytest.skip("no Chromium here")
     with api.sync_playwright() as started:
-        opened = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        options = ["--no-sandbox", "--disable-dev-shm-usage"]  # of root, in a small container
+        opened = started.chromium.launch(executable_path=CHROMIUM, args=options)
         yield opened
         opened.close()
 
