@@ -152,7 +152,11 @@ class PlanOptions:
     budget: str | None = option(
         None, "Most memory to use: 512MiB, 1.5GiB, 800MB. Default: what is free."
     )
-    prefer: str = option("speed", "speed, or context (longer, may use a smaller type of KV cache).")
+    prefer: str = option(
+        "speed",
+        "speed, context (longer, may use a smaller type of KV cache), or energy (drafts by tokens "
+        "a joule, where the machine counts them).",
+    )
     ctx: int | None = option(
         None, "Tokens of context. Default: chosen to fit.", also="--ctx-size -c", min=1
     )

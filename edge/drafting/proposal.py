@@ -80,7 +80,9 @@ EMPTY = Proposal((), (), ())
 class StepContext:
     """What a round may cost, and what its drafts are worth.
 
-    Times are those of this moment, as a clock would show them: the curve's at its `scale`.
+    Times are those of this moment, as a clock would show them: the curve's at its `scale`. Where
+    joules count (`--prefer energy`) they are prices: times the power of such a step beside that of
+    a plain one.
 
     At most `max_nodes` may be drafted; those less probable than `min_probability` cannot pay and
     need not be proposed. `branches` says whether siblings can be verified. `sampler` is there when
@@ -111,13 +113,13 @@ class StepContext:
 
         Infinite where that size was not measured.
         """
-        curve = self.curve
-        return curve.scale * curve.step_ms(num_nodes + self.extra, self.depth, self.previous)
+        curve, size = self.curve, num_nodes + self.extra
+        return curve.scale * curve.power(size) * curve.step_ms(size, self.depth, self.previous)
 
     def estimated_ms(self, num_nodes: int) -> float:
         """As `step_ms`, of a step that is no choice: estimated where it was not measured."""
-        curve = self.curve
-        return curve.scale * curve.estimated_ms(num_nodes + self.extra, self.depth, self.previous)
+        curve, size = self.curve, num_nodes + self.extra
+        return curve.scale * curve.power(size) * curve.estimated_ms(size, self.depth, self.previous)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +165,9 @@ def choose_size(
     spent_ms, node_ms = spent_ms / scale, node_ms / scale
     spent_ms += max(0, kept - drafted) * node_ms
     curve, extra, depth, previous = context.curve, context.extra, context.depth, context.previous
-    rate = expected / (spent_ms + curve.estimated_ms(1 + kept + extra, depth, previous))
+    power, least_size = curve.power, 1 + kept + extra
+    least_ms = power(least_size) * curve.estimated_ms(least_size, depth, previous)
+    rate = expected / (spent_ms + least_ms)
     best, best_rate, least, required = kept, rate, rate, required_gain * rate
     step_ms = curve.estimated_ms if tries else curve.step_ms
     before = context.standard_error(1 + kept)  # which what is compared with has, too
@@ -171,7 +175,7 @@ def choose_size(
         expected += probabilities[size - 1]
         if size > drafted:
             spent_ms += node_ms
-        ms = step_ms(size + 1 + extra, depth, previous)
+        ms = power(size + 1 + extra) * step_ms(size + 1 + extra, depth, previous)
         rate = expected / (spent_ms + ms)
         if rate > least and rate >= required:
             unsure = max(0.0, context.standard_error(size + 1) - before)

@@ -29,6 +29,7 @@ from edgespec.measure.timing import (
     fastest_step,
     measure_curve,
     measure_depths,
+    measure_powers,
     measure_reads,
     measured_while_busy,
     one_step,
@@ -36,6 +37,7 @@ from edgespec.measure.timing import (
 )
 from edgespec.memory.device import host
 from edgespec.memory.device.bandwidth import saw_step
+from edgespec.memory.device.energy import energy_meter
 from edgespec.memory.device.reservations import release
 from edgespec.memory.plan.machine import reachable_bytes, reserve
 from edgespec.memory.plan.options import LLAMACPP, ONNX, LoadOptions
@@ -63,10 +65,12 @@ from edgespec.setup.stored import (
     compared,
     keep_compared,
     keep_curve,
+    keep_powers,
     keep_reads,
     keep_snapshot_cost,
     settings_key,
     stored_curve,
+    stored_powers,
     stored_reads,
     stored_snapshot_costs,
 )
@@ -237,6 +241,8 @@ def _load_one(
         models: list[WritingDrafter] = []
         cost = 1.0
         if curve is not None:
+            if plan.prefers_energy:
+                curve.powers = _powers(backend, spec, plan, report)
             cost = _snapshots_cost(backend, curve, spec, plan)
             model = load_draft_model(backend, spec, plan, report)
             models = windows_of(backend, plan, curve) if model is None else [model]
@@ -366,6 +372,23 @@ def _snapshots_cost(backend: Backend, curve: CostCurve, spec: ModelSpec, plan: P
         return 1.0
     keep_snapshot_cost(spec, settings, count, times)
     return times
+
+
+def _powers(backend: Backend, spec: ModelSpec, plan: Plan, report: Progress) -> list[float]:
+    """Watts of steps beside a plain one's: stored, or measured now; none without a counter."""
+    with energy_meter() as (meter, _missing):
+        if meter is None:
+            return []
+        settings, most = settings_of(plan), backend.max_nodes
+        powers = stored_powers(spec, settings, meter.source.name)
+        if len(powers) > most:
+            return powers
+        report("measuring joules of steps", 0.0)
+        powers = measure_powers(partial(one_step, backend), most, meter.joules)
+        if backend.crowding == 1.0:
+            keep_powers(spec, settings, meter.source.name, powers)
+        report("measuring joules of steps", 1.0)
+        return powers
 
 
 def _curve(backend: Backend, spec: ModelSpec, plan: Plan, report: Progress) -> CostCurve:

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 LLAMACPP, ONNX = "llamacpp", "onnx"
 BACKENDS = ("auto", LLAMACPP, ONNX)
 DEVICES = ("auto", "cpu", "gpu", "npu")
-PREFERENCES = ("speed", "context")
+PREFERENCES = ("speed", "context", "energy")
 KERNELS = ("auto", "on", "off")
 _LONGEST_PATTERN, _SHOWN = 4096, 80  # characters
 
@@ -59,7 +59,8 @@ class LoadOptions:
 
     Args:
         budget_bytes: most memory the whole process may take; None takes what is free.
-        prefer: "speed" or "context": what a tight budget is spent on.
+        prefer: "speed" or "context": what a tight budget is spent on. "energy" is as "speed", and
+            drafts are chosen by tokens a joule where the machine counts them.
         backend: "auto", "llamacpp" or "onnx" (ONNX Runtime; converts the file on first use).
         device: "auto", "cpu", "gpu" or "npu"; with llama.cpp a GPU is what `gpu_layers` offloads
             to, an NPU is reached through ONNX Runtime alone.

@@ -108,6 +108,7 @@ class Plan:
     switch_snapshots: int = 0
     projector: Path | None = None  # with which it sees images
     image_tokens: int | None = None  # most of one, where the projector leaves it open
+    prefers_energy: bool = False  # drafts are chosen by joules
     states: int = 0  # of prefixes that are kept, where the cache cannot go back without
     drafter_is_asked: bool = True  # for by name, and not one that was chosen
 
