@@ -23,8 +23,8 @@ from edgespec.models.spec import ModelSpec
 from edgespec.paths import expanded
 from edgespec.serve.asked import Defaults
 from edgespec.serve.embeddings import EmbeddingService
-from edgespec.serve.limits import Limits
 from edgespec.serve.model_file import ModelFile
+from edgespec.serve.parsing import Limits
 from edgespec.serve.pool import Member, Pool, keep_alive_of
 from edgespec.serve.service import Service, Shared
 from edgespec.setup.embedding import Embedder

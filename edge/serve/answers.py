@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 from edgespec.decode.generation import Chunk
 from edgespec.serve.answer_reader import AnswerReader
 from edgespec.serve.api_error import COME_AGAIN, ApiError, api_error_of, openai_error
-from edgespec.serve.limits import Limits
+from edgespec.serve.parsing import Limits
 from edgespec.serve.shapes import Choice, Shape
 from edgespec.serve.worker import Generation, Worker
 

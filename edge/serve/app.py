@@ -26,9 +26,9 @@ from edgespec.serve.api_error import (
     api_error_of,
     openai_error,
 )
-from edgespec.serve.bodies import LargeBodies, read_json
 from edgespec.serve.embeddings import embeddings, rerank
 from edgespec.serve.guard import Guard
+from edgespec.serve.parsing import LargeBodies, read_json
 from edgespec.serve.pool import ANY, CHAT, EMBED, Lease, Member, Pool, keep_alive_of
 from edgespec.serve.prepare import (
     apply_template,
@@ -43,8 +43,7 @@ from edgespec.serve.prepare import (
     prepare_response,
     tokenize,
 )
-from edgespec.serve.service import Service, Shared
-from edgespec.serve.status import metrics, props, slots, status
+from edgespec.serve.service import Service, Shared, metrics, props, slots, status
 
 Prepare = Callable[[Service, Any, asyncio.AbstractEventLoop], Prepared]
 Handler = Callable[[Request], Awaitable[Response | ASGIApp]]

@@ -9,8 +9,7 @@ from typing import Any
 from edgespec.decode.options import GenerationOptions
 from edgespec.sampling.params import SamplingParams
 from edgespec.serve.api_error import ApiError
-from edgespec.serve.fields import Fields, shown
-from edgespec.serve.limits import Limits
+from edgespec.serve.parsing import Fields, Limits, shown
 from edgespec.serve.shapes import Output
 from edgespec.serve.tools import Tools
 

@@ -12,9 +12,15 @@ from edgespec.errors import UnsupportedError
 from edgespec.models.images import KINDS as IMAGES
 from edgespec.models.images import Image, joined, sent_image
 from edgespec.serve.asked import ChatAsked, Setup, take_model, take_output
-from edgespec.serve.fields import Fields, shown
-from edgespec.serve.generation_fields import take_format, take_max_tokens, take_sampling, take_stops
-from edgespec.serve.limits import Limits
+from edgespec.serve.parsing import (
+    Fields,
+    Limits,
+    shown,
+    take_format,
+    take_max_tokens,
+    take_sampling,
+    take_stops,
+)
 from edgespec.serve.shapes import (
     Choice,
     Delta,

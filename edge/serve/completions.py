@@ -11,9 +11,15 @@ from edgespec.decode.options import GenerationOptions
 from edgespec.sampling.logprobs import TokenLogprob
 from edgespec.serve.asked import CompletionAsked, Setup, take_model, take_output
 from edgespec.serve.chat import NO_EFFECT, NOT_THERE, take_prediction
-from edgespec.serve.fields import Fields, shown
-from edgespec.serve.generation_fields import take_format, take_max_tokens, take_sampling, take_stops
-from edgespec.serve.limits import Limits
+from edgespec.serve.parsing import (
+    Fields,
+    Limits,
+    shown,
+    take_format,
+    take_max_tokens,
+    take_sampling,
+    take_stops,
+)
 from edgespec.serve.shapes import (
     Choice,
     Delta,

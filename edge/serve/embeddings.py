@@ -10,7 +10,7 @@ from typing import Any
 
 from edgespec.errors import ContextFullError, UnsupportedError
 from edgespec.serve.api_error import ApiError
-from edgespec.serve.fields import Fields, shown
+from edgespec.serve.parsing import Fields, shown
 from edgespec.setup.embedding import Embedder, Text
 
 _MOST_TEXTS = 4096  # of a request

@@ -15,9 +15,7 @@ from edgespec.decode.generation import Chunk, Result
 from edgespec.decode.options import GenerationOptions
 from edgespec.serve.api_error import ApiError
 from edgespec.serve.asked import Setup, take_model
-from edgespec.serve.fields import Fields, shown
-from edgespec.serve.generation_fields import take_format, take_sampling, take_stops
-from edgespec.serve.limits import Limits
+from edgespec.serve.parsing import Fields, Limits, shown, take_format, take_sampling, take_stops
 from edgespec.serve.shapes import Choice, Delta, Shape, ToldTokens, speeds, timings
 from edgespec.serve.worker import Generation
 

@@ -19,14 +19,16 @@ from edgespec.serve.chat import (
     take_thinking,
     text_of,
 )
-from edgespec.serve.fields import Fields, note_ignored, shown
-from edgespec.serve.generation_fields import (
+from edgespec.serve.parsing import (
+    Fields,
+    Limits,
     format_within,
+    note_ignored,
+    shown,
     take_max_tokens,
     take_sampling,
     take_stops,
 )
-from edgespec.serve.limits import Limits
 from edgespec.serve.shapes import Choice, Delta, Output, Shape, ToolCall, new_id
 from edgespec.serve.tools import Tools, checked, take_function
 

@@ -18,8 +18,6 @@ from edgespec.serve.asked import ChatAsked, CompletionAsked
 from edgespec.serve.chat import ChatShape, read_chat
 from edgespec.serve.completions import CompletionShape, Echo, read_completion
 from edgespec.serve.conversation import Conversation, conversation_of
-from edgespec.serve.fields import Fields
-from edgespec.serve.generation_fields import biases_by_id
 from edgespec.serve.llama import (
     Gap,
     LlamaAsked,
@@ -31,10 +29,10 @@ from edgespec.serve.llama import (
     read_llama,
 )
 from edgespec.serve.messages import MessagesShape, read_messages
+from edgespec.serve.parsing import Fields, biases_by_id
 from edgespec.serve.responses import ResponsesShape, read_response
-from edgespec.serve.service import Service
+from edgespec.serve.service import Service, settings_of
 from edgespec.serve.shapes import Shape, ToldTokens
-from edgespec.serve.status import settings_of
 
 Loop = asyncio.AbstractEventLoop
 _ANSWER_SHARE = 4  # of the context, kept free for an answer whose length nobody said

@@ -18,13 +18,15 @@ from edgespec.models.images import KINDS as IMAGES
 from edgespec.serve.api_error import ApiError
 from edgespec.serve.asked import ChatAsked, Setup, take_model
 from edgespec.serve.chat import content_of, take_parts, take_thinking, text_of
-from edgespec.serve.fields import Fields, note_ignored, shown
-from edgespec.serve.generation_fields import (
+from edgespec.serve.parsing import (
+    Fields,
+    Limits,
     format_within,
+    note_ignored,
+    shown,
     take_max_tokens,
     take_sampling,
 )
-from edgespec.serve.limits import Limits
 from edgespec.serve.shapes import (
     Choice,
     Delta,

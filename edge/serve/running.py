@@ -23,7 +23,7 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from edgespec.serve.limits import Limits
+from edgespec.serve.parsing import Limits
 
 # Told to end, the process is gone 2 s later: answers under way have the first of them, threads that
 # end their steps the next half, and the model is freed in what is left.

@@ -21,7 +21,7 @@ from edgespec.serve.access import (
     is_loopback,
 )
 from edgespec.serve.asked import Defaults
-from edgespec.serve.limits import Limits
+from edgespec.serve.parsing import Limits
 from edgespec.serve.service import Service, Shared
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from typing import Any
 from edgespec.errors import EdgespecError
 from edgespec.models.chat import render_chat
 from edgespec.prefix import common_prefix_length
-from edgespec.serve.tool_values import NAME_CHARS
+from edgespec.serve.tools import NAME_CHARS
 
 ANY = "…"  # in a marker: a few characters that differ from call to call
 NAME = rf"(?P<name>{NAME_CHARS}{{1,160}})"  # a pattern

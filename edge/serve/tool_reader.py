@@ -35,7 +35,7 @@ from edgespec.serve.tool_formats import (
     safe_length,
     unwrapped,
 )
-from edgespec.serve.tool_values import (
+from edgespec.serve.tools import (
     NAME_CHARS,
     OpenCall,
     Value,

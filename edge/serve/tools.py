@@ -1,17 +1,376 @@
-"""Tools: what a request offers, and what a template and a grammar are told of it."""
+"""Tools: what a request offers, and the arguments of calls, as the text of a JSON object.
+
+Models write arguments in many notations. Those that are no JSON are read by one small parser. It
+never runs anything, goes 32 levels deep, and raises ValueError for what it cannot read.
+"""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from ast import literal_eval
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from edgespec.serve.fields import Fields, shown
-from edgespec.serve.generation_fields import schema_text
-from edgespec.serve.limits import Limits
-from edgespec.serve.tool_values import NAME_CHARS, object_or_text, resolved
+from edgespec.serve.parsing import Fields, Limits, schema_text, shown
+from edgespec.serve.shapes import ToolCall
+
+NAME_CHARS = r"[A-Za-z0-9_./:@-]"
+GEMMA_QUOTE = '<|"|>'
+_MOST_LEVELS = 32
+_WORDS: dict[str, Any] = {"True": True, "False": False, "None": None}
+_WORDS |= {"true": True, "false": False, "null": None}
+_NUMBER = re.compile(r"-?\d[\d_]{0,40}(\.\d{0,40})?([eE][+-]?\d{1,4})?(?![\w.])")
+_KEY = re.compile(r"[^\s:=,{}()\[\]\"']{1,128}")
+_CALL = re.compile(rf"\s*,?\s*({NAME_CHARS}{{1,160}})\s*\(")
+_STRING = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
+
+
+def json_text(value: Any) -> str:
+    """The JSON text of a value, in characters that can be sent."""
+    text = json.dumps(value, ensure_ascii=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # half of a character
+        return json.dumps(value)
+    return text
+
+
+def arguments_text(value: Any) -> str:
+    """The text of arguments, which a model may have written as an object or as the text of one."""
+    if value is None or value == "":
+        return "{}"
+    return value if isinstance(value, str) and sendable(value) else json_text(value)
+
+
+def sendable(text: str) -> bool:
+    """Whether a text has no half of a character."""
+    return not re.search("[\ud800-\udfff]", text)
+
+
+def tidied(text: str) -> str:
+    """A JSON text as it is sent: one that is valid by JSON's rules, else as the model wrote it."""
+    try:
+        return json_text(json.loads(text, strict=False)) if text.strip() else "{}"
+    except (ValueError, RecursionError):
+        return text
+
+
+class StrictText:
+    """JSON as it comes, by JSON's rules: control characters in texts are escaped."""
+
+    _PART = re.compile(r'\\.|["\x00-\x1f]', re.DOTALL)
+
+    def __init__(self) -> None:
+        self._held, self._is_text = "", False
+
+    def push(self, text: str) -> str:
+        """More of it; an escape that is not whole waits."""
+        text = self._held + text
+        kept = len(text) - len(text.rstrip("\\"))
+        self._held = "\\" if kept % 2 else ""
+        return self._PART.sub(self._strict, text[: len(text) - kept % 2])
+
+    def finish(self) -> str:
+        """What waits."""
+        return self._held
+
+    def _strict(self, part: re.Match[str]) -> str:
+        if part[0] == '"':
+            self._is_text = not self._is_text
+        elif self._is_text and len(part[0]) == 1:
+            return json.dumps(part[0])[1:-1]
+        return part[0]
+
+
+class OpenCall:
+    """A call whose arguments are given as they are written."""
+
+    def __init__(self, name: str, *, is_left_out: bool = False) -> None:
+        self._head = ToolCall(name, "", is_whole=False, is_open=True)
+        self._is_left_out = is_left_out
+        self._strict, self._parts = StrictText(), list[str]()
+        self._has_begun = False
+
+    def write(self, text: str) -> None:
+        """More of the arguments, in JSON."""
+        has_any = self._has_begun or any(self._parts)
+        self._parts.append(self._strict.push(text if has_any else text.lstrip()))
+
+    def written(self) -> list[ToolCall]:
+        """What was not given yet, as a part of the call."""
+        text = "".join(self._parts)
+        self._parts.clear()
+        self._has_begun = self._has_begun or bool(text)
+        return [replace(self._head, arguments=text)] if text and not self._is_left_out else []
+
+    def end(self, rest: str = "", *, is_whole: bool) -> list[ToolCall]:
+        """Its last part."""
+        self.write(rest)
+        self._parts.append(self._strict.finish())
+        text = "".join(self._parts)
+        text = text if text or self._has_begun else "{}"
+        last = replace(self._head, arguments=text, is_whole=is_whole, is_open=False)
+        return [] if self._is_left_out else [last]
+
+
+class Value:
+    """An argument that is written as a text: where it can be nothing else, it is given at once.
+
+    Args:
+        schema: of this argument.
+        whole: of all arguments, where its references lead.
+    """
+
+    def __init__(self, call: OpenCall, schema: Any, whole: Mapping[str, Any]) -> None:
+        self._call, self._schema, self._whole = call, schema, whole
+        self._is_text = is_text(schema, whole)
+        self._held = list[str]()
+        if self._is_text:
+            call.write('"')
+
+    def write(self, text: str) -> None:
+        """More of it."""
+        if self._is_text:
+            self._call.write(json_text(text)[1:-1])
+        else:
+            self._held.append(text)
+
+    def end(self, rest: str) -> None:
+        """The last of it."""
+        self.write(rest)
+        if self._is_text:
+            return self._call.write('"')
+        value = typed("".join(self._held), self._schema, self._whole)
+        self._call.write(json_text(value))
+
+
+def mended(text: str, fields: tuple[str, str]) -> tuple[str, str, bool] | None:
+    """Of JSON that is cut off or no JSON: the name, the arguments as they are, if they are whole.
+
+    The arguments may be whole where what is around them is not. None where there is no name.
+    """
+    name = _member(text, fields[0], "name")
+    if name is None or not (named := re.match(r'"([^"\\]{1,160})"', text[name:])):
+        return None
+    place = _member(text, fields[1], "arguments", "parameters")
+    if place is None:
+        return named[1], "", False
+    try:
+        value, _ = json.JSONDecoder(strict=False).raw_decode(text, place)
+    except (ValueError, RecursionError):
+        return named[1], text[place:].rstrip(), False
+    return named[1], arguments_text(value), True
+
+
+def _member(text: str, *names: str) -> int | None:
+    """Where the value of the first member of some names begins."""
+    allowed = "|".join(re.escape(name) for name in names if name)
+    found = re.search(rf'"(?:{allowed})"\s*:\s*', text)
+    return found.end() if found else None
+
+
+def typed(text: str, schema: Any, whole: Mapping[str, Any]) -> Any:
+    """The value that a text stands for in an argument of a schema.
+
+    Args:
+        schema: of this argument.
+        whole: of all arguments, where its references lead.
+    """
+    types = _types(schema, whole, 0)
+    if "string" in types and not (text == "null" and "null" in types):
+        return text
+    word = text.strip()
+    if "boolean" in types and word.lower() in ("true", "false"):
+        return word.lower() == "true"
+    try:
+        return json.loads(word, strict=False)
+    except (ValueError, RecursionError):
+        return _WORDS[word] if word in _WORDS else _python_value(word, text)
+
+
+def is_text(schema: Any, whole: Mapping[str, Any]) -> bool:
+    """Whether a text for an argument always stands for itself."""
+    types = _types(schema, whole, 0)
+    return "string" in types and "null" not in types
+
+
+def _python_value(word: str, text: str) -> Any:
+    """A list or a dictionary in Python's notation, which some templates show; else the text."""
+    if not word.startswith(("{", "[")):
+        return text
+    reader = _Values(word + " ", 0)
+    try:
+        value = reader.value()
+    except (ValueError, RecursionError):
+        return text
+    return text if word[reader.place :] else value
+
+
+def _types(schema: Any, whole: Mapping[str, Any], level: int) -> set[str]:
+    """Names of the types that a schema allows; none where it does not say."""
+    if not isinstance(schema, dict) or level > _MOST_LEVELS:
+        return set()
+    found = schema.get("type", [])
+    types = {one for one in ([found] if isinstance(found, str) else found) if isinstance(one, str)}
+    if types:
+        return types
+    if isinstance(schema.get("$ref"), str):
+        return _types(resolved(whole, schema["$ref"]), whole, level + 1)
+    inner = [one for name in ("anyOf", "oneOf", "allOf") for one in _list(schema.get(name))]
+    values = [*_list(schema.get("enum")), *([schema["const"]] if "const" in schema else [])]
+    types |= {"string" for one in values if isinstance(one, str)}
+    types |= {"null" for one in values if one is None}
+    return types.union(*(_types(one, whole, level + 1) for one in inner))
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def resolved(document: Any, reference: str) -> Any:
+    """What a reference of a JSON schema leads to within it; None for nothing."""
+    place, _, path = reference.partition("#")
+    if place:
+        return None
+    for name in path.split("/")[1:]:
+        name = name.replace("~1", "/").replace("~0", "~")
+        if isinstance(document, list) and name.isdecimal() and int(name) < len(document):
+            document = document[int(name)]
+        elif isinstance(document, dict) and name in document:
+            document = document[name]
+        else:
+            return None
+    return document
+
+
+# -- notations that are no JSON ------------------------------------------------------------
+
+
+def python_calls(text: str) -> list[tuple[str, dict[str, Any]]]:
+    """Names and arguments of `[name(key=value, ...), ...]`, or of one call without brackets."""
+    text = text.strip()
+    if text.startswith("["):
+        text = text.removeprefix("[").removesuffix("]")
+    found, place = [], 0
+    while call := _CALL.match(text, place):
+        reader = _Values(text, call.end())
+        found.append((call[1], reader.members(")", "=")))
+        place = reader.place
+    if not found or text[place:].strip(" \t\r\n,;"):
+        raise ValueError("no calls alone")
+    return found
+
+
+def gemma_arguments(text: str) -> dict[str, Any]:
+    """Arguments that are written as `{key:<|"|>text<|"|>,other:1}`."""
+    reader = _Values(text, 0)
+    reader.expect("{")
+    return reader.members("}", ":")
+
+
+@dataclass(slots=True)
+class _Values:
+    """Reads values of a text from a place on."""
+
+    text: str
+    place: int
+    level: int = 0
+
+    def members(self, end: str, between: str) -> dict[str, Any]:
+        """Keys and values up to `end`."""
+        found: dict[str, Any] = {}
+        while not self._skip(end):
+            key = self._string() if self._at("'", '"', GEMMA_QUOTE) else self._match(_KEY)
+            self.expect(between)
+            found[key] = self.value()
+            self._skip(",")
+        return found
+
+    def value(self) -> Any:
+        """The value that comes next."""
+        self.level += 1
+        if self.level > _MOST_LEVELS:
+            raise ValueError("too deep")
+        try:
+            return self._any()
+        finally:
+            self.level -= 1
+
+    def _any(self) -> Any:
+        if self._at("'", '"', GEMMA_QUOTE):
+            return self._string()
+        if self._skip("{"):
+            return self.members("}", ":")
+        if self._skip("["):
+            items = []
+            while not self._skip("]"):
+                items.append(self.value())
+                self._skip(",")
+            return items
+        if number := _NUMBER.match(self.text, self.place):
+            self.place = number.end()
+            written = number[0].replace("_", "")
+            return int(written) if written.lstrip("-").isdecimal() else float(written)
+        word = self._match(_KEY)
+        return _WORDS.get(word, word)
+
+    def _string(self) -> str:
+        if self._skip(GEMMA_QUOTE):
+            end = self.text.find(GEMMA_QUOTE, self.place)
+            if end < 0:
+                raise ValueError("a text without an end")
+            start, self.place = self.place, end + len(GEMMA_QUOTE)
+            return self.text[start:end]
+        written = self._match(_STRING)
+        inner = written.replace("\r", "\\r").replace("\n", "\\n")
+        try:
+            return str(literal_eval(inner))
+        except (SyntaxError, ValueError, MemoryError) as error:
+            raise ValueError("no text") from error
+
+    def expect(self, token: str) -> None:
+        """Pass a token by, which has to come."""
+        if not self._skip(token):
+            raise ValueError(f"no {token}")
+
+    def _skip(self, token: str) -> bool:
+        if not self._at(token):
+            return False
+        self.place += len(token)
+        return True
+
+    def _at(self, *tokens: str) -> bool:
+        while self.text[self.place : self.place + 1].isspace():
+            self.place += 1
+        if self.place >= len(self.text):
+            raise ValueError("it is cut off")
+        return self.text.startswith(tokens, self.place)
+
+    def _match(self, pattern: re.Pattern[str]) -> str:
+        found = pattern.match(self.text, self.place)
+        if not found:
+            raise ValueError("something else")
+        self.place = found.end()
+        return found[0]
+
+
+def object_or_text(value: Any) -> dict[str, Any] | str:
+    """Arguments that a client sends back: an object, or a text that is none."""
+    if isinstance(value, dict):
+        return value
+    if value is None:
+        return {}
+    if not isinstance(value, str):
+        return json_text(value)
+    try:
+        found = json.loads(value) if value.strip() else {}
+    except (ValueError, RecursionError):
+        return value
+    is_object = isinstance(found, dict) and sendable(json.dumps(found, ensure_ascii=False))
+    return found if is_object else value
+
 
 _NAME = re.compile(rf"{NAME_CHARS}{{1,128}}")
 _DEFINITIONS = ("$defs", "definitions")

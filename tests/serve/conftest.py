@@ -13,7 +13,7 @@ from serving_cases import TEMPLATE, Connect, ConnectAnthropic, Serve, Speaker
 
 from edgespec.backends.fake import FakeBackend
 from edgespec.decode.engine import Engine
-from edgespec.serve.limits import Limits
+from edgespec.serve.parsing import Limits
 from edgespec.serve.pool import Member, Pool
 from edgespec.serve.server import Server
 from edgespec.serve.service import Shared

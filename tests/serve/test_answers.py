@@ -12,7 +12,7 @@ from queue_cases import CHAT, HELLO, generations
 from serving_cases import Serve, Speaker
 from waiting import PATIENCE_S, until
 
-from edgespec.serve.limits import Limits
+from edgespec.serve.parsing import Limits
 
 
 def connection(address: str, body: bytes, *headers: str) -> socket.socket:

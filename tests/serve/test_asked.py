@@ -9,8 +9,7 @@ import pytest
 
 from edgespec.serve.api_error import ApiError
 from edgespec.serve.asked import Defaults, Setup, take_model, take_output
-from edgespec.serve.fields import Fields
-from edgespec.serve.limits import Limits
+from edgespec.serve.parsing import Fields, Limits
 from edgespec.serve.shapes import Output
 
 

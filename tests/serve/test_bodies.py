@@ -13,8 +13,7 @@ from queue_cases import CHAT, HELLO
 from serving_cases import Serve, Speaker
 
 from edgespec.serve.api_error import ApiError
-from edgespec.serve.bodies import read_json
-from edgespec.serve.limits import Limits
+from edgespec.serve.parsing import Limits, read_json
 
 BODY = json.dumps(HELLO).encode()
 

@@ -28,8 +28,7 @@ from edgespec.drafting.drafters.suffix import SuffixDrafter
 from edgespec.serve.api_error import ApiError
 from edgespec.serve.asked import Defaults, Setup
 from edgespec.serve.chat import ChatShape, read_chat, take_messages
-from edgespec.serve.fields import Fields
-from edgespec.serve.limits import Limits
+from edgespec.serve.parsing import Fields, Limits
 from edgespec.serve.shapes import Output, ToldTokens
 
 

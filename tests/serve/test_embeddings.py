@@ -21,8 +21,8 @@ from edgespec.memory.plan.machine import this_machine
 from edgespec.memory.plan.request import Request
 from edgespec.serve.api_error import ApiError
 from edgespec.serve.embeddings import EmbeddingService, embeddings, rerank
-from edgespec.serve.limits import Limits
 from edgespec.serve.model_file import ModelFile
+from edgespec.serve.parsing import Limits
 from edgespec.serve.pool import Member, Pool
 from edgespec.serve.server import Server
 from edgespec.serve.service import Shared

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 
 import pytest
 
-from edgespec.serve.eviction import Seen, Step, Values, next_step, patience_s
+from edgespec.serve.pool import Seen, Step, Values, next_step, patience_s
 
 SIZES = {"a": 4, "b": 4, "c": 4, "small": 1}
 

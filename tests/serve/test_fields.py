@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from edgespec.serve.api_error import ApiError
-from edgespec.serve.fields import Fields, shown
+from edgespec.serve.parsing import Fields, shown
 
 
 def refused(call: Callable[[], object]) -> tuple[str, str | None, str | None]:
@@ -22,7 +22,7 @@ def test_what_nobody_took_is_named_once_without_its_value(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A stranger wrote the name, and may write any number of them."""
-    monkeypatch.setattr("edgespec.serve.fields._NAMED", set())
+    monkeypatch.setattr("edgespec.serve.parsing._NAMED", set())
     for _ in range(3):
         fields = Fields({"q\n1": "secret", "inner": [{"zzz": 1}, {"zzz": 1}]})
         for index, one in enumerate(fields.list("inner", 9)):

@@ -24,7 +24,7 @@ from vision_gguf import images, jpeg
 from waiting import PATIENCE_S
 
 from edgespec.decode.engine import Engine
-from edgespec.serve.limits import Limits
+from edgespec.serve.parsing import Limits
 from edgespec.serve.server import Server
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}

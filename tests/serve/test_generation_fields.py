@@ -13,8 +13,9 @@ import pytest
 import edgespec
 from edgespec.sampling.params import SamplingParams
 from edgespec.serve.api_error import ApiError
-from edgespec.serve.fields import Fields
-from edgespec.serve.generation_fields import (
+from edgespec.serve.parsing import (
+    Fields,
+    Limits,
     seed_of_choice,
     take_format,
     take_max_tokens,
@@ -22,7 +23,6 @@ from edgespec.serve.generation_fields import (
     take_stops,
     typed_format,
 )
-from edgespec.serve.limits import Limits
 from edgespec.serve.server import Server
 
 DEFAULTS = SamplingParams(temperature=0.7, top_k=40, seed=5, logit_bias={3: 1.0})

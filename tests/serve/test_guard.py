@@ -16,7 +16,7 @@ from starlette.testclient import TestClient
 from waiting import PATIENCE_S, until
 
 from edgespec.decode.engine import Engine
-from edgespec.serve.limits import Limits
+from edgespec.serve.parsing import Limits
 from edgespec.serve.server import Server
 
 HELLO: Any = {"messages": [{"role": "user", "content": "Hi"}]}

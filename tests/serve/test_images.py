@@ -22,8 +22,7 @@ from edgespec.cli.main import app
 from edgespec.decode.engine import Engine
 from edgespec.models.images import read_image
 from edgespec.serve.api_error import ApiError
-from edgespec.serve.bodies import LargeBodies
-from edgespec.serve.limits import Limits
+from edgespec.serve.parsing import LargeBodies, Limits
 from edgespec.serve.server import Server
 
 Part = dict[str, Any]

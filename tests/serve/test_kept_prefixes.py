@@ -12,8 +12,8 @@ from vision_cases import open_engine, shown
 import edgespec
 from edgespec.decode.engine import Engine
 from edgespec.memory.store.cache import cache_directory
-from edgespec.serve import kept_prefixes
-from edgespec.serve.kept_prefixes import KeptPrefixes
+from edgespec.serve import model_file
+from edgespec.serve.model_file import KeptPrefixes
 
 SLOW_S = 0.1  # a token: any disk is faster
 TEXTS = ["abcdefgh" * 20, "hgfedcba" * 12, "short"]
@@ -80,7 +80,7 @@ def test_a_full_disk_loses_nothing_but_time(
 ) -> None:
     with closing(loaded(model)) as engine:
         answers(engine)
-        monkeypatch.setattr(kept_prefixes, "_MOST_BYTES", 1000)
+        monkeypatch.setattr(model_file, "_MOST_BYTES", 1000)
         assert kept.keep(engine, SLOW_S) == 0
         monkeypatch.undo()
 

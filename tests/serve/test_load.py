@@ -15,7 +15,7 @@ import pytest
 from serving_cases import Serve, Speaker
 
 import edgespec
-from edgespec.serve.limits import Limits
+from edgespec.serve.parsing import Limits
 from edgespec.serve.server import Server
 
 MESSAGES = [{"role": "user", "content": "Tell me about the sea."}]

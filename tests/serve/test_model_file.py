@@ -29,8 +29,8 @@ from edgespec.memory.store import cache
 from edgespec.models.embedded import embedded_model
 from edgespec.models.images import read_image
 from edgespec.serve.embeddings import EmbeddingService
-from edgespec.serve.limits import Limits
 from edgespec.serve.model_file import ModelFile
+from edgespec.serve.parsing import Limits
 from edgespec.serve.pool import ANY, Member, Pool
 from edgespec.serve.server import Server
 from edgespec.serve.service import Service, Shared
@@ -222,7 +222,7 @@ def test_memory_goes_back_when_a_model_leaves(
     files: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three models take turns in room for one, with grammars: what is held stays as it is."""
-    monkeypatch.setattr("edgespec.serve.eviction._LEAST_PATIENCE_S", 0.0)
+    monkeypatch.setattr("edgespec.serve.pool._LEAST_PATIENCE_S", 0.0)
     paths = [files[0], embedded_model(), files[2]]
     pool, shared = pool_of(paths, fitting=1)
     schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}

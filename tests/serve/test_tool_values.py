@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.serve.tool_values import (
+from edgespec.serve.tools import (
     gemma_arguments,
     json_text,
     mended,

@@ -12,8 +12,7 @@ from decoding_cases import END
 from serving_cases import CALL, HELLO, TEMPLATE, WEATHER, Connect, Serve, Speaker
 
 from edgespec.backends.fake import ByteTokenizer
-from edgespec.serve.tool_values import resolved
-from edgespec.serve.tools import Tools
+from edgespec.serve.tools import Tools, resolved
 
 
 def test_a_tool_is_called_and_its_result_told(serve: Serve, client: Connect) -> None:

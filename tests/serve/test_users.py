@@ -12,7 +12,7 @@ from serving_cases import Gated, Serve, letters
 from waiting import PATIENCE_S, until
 
 from edgespec.backends.fake import FakeBackend
-from edgespec.serve.limits import Limits
+from edgespec.serve.parsing import Limits
 
 CHAT = "/v1/chat/completions"
 

@@ -10,7 +10,7 @@ from queue_cases import CHAT, HELLO, generations
 from serving_cases import Serve, Speaker
 from waiting import until
 
-from edgespec.serve.limits import Limits
+from edgespec.serve.parsing import Limits
 
 
 def test_a_full_queue_refuses_and_says_when_to_come_again(serve: Serve) -> None:

@@ -31,7 +31,7 @@ from edgespec.errors import DoesNotFitError
 from edgespec.measure.noise import find_divergence
 from edgespec.memory.plan.request import Request
 from edgespec.models.spec import read_model_spec
-from edgespec.serve.kept_prefixes import KeptPrefixes
+from edgespec.serve.model_file import KeptPrefixes
 from edgespec.setup.planning import make_run_plan
 
 pytestmark = pytest.mark.model

@@ -1,0 +1,596 @@
+"""From the bytes of a request to values that are safe to use: bodies, fields, and their limits.
+
+Fields of a JSON object are taken one by one. What nobody took changes no answer: it is ignored, and
+the log names it once. Fields that ask for what is not there are refused by the request that they
+are of. Everything beyond a limit is refused, with the number in it.
+
+How tokens are picked, and what the answer has to look like, is said by the same fields in all
+interfaces: `response_format` is OpenAI's, `structured_outputs`, `guided_json` and the like are
+vLLM's, `json_schema` and `grammar` llama.cpp's. What can be compiled is for the grammar engine to
+say.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import threading
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn, TypedDict
+
+from edgespec.memory.bytes.projector import BODY_BYTES, MOST_BODIES
+from edgespec.sampling.params import ORDER, TEMPERATURE, TOP_P, TYPICAL, SamplingParams
+from edgespec.serve.api_error import LOGGER, ApiError
+
+_SHOWN_CHARS = 40
+_CACHE = "cache_control"
+_MOST_NAMES = 256  # that the log is told of, while the process runs
+_NAMED: set[str] = set()
+_LOCK = threading.Lock()
+
+
+class Fields:
+    """An object of a request.
+
+    A field that is null counts as left out, and so does `cache_control` wherever it stands: the
+    cache is reused without being asked. Every method takes one field and raises ApiError for a
+    value that cannot be.
+
+    Args:
+        value: what was sent in its place.
+        path: its own name, for messages; "" for the whole request.
+    """
+
+    def __init__(self, value: Any, path: str = "") -> None:
+        if not isinstance(value, dict):
+            raise ApiError(
+                f"{path or 'the body'} must be an object, not {shown(value)}", param=path
+            )
+        self.path = path
+        self._left = {
+            name: item for name, item in value.items() if item is not None and name != _CACHE
+        }
+
+    def name(self, field: str) -> str:
+        """The whole name of a field."""
+        return f"{self.path}.{field}" if self.path else field
+
+    def __contains__(self, field: str) -> bool:
+        return field in self._left
+
+    def any_of(self, field: str) -> Any:
+        """Whatever it is; it is not taken by that."""
+        return self._left.get(field)
+
+    def any(self, field: str, default: Any = None) -> Any:
+        """Whatever it is."""
+        return self._left.pop(field, default)
+
+    def text(self, field: str, default: str | None = None) -> str:
+        """A text; it has to be there where there is no default."""
+        value = self._needed(field, default)
+        if not isinstance(value, str):
+            self.refuse(field, f"must be a text, not {shown(value)}")
+        return value
+
+    def number(self, field: str, default: float, low: float, high: float) -> float:
+        """A number from `low` to `high`."""
+        value = self.any(field, default)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            self.refuse(field, f"must be a number, not {shown(value)}")
+        if not low <= value <= high:
+            self.refuse(field, f"must be {low:g} to {high:g}, not {shown(value)}")
+        return float(value)
+
+    def whole(self, field: str, default: int, low: int, high: int) -> int:
+        """A whole number from `low` to `high`."""
+        value = self.any(field, default)
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int):
+            self.refuse(field, f"must be a whole number, not {shown(value)}")
+        if not low <= value <= high:
+            self.refuse(field, f"must be {low} to {high}, not {shown(value)}")
+        return value
+
+    def flag(self, field: str, default: bool = False) -> bool:
+        """True or false."""
+        value = self.any(field, default)
+        if not isinstance(value, bool):
+            self.refuse(field, f"must be true or false, not {shown(value)}")
+        return value
+
+    def list(self, field: str, most: int, default: Sequence[Any] = ()) -> list[Any]:
+        """A list of at most `most` items."""
+        value = self.any(field, list(default))
+        if not isinstance(value, list):
+            self.refuse(field, f"must be a list, not {shown(value)}")
+        if len(value) > most:
+            self.refuse(field, f"has {len(value)} items, and at most {most} are taken")
+        return value
+
+    def object(self, field: str) -> Fields:
+        """An object; an empty one where there is none."""
+        return Fields(self.any(field, {}), self.name(field))
+
+    def ignore(self, *fields: str) -> None:
+        """Fields that change no answer."""
+        for field in fields:
+            self._left.pop(field, None)
+
+    def only(self, field: str, *values: Any) -> None:
+        """A field of which only values are supported that ask for nothing."""
+        value = self._left.pop(field, None)
+        same = [one for one in values if type(one) is type(value) and one == value]
+        if value is not None and not same:
+            self.refuse(field, f"is not supported with {shown(value)}", code="unsupported_value")
+
+    def only_false(self, field: str) -> bool:
+        """Whether it is false, which is taken then: some clients write it for "none"."""
+        is_false = self._left.get(field) is False
+        if is_false:
+            del self._left[field]
+        return is_false
+
+    def takes_zero(self, field: str) -> bool:
+        """Whether it is 0, which is taken then: nothing shall be written."""
+        value = self._left.get(field)
+        is_zero = type(value) is int and value == 0
+        if is_zero:
+            del self._left[field]
+        return is_zero
+
+    def refuse_set(self, hints: Mapping[str, str]) -> None:
+        """Refuse fields that ask for what is not there, unless they are false or empty.
+
+        Args:
+            hints: what to do instead, by field.
+        """
+        for field, hint in hints.items():
+            if self._left.pop(field, None):
+                self.refuse(field, f"is not supported: {hint}", code="unsupported_parameter")
+
+    def end(self) -> None:
+        """Ignore what nobody took; the log names it."""
+        for field in self._left:
+            note_ignored(self.name(field[:_SHOWN_CHARS]))
+        self._left.clear()
+
+    def refuse(self, field: str, problem: str, *, code: str | None = None) -> NoReturn:
+        """Raise ApiError for a field."""
+        raise ApiError(f"{self.name(field)} {problem}", param=self.name(field), code=code)
+
+    def _needed(self, field: str, default: Any) -> Any:
+        value = self.any(field, default)
+        if value is None:
+            self.refuse(field, "is missing", code="missing_required_parameter")
+        return value
+
+
+def note_ignored(name: str) -> None:
+    """Tell the log, once, what is ignored: its name, which a stranger wrote, and no value."""
+    name = ascii(re.sub(r"\d+(?=\])", "", name[:200]))[1:-1]
+    with _LOCK:
+        if name in _NAMED or len(_NAMED) >= _MOST_NAMES:
+            return
+        _NAMED.add(name)
+    LOGGER.warning("requests have the field %s, which is ignored", name)
+
+
+def shown(value: Any) -> str:
+    """A value as it is quoted in a message."""
+    try:
+        text = json.dumps(value)
+    except (TypeError, ValueError, RecursionError):
+        text = type(value).__name__
+    return text if len(text) <= _SHOWN_CHARS else f"{text[: _SHOWN_CHARS - 3]}..."
+
+
+# By their names in Content-Encoding, with zlib's number of each format's header.
+_GZIP, _ZLIB, _NO_HEADER = 31, 15, -15
+_ENCODINGS = {"gzip": _GZIP, "x-gzip": _GZIP, "deflate": _ZLIB}
+
+
+class LargeBodies:
+    """Bodies with images, of which a few are held at once. For one event loop."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits, self._count = limits, 0
+
+    @contextmanager
+    def admits(self) -> Iterator[Callable[[int], None]]:
+        """A check of how large a body is so far, until its document is not needed any more.
+
+        The check raises ApiError where others are held.
+        """
+        is_large = False
+
+        def check(size: int) -> None:
+            nonlocal is_large
+            if is_large or size <= self._limits.body_bytes:
+                return
+            if self._count >= self._limits.image_bodies:
+                raise ApiError(
+                    f"{self._count} other requests with images are being read: try again soon",
+                    status=503,
+                    code="too_many_images",
+                )
+            is_large = True
+            self._count += 1
+
+        try:
+            yield check
+        finally:
+            self._count -= is_large
+
+
+def read_json(
+    body: bytes | bytearray, limits: Limits, encoding: str = "", most: int | None = None
+) -> Any:
+    """The document of a body. Raises ApiError for anything else.
+
+    `encoding` is the request's Content-Encoding, `most` bytes are what it may have without.
+    Halves of surrogate pairs, which no UTF-8 has, become U+FFFD.
+    """
+    most = most or limits.body_bytes
+    try:
+        text = _decompressed(body, encoding.strip().lower(), most).decode("utf-8")
+        document = json.loads(text, parse_constant=_refuse_constant)
+    except UnicodeDecodeError as problem:
+        raise ApiError(f"the body is not UTF-8: {problem.reason}") from problem
+    except RecursionError as problem:
+        raise ApiError(f"the body is nested deeper than {limits.json_depth}") from problem
+    except ValueError as problem:  # digits beyond what Python converts are told this way, too
+        raise ApiError(f"the body is no JSON: {str(problem)[:100]}") from problem
+    return _plain(document, limits.json_depth)
+
+
+def _decompressed(body: bytes | bytearray, encoding: str, most: int) -> bytes | bytearray:
+    """The body without its encoding, of at most `most` bytes."""
+    if encoding in ("", "identity"):
+        return body
+    if encoding not in _ENCODINGS:
+        raise ApiError(
+            f"the content encoding {shown(encoding)} is not supported, only gzip and deflate",
+            status=415,
+            code="unsupported_encoding",
+        )
+    header = _ENCODINGS[encoding]
+    if header == _ZLIB and not _has_zlib_header(body):  # as some clients send it
+        header = _NO_HEADER
+    part = zlib.decompressobj(header)
+    try:
+        data = part.decompress(body, most + 1)
+    except zlib.error as problem:
+        raise ApiError(f"the body is not {encoding}") from problem
+    if len(data) > most:
+        raise ApiError(f"the body has more than {most} bytes", status=413)
+    if not part.eof or part.unused_data:
+        where = "after" if part.eof else "before"
+        raise ApiError(f"the body ends {where} its {encoding} data does")
+    return data
+
+
+def _has_zlib_header(body: bytes | bytearray) -> bool:
+    return len(body) > 1 and body[0] & 15 == 8 and int.from_bytes(body[:2], "big") % 31 == 0
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ApiError(f"the body is no JSON: {name} is no number")
+
+
+def _plain(value: Any, depth: int) -> Any:
+    if isinstance(value, str):
+        return value if value.isascii() else _encodable(value)
+    if not isinstance(value, dict | list):
+        return value
+    if depth == 0:
+        raise ApiError("the body is nested too deep")
+    if isinstance(value, list):
+        return [_plain(item, depth - 1) for item in value]
+    return {_encodable(name): _plain(item, depth - 1) for name, item in value.items()}
+
+
+def _encodable(text: str) -> str:
+    try:
+        text.encode()
+        return text
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Sizes are of one request."""
+
+    body_bytes: int = 4 << 20
+    image_body_bytes: int = BODY_BYTES  # where a model sees images, in place of `body_bytes`
+    image_bodies: int = MOST_BODIES  # larger than `body_bytes`, of all requests at once
+    json_depth: int = 64
+    messages: int = 4096
+    choices: int = 8
+    stops: int = 16
+    stop_chars: int = 256
+    biases: int = 1024
+    logprobs: int = 20  # best tokens told at each place
+    tools: int = 128
+    format_chars: int = 256 << 10  # of a schema, an expression or a grammar
+    format_choices: int = 1024  # texts of which an answer is one
+    response_bytes: int = 8 << 20  # of all responses that are kept
+    responses: int = 512  # that are kept
+    waiting: int = 16  # generations in the queue, of all requests
+    connections: int = 256
+    header_s: float = 15.0  # to send a request's line and headers
+    body_s: float = 30.0  # to send its body
+    write_s: float = 60.0  # until a client takes what it is sent
+    model_s: float = 300.0  # until a request has the model that it waits for
+    comment_s: float = 10.0  # of a stream without an event, before a comment is sent
+
+
+_MOST_SEED = (1 << 63) - 1
+_LEAST_TOP_P = 1e-9  # the best token alone, as 0 means
+_LARGE, _MOST_COUNT = 1e6, 1 << 20
+# How many tokens before the next one are looked at by penalties; -1 is all.
+_LAST_N = ("repeat_last_n", -1, _MOST_COUNT)
+# llama.cpp's other samplers, by its names; `SamplingParams` knows their ranges.
+_NUMBERS = (
+    *("typical_p", "top_n_sigma", "xtc_probability", "xtc_threshold", "dynatemp_range"),
+    *("dynatemp_exponent", "dry_multiplier", "dry_base", "mirostat_tau", "mirostat_eta"),
+)
+_COUNTS = ("dry_allowed_length", "dry_penalty_last_n", "mirostat")
+# Other names that llama.cpp takes for its samplers, and its letters for them. What "infill" would
+# pick at the end of a gap's filling is left to the model here.
+_INFILL = "infill"
+_NAMES = {"typical_p": TYPICAL, "typical": TYPICAL, "temp": TEMPERATURE, "nucleus": TOP_P}
+_LETTERS = dict(zip("edskypmxti", (*ORDER, _INFILL), strict=True))
+
+
+def take_sampling(fields: Fields, defaults: SamplingParams, limits: Limits) -> SamplingParams:
+    """How tokens are picked. Raises ApiError."""
+    penalty = "repetition_penalty" if "repetition_penalty" in fields else "repeat_penalty"
+    if penalty == "repetition_penalty":
+        fields.refuse_set({"repeat_penalty": "repetition_penalty is there, too"})
+    seed = fields.whole("seed", -1 if defaults.seed is None else defaults.seed, -1, _MOST_SEED)
+    biases = _biases(fields, limits.biases) if "logit_bias" in fields else defaults.logit_bias
+    name, low, high = _LAST_N
+    more: dict[str, Any] = {
+        field: fields.number(field, getattr(defaults, field), -_LARGE, _LARGE)
+        for field in _NUMBERS
+        if field in fields
+    }
+    for field in _COUNTS:
+        if field in fields:
+            more[field] = fields.whole(field, 0, -1, _MOST_COUNT)
+    if "dry_sequence_breakers" in fields:
+        more["dry_sequence_breakers"] = _texts(fields, "dry_sequence_breakers", limits)
+    if "samplers" in fields:
+        more["samplers"] = _samplers(fields, limits)
+    return replace(
+        defaults,
+        temperature=fields.number("temperature", defaults.temperature, 0.0, 100.0),
+        top_p=max(_LEAST_TOP_P, fields.number("top_p", defaults.top_p, 0.0, 1.0)),
+        top_k=max(0, fields.whole("top_k", defaults.top_k, -1, 1 << 31)),
+        min_p=fields.number("min_p", defaults.min_p, 0.0, 1.0),
+        repetition_penalty=fields.number(penalty, defaults.repetition_penalty, 1e-3, 1e3),
+        presence_penalty=fields.number("presence_penalty", defaults.presence_penalty, -100, 100),
+        frequency_penalty=fields.number("frequency_penalty", defaults.frequency_penalty, -100, 100),
+        penalty_last_n=fields.whole(name, defaults.penalty_last_n, low, high),
+        logit_bias=biases,
+        seed=None if seed < 0 else seed,
+        **more,
+    )
+
+
+def biases_by_id(body: Any, ids_of: Callable[[str], Sequence[int]]) -> Any:
+    """A body whose biases of texts, as llama.cpp takes them, are those of all their tokens."""
+    given = body.get("logit_bias") if isinstance(body, dict) else None
+    pairs = list(given.items()) if isinstance(given, dict) else given
+    if not isinstance(pairs, list) or not all(_is_pair(one) for one in pairs):
+        return body
+    made: list[list[Any]] = []
+    for token, bias in pairs:
+        is_text = isinstance(token, str) and not (token.isascii() and token.isdigit())
+        made += [[one, bias] for one in (ids_of(token) if is_text else [token])]
+    return {**body, "logit_bias": made}
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, list | tuple) and len(value) == 2
+
+
+def seed_of_choice(params: SamplingParams, index: int) -> SamplingParams:
+    """Of several answers to one request each has a seed of its own."""
+    return (
+        params if params.seed is None or index == 0 else replace(params, seed=params.seed + index)
+    )
+
+
+def take_stops(fields: Fields, limits: Limits, field: str = "stop") -> tuple[str, ...]:
+    """Texts that end an answer: one, or a list."""
+    return _texts(fields, field, limits)
+
+
+def _samplers(fields: Fields, limits: Limits) -> tuple[str, ...]:
+    """Names of samplers in order; or a text of their letters, or of names between semicolons."""
+    value = fields.any("samplers")
+    if isinstance(value, str):
+        is_letters = set(value) <= _LETTERS.keys()
+        value = [_LETTERS[one] for one in value] if is_letters else value.split(";")
+    names = _texts(Fields({"samplers": value}, fields.path), "samplers", limits)
+    known = (name.replace("-", "_") for name in names)
+    return tuple(_NAMES.get(name, name) for name in known if name != _INFILL)
+
+
+def _texts(fields: Fields, field: str, limits: Limits) -> tuple[str, ...]:
+    value = fields.any(field, [])
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        fields.refuse(field, f"must be a text or a list of texts, not {shown(value)}")
+    if len(texts) > limits.stops:
+        fields.refuse(field, f"has {len(texts)} texts, and at most {limits.stops} are taken")
+    if any(len(text) > limits.stop_chars for text in texts):
+        fields.refuse(field, f"has a text of more than {limits.stop_chars} characters")
+    return tuple(text for text in texts if text)
+
+
+def take_max_tokens(fields: Fields, default: int | None, context: int, *names: str) -> int:
+    """Most tokens of an answer, by the first of `names` that is there.
+
+    -1, as some clients write it, goes on to the end of the context.
+    """
+    found = [name for name in names if name in fields]
+    values = [fields.whole(name, -1, -1, 1 << 31) for name in found]
+    for name, value in zip(found, values, strict=True):
+        if value == 0:
+            fields.refuse(name, "must be at least 1")
+    most = values[0] if values else default
+    return context if most is None or most < 0 else most
+
+
+def _biases(fields: Fields, most: int) -> tuple[tuple[int, float], ...]:
+    value = fields.any("logit_bias")
+    if isinstance(value, list) and all(isinstance(one, list) and len(one) == 2 for one in value):
+        # llama.cpp's way: pairs, and false for never.
+        value = {str(token): -math.inf if bias is False else bias for token, bias in value}
+    if not isinstance(value, dict):
+        fields.refuse("logit_bias", f"must be an object, not {shown(value)}")
+    if len(value) > most:
+        fields.refuse("logit_bias", f"has {len(value)} tokens, and at most {most} are taken")
+    pairs = []
+    for token, bias in value.items():
+        is_number = isinstance(bias, int | float) and not isinstance(bias, bool)
+        if not (token.isascii() and token.isdigit() and len(token) < 10 and is_number):
+            fields.refuse("logit_bias", "must name token ids, each with a number")
+        if not -100 <= bias <= 100 and bias != -math.inf:
+            fields.refuse("logit_bias", f"must be -100 to 100, not {shown(bias)}")
+        pairs.append((int(token), float(bias)))
+    return tuple(pairs)
+
+
+class AnswerForm(TypedDict, total=False):
+    """Keywords of `GenerationOptions`, of which at most one is given."""
+
+    json_schema: str
+    regex: str
+    grammar: str
+
+
+_ANY_OBJECT = '{"type": "object"}'
+_VLLM = {"json": "json_schema", "regex": "regex", "grammar": "grammar"}
+_SILENT = ("disable_fallback", "disable_any_whitespace", "disable_additional_properties")
+
+
+def take_format(fields: Fields, limits: Limits) -> AnswerForm:
+    """The form that a request asks for, if any. Raises ApiError for two of them."""
+    found: dict[str, AnswerForm] = {}
+    if "response_format" in fields:
+        found["response_format"] = typed_format(fields.object("response_format"), limits)
+    if "structured_outputs" in fields:
+        inner = fields.object("structured_outputs")
+        found |= _vllm(inner, limits, "")
+        if inner.flag("json_object"):
+            found[inner.name("json_object")] = {"json_schema": _ANY_OBJECT}
+        inner.ignore(*_SILENT)
+        inner.refuse_set({"structural_tag": "use json, regex, choice or grammar"})
+        inner.end()
+    found |= _vllm(fields, limits, "guided_")
+    if "json_schema" in fields:
+        found["json_schema"] = {"json_schema": _schema(fields, "json_schema", limits)}
+    if "grammar" in fields and (grammar := _text(fields, "grammar", limits)):
+        found["grammar"] = {"grammar": grammar}
+    asked = [name for name, form in found.items() if form]
+    if len(asked) > 1:
+        raise ApiError(f"{asked[0]} and {asked[1]} cannot both be kept to", param=asked[1])
+    return found[asked[0]] if asked else {}
+
+
+def typed_format(fields: Fields, limits: Limits) -> AnswerForm:
+    """The form that an object with a type asks for: text, json_object or json_schema."""
+    kind, form = fields.text("type"), AnswerForm()
+    if kind == "json_object":
+        form["json_schema"] = _ANY_OBJECT
+        if "schema" in fields:  # as llama.cpp takes it
+            form["json_schema"] = _schema(fields, "schema", limits)
+    elif kind == "json_schema":
+        named = fields.object("json_schema") if "json_schema" in fields else fields
+        named.ignore("name", "description", "strict")  # answers always keep to it
+        form["json_schema"] = _schema(named, "schema", limits)
+        named.end()
+    elif kind != "text":
+        fields.refuse("type", f"must be text, json_object or json_schema, not {shown(kind)}")
+    fields.end()
+    return form
+
+
+def format_within(fields: Fields, field: str, limits: Limits) -> AnswerForm:
+    """The form that the field `format` of an object asks for."""
+    outer = fields.object(field)
+    outer.ignore("effort", "task_budget", "verbosity")
+    form = typed_format(outer.object("format"), limits) if "format" in outer else AnswerForm()
+    outer.end()
+    return form
+
+
+def schema_text(schema: Any, param: str, limits: Limits) -> str:
+    """The text of a schema. Raises ApiError for one that is too large."""
+    if schema is not True and not isinstance(schema, dict):
+        raise ApiError(f"{param} must be an object", param=param)
+    text = json.dumps(schema)
+    _check_size(text, param, limits)
+    return text
+
+
+def _vllm(fields: Fields, limits: Limits, prefix: str) -> dict[str, AnswerForm]:
+    """vLLM's fields, whose names have a prefix in requests for its older versions."""
+    found: dict[str, AnswerForm] = {}
+    for name, keyword in _VLLM.items():
+        field = prefix + name
+        if field in fields:
+            read = _schema if name == "json" else _text
+            found[fields.name(field)] = {keyword: read(fields, field, limits)}  # type: ignore[misc]
+    if f"{prefix}choice" in fields:
+        field = f"{prefix}choice"
+        found[fields.name(field)] = {"regex": _choice(fields, field, limits)}
+    return found
+
+
+def _schema(fields: Fields, field: str, limits: Limits) -> str:
+    """A schema, or the text of one."""
+    value = fields.any(field)
+    if not isinstance(value, str):
+        return schema_text(value, fields.name(field), limits)
+    _check_size(value, fields.name(field), limits)
+    return value
+
+
+def _text(fields: Fields, field: str, limits: Limits) -> str:
+    value = fields.text(field)
+    _check_size(value, fields.name(field), limits)
+    return value
+
+
+def _choice(fields: Fields, field: str, limits: Limits) -> str:
+    """A regular expression of some texts, of which one is the answer."""
+    values = fields.list(field, limits.format_choices)
+    if not values or not all(isinstance(one, str) for one in values):
+        fields.refuse(field, "must be a list of texts, with one at least")
+    expression = "|".join("".join(map(_literal, one)) for one in values)
+    _check_size(expression, fields.name(field), limits)
+    return expression
+
+
+def _literal(character: str) -> str:
+    if character.isascii() and character.isalnum():
+        return character
+    return f"\\x{{{ord(character):x}}}"
+
+
+def _check_size(text: str, param: str, limits: Limits) -> None:
+    size = len(text)
+    if size > limits.format_chars:
+        problem = f"has {size:,} characters, and {limits.format_chars:,} are the most"
+        raise ApiError(f"{param} {problem}", param=param)
