@@ -16,8 +16,6 @@ BEGIN_TARGET("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c,amx-ti
 namespace edgespec {
 namespace {
 
-#include "blocks.h"
-
 #include "avx512.h"
 
 #include "tile.h"
@@ -218,7 +216,7 @@ static bool runs_here() {
 }
 
 const InstructionSet kAmx =
-    table<Multiply>("amx_int8", runs_here, quantize_avx512, &kAttentionAvx512, kFloatsAvx512);
+    table<Multiply>("amx_int8", runs_here, quantize_avx2, &kAttentionAvx512, kFloatsAvx512);
 
 }  // namespace edgespec
 #endif

@@ -40,6 +40,14 @@ struct V {
         return _mm256_and_ps(x, _mm256_cmp_ps(of, all(least), _CMP_NLT_UQ));
     }
 
+    // Of 4 / width results of each of two vectors: the halves of their 2 x width partial sums, added.
+    template <int width>
+    static INLINE Float fold(Float a, Float b) {
+        if constexpr (width == 4) return plus(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
+        if constexpr (width == 2) return plus(_mm256_shuffle_ps(a, b, 0x44), _mm256_shuffle_ps(a, b, 0xee));
+        return plus(_mm256_shuffle_ps(a, b, 0x88), _mm256_shuffle_ps(a, b, 0xdd));
+    }
+
     static INLINE float half(const void* at) {
         uint16_t bits;
         memcpy(&bits, at, sizeof bits);

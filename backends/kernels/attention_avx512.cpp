@@ -8,6 +8,7 @@
 // GCC 12 warns of its own header's undefined vectors (GCC bug 105593).
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
 #endif
 BEGIN_TARGET("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")
 namespace edgespec {
@@ -37,6 +38,16 @@ struct V {
     static INLINE Float times_power_of_2(Float x, Float n) { return _mm512_scalef_ps(x, n); }
     static INLINE Float zero_below(Float x, Float of, float least) {
         return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(of, all(least), _CMP_NLT_UQ), x);
+    }
+
+    // Of 8 / width results of each of two vectors: the halves of their 2 x width partial sums, added.
+    template <int width>
+    static INLINE Float fold(Float a, Float b) {
+        if constexpr (width == 8) return plus(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
+        if constexpr (width == 4) return plus(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+        if constexpr (width == 1) return plus(_mm512_shuffle_ps(a, b, 0x88), _mm512_shuffle_ps(a, b, 0xdd));
+        const __m512d x = _mm512_castps_pd(a), y = _mm512_castps_pd(b);
+        return plus(_mm512_castpd_ps(_mm512_unpacklo_pd(x, y)), _mm512_castpd_ps(_mm512_unpackhi_pd(x, y)));
     }
 
     static INLINE float half(const void* at) {

@@ -36,6 +36,13 @@ struct V {
         return vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(x), vcltq_f32(of, all(least))));
     }
 
+    // Of 2 / width results of each of two vectors: the halves of their 2 x width partial sums, added.
+    template <int width>
+    static INLINE Float fold(Float a, Float b) {
+        if constexpr (width == 1) return plus(vuzp1q_f32(a, b), vuzp2q_f32(a, b));
+        return plus(vcombine_f32(vget_low_f32(a), vget_low_f32(b)), vcombine_f32(vget_high_f32(a), vget_high_f32(b)));
+    }
+
     static INLINE float half(const void* at) {
         uint16_t bits;
         memcpy(&bits, at, sizeof bits);

@@ -9,8 +9,6 @@ BEGIN_TARGET("avx2,fma,f16c")
 namespace edgespec {
 namespace {
 
-#include "blocks.h"
-
 #include "avx2.h"
 
 #include "tile.h"

@@ -68,7 +68,3 @@ struct Vector256 {
     static INLINE Float all(float x) { return _mm256_set1_ps(x); }
     static INLINE void store(float* at, Float x) { _mm256_storeu_ps(at + 8 * Half, x); }
 };
-
-void quantize_avx2(const float* x, int64_t first, int64_t end, ActivationBlock* to) {
-    for (int64_t b = first; b < end; b++) quantize_plainly(x + 32 * b, to[b]);
-}

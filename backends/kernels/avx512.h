@@ -74,21 +74,3 @@ struct Avx512 {
     static INLINE Float all(float x) { return _mm512_set1_ps(x); }
     static INLINE void store(float* at, Float x) { _mm512_storeu_ps(at, x); }
 };
-
-INLINE __m512i rounded(__m512 x, __m512 inverse) { return _mm512_cvtps_epi32(_mm512_mul_ps(x, inverse)); }
-
-void quantize_block(const float* x, ActivationBlock& to) {
-    __m512 a = _mm512_loadu_ps(x), b = _mm512_loadu_ps(x + 16);
-    __m512i sizes = _mm512_max_epi32(_mm512_castps_si512(_mm512_abs_ps(a)), _mm512_castps_si512(_mm512_abs_ps(b)));
-    const float largest = largest_of(_mm512_reduce_max_epi32(sizes));
-    if (!(largest >= kSmallest)) return set_empty(to, largest);
-    __m512 inverse = _mm512_set1_ps(127 / largest);
-    __m512i p = rounded(a, inverse), q = rounded(b, inverse);
-    _mm_store_si128((__m128i*)to.values, _mm512_cvtepi32_epi8(p));
-    _mm_store_si128((__m128i*)(to.values + 16), _mm512_cvtepi32_epi8(q));
-    set_sums(to, largest / 127, _mm512_reduce_add_epi32(p), _mm512_reduce_add_epi32(q));
-}
-
-void quantize_avx512(const float* x, int64_t first, int64_t end, ActivationBlock* to) {
-    for (int64_t b = first; b < end; b++) quantize_block(x + 32 * b, to[b]);
-}

@@ -13,8 +13,6 @@ BEGIN_TARGET("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")
 namespace edgespec {
 namespace {
 
-#include "blocks.h"
-
 #include "avx512.h"
 
 #include "tile.h"
@@ -32,7 +30,7 @@ static bool runs_here() {
 }
 
 const InstructionSet kAvx512Vnni =
-    table<Products<Avx512>::Of>("avx512_vnni", runs_here, quantize_avx512, &kAttentionAvx512, kFloatsAvx512);
+    table<Products<Avx512>::Of>("avx512_vnni", runs_here, quantize_avx2, &kAttentionAvx512, kFloatsAvx512);
 
 }  // namespace edgespec
 #endif

@@ -27,19 +27,3 @@ INLINE void set_sums(ActivationBlock& to, float scale, int32_t first_half, int32
     to.scaled_half[0] = scale * float(first_half);
     to.scaled_half[1] = scale * float(second_half);
 }
-
-// In loops that compilers turn into vectors of any set.
-INLINE void quantize_plainly(const float* x, ActivationBlock& to) {
-    int32_t bits[32], largest_bits = 0, sums[2] = {0, 0};
-    memcpy(bits, x, sizeof bits);
-    for (int i = 0; i < 32; i++) largest_bits = std::max(largest_bits, bits[i] & 0x7fffffff);
-    const float largest = largest_of(largest_bits);
-    if (!(largest >= kSmallest)) return set_empty(to, largest);
-    const float inverse = 127 / largest;
-    int32_t values[32];
-    for (int i = 0; i < 32; i++) values[i] = int32_t(std::nearbyint(x[i] * inverse));
-    for (int i = 0; i < 32; i++) to.values[i] = int8_t(values[i]);
-    for (int half = 0; half < 2; half++)
-        for (int i = 0; i < 16; i++) sums[half] += values[16 * half + i];
-    set_sums(to, largest / 127, sums[0], sums[1]);
-}

@@ -26,13 +26,25 @@ struct ReadBf16 {
     static INLINE V::Float vector(const uint8_t* at) { return V::bf16(at); }
 };
 
-INLINE float total(const V::Float* sums) {
-    alignas(64) float partial[kPartials];
-    for (int p = 0; p < kParts; p++) V::store(partial + p * V::lanes, sums[p]);
-    UNROLL for (int width = kPartials / 2; width > 0; width /= 2)
-        for (int i = 0; i < width; i++) partial[i] += partial[i + width];
-    return partial[0];
+// The parts of a result's partial sums as one vector.
+INLINE V::Float in_one_vector(const V::Float* parts) {
+    V::Float sums[kParts];
+    UNROLL for (int p = 0; p < kParts; p++) sums[p] = parts[p];
+    UNROLL for (int width = kParts / 2; width > 0; width /= 2)
+        UNROLL for (int p = 0; p < width; p++) sums[p] = V::plus(sums[p], sums[p + width]);
+    return sums[0];
 }
+
+// The totals of 2 x Width vectors at once, in x[0]: each step halves the partial sums of a result, so that a vector
+// has room for those of twice as many.
+template <int Width>
+INLINE void add_up(V::Float* x) {
+    UNROLL for (int i = 0; i < Width; i++) x[i] = V::template fold<Width>(x[2 * i], x[2 * i + 1]);
+    if constexpr (Width > 1) add_up<Width / 2>(x);
+}
+
+// Where the vector goes in whose total ends in this lane.
+constexpr int place_of(int lane) { return lane / 4 + lane % 4 * (V::lanes / 4); }
 
 // R rows of weights by N columns of x.
 template <class W, int N, int R>
@@ -52,8 +64,18 @@ void float_tile(const uint8_t* rows, int64_t k, const float* x, int64_t x_stride
             }
         }
     }
-    for (int r = 0; r < R; r++)
-        for (int t = 0; t < N; t++) out[t * out_stride + r] = total(sums[r][t]);
+    constexpr int groups = (R * N + V::lanes - 1) / V::lanes;
+    float totals[groups * V::lanes];
+    UNROLL for (int g = 0; g < groups; g++) {
+        V::Float group[V::lanes];
+        UNROLL for (int lane = 0; lane < V::lanes; lane++) {
+            const int i = g * V::lanes + lane;
+            group[place_of(lane)] = i < R * N ? in_one_vector(sums[i % R][i / R]) : V::all(0.0f);
+        }
+        add_up<V::lanes / 2>(group);
+        V::store(totals + g * V::lanes, group[0]);
+    }
+    for (int t = 0; t < N; t++) memcpy(out + t * out_stride, totals + t * R, R * sizeof(float));
 }
 
 using FloatTile = void (*)(const uint8_t*, int64_t, const float*, int64_t, float*, int64_t);

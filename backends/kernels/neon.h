@@ -90,6 +90,31 @@ struct Neon {
     }
 };
 
+// Eight activations in units of 1 / inverse, rounded.
+INLINE int8x8_t rounded(const float32x4_t* x, float inverse) {
+    const int32x4_t first = vcvtnq_s32_f32(vmulq_n_f32(x[0], inverse)), second = vcvtnq_s32_f32(vmulq_n_f32(x[1], inverse));
+    return vmovn_s16(vcombine_s16(vmovn_s32(first), vmovn_s32(second)));
+}
+
+INLINE void quantize_block(const float* x, ActivationBlock& to) {
+    float32x4_t values[8];
+    uint32x4_t sizes = vdupq_n_u32(0);  // as integers, these have the order of the floats
+    UNROLL for (int i = 0; i < 8; i++) {
+        values[i] = vld1q_f32(x + 4 * i);
+        sizes = vmaxq_u32(sizes, vreinterpretq_u32_f32(vabsq_f32(values[i])));
+    }
+    const float largest = largest_of(int32_t(vmaxvq_u32(sizes)));
+    if (!(largest >= kSmallest)) return set_empty(to, largest);
+    const float inverse = 127 / largest;
+    int32_t sums[2];
+    UNROLL for (int half = 0; half < 2; half++) {
+        const int8x16_t bytes = vcombine_s8(rounded(values + 4 * half, inverse), rounded(values + 4 * half + 2, inverse));
+        vst1q_s8(to.values + 16 * half, bytes);
+        sums[half] = vaddlvq_s8(bytes);
+    }
+    set_sums(to, largest / 127, sums[0], sums[1]);
+}
+
 void quantize_neon(const float* x, int64_t first, int64_t end, ActivationBlock* to) {
-    for (int64_t b = first; b < end; b++) quantize_plainly(x + 32 * b, to[b]);
+    for (int64_t b = first; b < end; b++) quantize_block(x + 32 * b, to[b]);
 }

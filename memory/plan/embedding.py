@@ -6,13 +6,20 @@ for a row of logits for each token of a batch, whether there is a head or not.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 
 from edgespec.errors import DoesNotFitError, UnsupportedError
-from edgespec.memory.bytes.footprint import RUNTIME_BYTES, Component, footprint
+from edgespec.memory.bytes.footprint import (
+    RUNTIME_BYTES,
+    Component,
+    footprint,
+    multiplied_tensors,
+)
 from edgespec.memory.bytes.shape import HOST, RunShape
 from edgespec.memory.bytes.simulation import Wanted
+from edgespec.memory.device import host
 from edgespec.memory.plan.machine import Machine, this_machine
 from edgespec.memory.plan.options import LLAMACPP, ONNX, LoadOptions
 from edgespec.memory.plan.plan import component_bytes
@@ -28,6 +35,7 @@ _TEXTS = 64  # of a batch
 _STATEFUL_TEXTS = 4  # of a model with a recurrent state, of which each text has one
 _USUAL_CONTEXT, _LEAST_CONTEXT = 2048, 64
 _MEBIBYTE = 1 << 20
+_BF16_FLAG = "avx512_bf16"  # of processors with products of BF16; edgespec's keep 32 bits
 # What this kind of model can be told; the other options are about writing text.
 _TAKEN = {"budget_bytes", "context_size", "threads", "gpu_layers", "kernels", "backend", "device"}
 _WITHOUT_MEANING = {
@@ -193,23 +201,39 @@ def _planned(
 ) -> EmbeddingPlan:
     threads = threads_of(Request.loading(options))
     batch = min(context, max(_BATCH, min(_MOST_BATCH, _ROWS_OF_THREAD * int(threads.value))))
-    is_here = not options.gpu_layers
-    kernels = options.kernels != "off" and is_here and not machine.missing_kernels
+    kernels = _kernels_of(spec, options, machine)
     texts = max(1, min(_STATEFUL_TEXTS if spec.keeps_state else _TEXTS, batch))
     choices = (
         pooling,
         Choice("context_size", context, "tokens of the longest text; --ctx changes it"),
         Choice("batch_size", batch, "tokens of several texts that are computed at once"),
         threads,
-        Choice("kernels", "on" if kernels else "off", machine.missing_kernels or "on this CPU"),
+        kernels,
     )
     plan = EmbeddingPlan(
         spec, str(pooling.value), context, batch, texts, int(threads.value),
-        options.gpu_layers or 0, kernels, limit, (), choices,
+        options.gpu_layers or 0, kernels.value == "on", limit, (), choices,
     )  # fmt: skip
     return _with_bytes(
         plan, machine, options.interface_bytes if isinstance(options, Request) else 0
     )
+
+
+def _kernels_of(spec: ModelSpec, options: LoadOptions, machine: Machine) -> Choice:
+    """Whose kernels multiply: llama.cpp's where they alone have an instruction for the weights."""
+    if options.kernels == "auto" and _is_bf16(spec) and _BF16_FLAG in host.cpu_flags():
+        return Choice("kernels", "off", "this CPU multiplies BF16, and llama.cpp's own do so")
+    is_here = options.kernels != "off" and not options.gpu_layers
+    is_on = is_here and not machine.missing_kernels
+    return Choice("kernels", "on" if is_on else "off", machine.missing_kernels or "on this CPU")
+
+
+def _is_bf16(spec: ModelSpec) -> bool:
+    """Whether most bytes of the matrices are BF16."""
+    nbytes = Counter[str]()
+    for tensor in multiplied_tensors(spec):
+        nbytes[tensor.type.name] += tensor.data_bytes
+    return 2 * nbytes["BF16"] > nbytes.total()
 
 
 def _with_bytes(plan: EmbeddingPlan, machine: Machine, interface_bytes: int) -> EmbeddingPlan:

@@ -11,9 +11,12 @@ from bert_gguf import write_random_bert
 from random_gguf import F32, write_model
 
 from edgespec.errors import DoesNotFitError, UnsupportedError
+from edgespec.memory.device import host
+from edgespec.memory.device.kernels import missing_kernels
 from edgespec.memory.plan.embedding import EmbeddingPlan, embeds, plan_embedding
 from edgespec.memory.plan.machine import this_machine
 from edgespec.memory.plan.options import LoadOptions
+from edgespec.models.gguf.ggml_types import GGML_TYPES
 from edgespec.models.spec import ModelSpec, read_model_spec
 
 
@@ -60,6 +63,22 @@ def test_more_threads_take_larger_steps(spec: ModelSpec) -> None:
     assert [planned(spec, threads=count).batch_size for count in (1, 4, 8, 64)] == [
         *(128, 128, 256, 512)
     ]
+
+
+def test_bf16_is_llama_cpps_where_the_processor_multiplies_it(
+    spec: ModelSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if missing_kernels():
+        pytest.skip("no kernels here")
+    bf16 = {name: replace(one, type=GGML_TYPES[30]) for name, one in spec.tensors.items()}
+    file = replace(spec, tensors=bf16)
+
+    def used(spec: ModelSpec, flags: set[str], asked: str = "auto") -> bool:
+        monkeypatch.setattr(host, "cpu_flags", lambda: frozenset(flags))
+        return planned(spec, kernels=asked, context_size=64).kernels
+
+    assert used(spec, {"avx512_bf16"}) and used(file, {"avx2"})
+    assert not used(file, {"avx512_bf16"}) and used(file, {"avx512_bf16"}, "on")
 
 
 def test_options_about_writing_are_refused(spec: ModelSpec) -> None:
