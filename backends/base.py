@@ -20,10 +20,13 @@ from edgespec.models.control_texts import ControlTexts
 from edgespec.models.images import Image
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     import numpy as np
     from numpy.typing import NDArray
 
 Logits: TypeAlias = "NDArray[np.float32]"
+Embeddings: TypeAlias = "NDArray[np.float32]"  # [cells, width]
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,9 +296,16 @@ class SeesImages(Protocol):
         Raises UnsupportedError for an image that cannot be decoded.
         """
 
-    def read_image(self, run: ImageRun) -> Logits:
+    def encode_image(self, run: ImageRun) -> Future[Embeddings]:
+        """Begin to compute the embeddings of a piece, beside steps.
+
+        What is cancelled before that has begun is not computed.
+        """
+
+    def read_image(self, run: ImageRun, rows: Embeddings | None = None) -> Logits:
         """Append a piece of an image as `prefill` does; the logits of its last cell, [V].
 
+        Without its embeddings these are computed first.
         Raises ContextFullError before anything is computed when it does not fit.
         """
 

@@ -12,6 +12,7 @@ import ctypes
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
@@ -19,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from edgespec.backends.base import ImageRun, Logits, no_room, require_room
+from edgespec.backends.base import Embeddings, ImageRun, Logits, no_room, require_room
 from edgespec.backends.llama.batch import Batch, Embed
 from edgespec.backends.llama.branches import Branches
 from edgespec.backends.llama.context import LlamaContext, LlamaSettings
@@ -267,7 +268,12 @@ class LlamaSequence:
         assert self._context.vision is not None, "it sees images"
         return self._context.vision.pieces(image)
 
-    def read_image(self, run: ImageRun) -> Logits:
+    def encode_image(self, run: ImageRun) -> Future[Embeddings]:
+        """As of `SeesImages`."""
+        assert self._context.vision is not None, "it sees images"
+        return self._context.vision.encode(run)
+
+    def read_image(self, run: ImageRun, rows: Embeddings | None = None) -> Logits:
         """Append a piece of an image; the logits of its last cell, [V].
 
         As many cells at a time as a prefill has tokens, or all where they see each other.
@@ -285,7 +291,9 @@ class LlamaSequence:
             self.prefill(())
         del self._tokens[self._length :]
         self._drop_uncommitted()
-        rows, places = vision.embeddings(run), vision.positions(run, self._position)
+        if rows is None:
+            rows = vision.embeddings(run)
+        places = vision.positions(run, self._position)
         self._images.append((start := self._length, count, run.positions))
         try:
             with self._context.attends_ahead(not is_causal):

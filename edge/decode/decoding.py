@@ -7,10 +7,11 @@ model (`Writers` does), and no other text (`step` does).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from time import perf_counter
 
-from edgespec.backends.base import Backend, KeepsStates, Logits, SeesImages
+from edgespec.backends.base import Backend, Embeddings, KeepsStates, Logits, SeesImages
 from edgespec.backends.tree import DraftTree
 from edgespec.decode.generation import Run, Written
 from edgespec.decode.verification import TypicalPick, accept, accept_sampled, cut
@@ -101,6 +102,8 @@ class Decoding:
         self._end = -1  # how far it was read; -1 until that begins
         self._reused = 0  # of that, what the cache had
         self._read_s = 0.0
+        self._encoding: Future[Embeddings] | None = None  # of the image that comes next
+        self._encoding_since = 0.0
         self._row: Logits | None = None  # [V], after the last piece
         self._stops: Sequence[int] = ()  # where the backend keeps a state
         self._is_drafted_from = False  # whether the drafter was given it
@@ -159,12 +162,32 @@ class Decoding:
         """Whether an image is read next."""
         return self._end in self.run.images
 
+    def is_encoded(self, wait_s: float) -> bool:
+        """Whether the image that comes next was encoded, which begins here, beside steps.
+
+        Waits for it, at most `wait_s`.
+        """
+        if self._encoding is None:
+            image, backend = self.run.images[self._end], self.backend
+            assert isinstance(backend, SeesImages), "the prompt has images"
+            self._encoding_since, self._encoding = perf_counter(), backend.encode_image(image)
+        return bool(wait([self._encoding], wait_s).done)
+
     def read_image(self) -> None:
-        """Read the image that comes next, alone: in no step of others."""
-        began, image, backend = perf_counter(), self.run.images[self._end], self.backend
+        """Read the image that comes next, alone: in no step of others. Raises as its encoder."""
+        image, backend = self.run.images[self._end], self.backend
         assert isinstance(backend, SeesImages), "the prompt has images"
-        row = backend.read_image(image)
+        coming, self._encoding = self._encoding, None
+        if coming is None:
+            began, row = perf_counter(), backend.read_image(image)
+        else:
+            began, row = self._encoding_since, backend.read_image(image, coming.result())
         self.has_read(image.ids, row, perf_counter() - began)
+
+    def stop_encoding(self) -> None:
+        """Nobody waits for its images any more: what has not begun never does."""
+        if self._encoding is not None:
+            self._encoding.cancel()
 
     def has_read(self, piece: Sequence[int], row: Logits, spent_s: float) -> None:
         """The piece is in the cache, with the logits [V] behind it."""

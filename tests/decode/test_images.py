@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from vision_cases import PLACES, Reference, open_engine, parts_with, shown, text_of
+from vision_cases import (
+    PLACES,
+    Reference,
+    forget_embeddings,
+    held_encoder,
+    open_engine,
+    parts_with,
+    shown,
+    text_of,
+)
 from vision_gguf import KINDS, images, picture, png
 
 from edgespec.backends.fake import FakeBackend
@@ -154,6 +165,62 @@ def test_an_answer_under_way_survives_anothers_image(pair: Engine) -> None:
     assert len(seen.token_ids) > 0
     alone = pair.generate(asked("Tell me more."), max_tokens=30, speculate=False)
     assert writing.result.token_ids == alone.token_ids
+
+
+def test_others_write_and_begin_while_an_image_is_encoded(pair: Engine) -> None:
+    question = asked("What is this?", *shown(1, first=21))
+    expected = pair.generate(question, max_tokens=4, speculate=False)
+    forget_embeddings(pair)
+    writing = pair.stream(asked("Tell me more."), max_tokens=30)
+    next(writing)
+    with held_encoder(pair) as held, ThreadPoolExecutor(1) as pool:
+        seen = pool.submit(pair.generate, question, max_tokens=4)
+        held.wait()
+        assert sum(len(chunk.token_ids) for chunk in writing) > 20
+        assert pair.generate(asked("Another."), max_tokens=8).token_ids
+        assert not seen.done()
+        held.go_on.set()
+        assert seen.result(60).token_ids == expected.token_ids
+    assert held.count == 1
+
+
+def test_a_cancelled_image_keeps_nobody_waiting(pair: Engine) -> None:
+    """One that is being encoded ends by itself; one that waits for it never begins."""
+    one, other = shown(2, first=31)
+    with held_encoder(pair) as held, ThreadPoolExecutor(2) as pool:
+        events = threading.Event(), threading.Event()
+        answers = []
+        for image, event in zip((one, other), events, strict=True):
+            options = GenerationOptions(max_tokens=4, cancel=event)
+            answers.append(pool.submit(pair.generate, asked("What is this?", image), options))
+            if image is one:
+                held.wait()
+        for event, answer in zip(reversed(events), reversed(answers), strict=True):
+            event.set()
+            assert answer.result(60).finish_reason == "cancelled"
+        assert pair.generate(asked("Another."), max_tokens=8).token_ids
+        held.go_on.set()
+        assert pair.generate(asked("What is this?", one), max_tokens=4).token_ids
+    assert held.count == 1
+
+
+def test_an_engine_is_closed_while_it_encodes(vision_folder: Path) -> None:
+    """Its projector is freed behind that; nobody hangs, and what waits never begins."""
+    engine = open_engine(vision_folder, "llava", users=2, cells=1024)
+    with held_encoder(engine) as held, ThreadPoolExecutor(3) as pool:
+        asking = [asked("What is this?", image) for image in shown(2, first=41)]
+        answers = [pool.submit(engine.generate, one, max_tokens=4) for one in asking]
+        held.wait()
+        closing = pool.submit(engine.close)
+        for answer in answers:
+            with suppress(UnsupportedError):
+                assert answer.result(60).finish_reason == "cancelled"
+        assert not closing.done()
+        held.go_on.set()
+        closing.result(60)
+    assert held.count == 1
+    with pytest.raises(UnsupportedError, match="is closed"):
+        engine.generate(asked("Another."))
 
 
 def test_penalties_and_grammars_work_behind_an_image(engine: Engine) -> None:
