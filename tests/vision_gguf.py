@@ -122,10 +122,11 @@ def write_vision(folder: Path, name: str, seed: int = 7, weights: Any = F32) -> 
         width=kind.width,
         deepstack=len(kind.deep),
     )
-    return model, _write_projector(folder / f"mmproj-{name}.gguf", kind, seed)
+    return model, write_projector(folder / f"mmproj-{name}.gguf", kind, seed)
 
 
-def _write_projector(path: Path, kind: Kind, seed: int) -> Path:
+def write_projector(path: Path, kind: Kind, seed: int = 7) -> Path:
+    """A projector of a kind, with random weights."""
     source = np.random.default_rng(seed)
     writer = gguf.GGUFWriter(path, "clip")
     writer.add_bool("clip.has_vision_encoder", True)

@@ -26,7 +26,7 @@ from edgespec.backends.base import Embeddings, ImageRun
 from edgespec.backends.llama.library import LOG, interrupts_kept, library
 from edgespec.backends.llama.team import TEAMS
 from edgespec.errors import BackendError, MissingDependencyError, UnsupportedError
-from edgespec.memory.bytes.projector import KEPT_BYTES, keep_compute_bytes
+from edgespec.memory.bytes.projector import KEPT_BYTES, Buffers
 from edgespec.models.gguf.access import read_part
 from edgespec.models.gguf.reader import Gguf
 from edgespec.models.images import Image, Sound
@@ -75,6 +75,7 @@ class Vision:
         self._kept: OrderedDict[tuple[str, int], Embeddings] = OrderedDict()
         self._lock, self._decoding = threading.Lock(), threading.Lock()
         self._threads = threads
+        self._most_tokens = 0  # of what was encoded so far, at once
         self._is_on_gpu = on_gpu and bool(library().llama_supports_gpu_offload())
         self._context: Any = None
         projector = read_projector(path)
@@ -94,11 +95,11 @@ class Vision:
                 f"llama.cpp cannot use {path.name} with this model: {said}",
                 hint="--mmproj names the projector (mmproj) of the same model",
             )
-        self._bytes = projector.weight_bytes, sum(LOG.buffer_bytes().values())
-        self._name, self.sees, self.hears = path.name, projector.sees, projector.hears
         side = LOG.warmup_side // projector.patch_size
-        if patches := side**2 if projector.sees else projector.patches(None):
-            keep_compute_bytes(projector, self._bytes[1], patches, on_gpu=on_gpu)
+        patches = side**2 if projector.sees else projector.patches(None)
+        self._buffers = Buffers(sum(LOG.buffer_bytes().values()), max(1, patches))
+        self._name, self.sees, self.hears = path.name, projector.sees, projector.hears
+        self._projector = projector
         self.uses_sections = bool(self._lib.mtmd_decode_use_mrope(self._context))
         self.is_causal = not self._lib.mtmd_decode_use_non_causal(self._context, None)
         self.width = int(library().llama_model_n_embd_inp(model))
@@ -196,6 +197,7 @@ class Vision:
             TEAMS.leave()
         if status != 0:
             raise BackendError(f"llama.cpp cannot encode an image: {LOG.problem() or status}")
+        self._most_tokens = max(self._most_tokens, count)
         address = self._lib.mtmd_get_output_embd(self._context)
         found: Embeddings = np.ctypeslib.as_array(address, (count, self.width)).copy()
         broken = ~np.isfinite(found).all(axis=1)
@@ -208,10 +210,18 @@ class Vision:
         return found
 
     def memory_bytes(self) -> dict[str, int]:
-        """What libmtmd says it allocated, and the embeddings that are kept."""
-        weights, compute = self._bytes
+        """What libmtmd says it allocated, what images have needed since, and embeddings."""
+        projector, work = self._projector, 0
+        if self._most_tokens:
+            patches = projector.patches_of(self._most_tokens)
+            work = self._buffers.further_bytes(projector, patches, on_gpu=self._is_on_gpu)
         kept = sum(one.nbytes for one in [*self._kept.values()])  # an encoder may add one
-        return {"projector": weights, "projector_compute": compute, "images": kept}
+        return {
+            "projector": projector.weight_bytes,
+            "projector_compute": self._buffers.nbytes,
+            "projector_work": work,
+            "images": kept + 4 * self.width * self._most_tokens,
+        }
 
     def close(self) -> None:
         """Free the projector, when what is being encoded has ended; safe to call twice."""
