@@ -10,7 +10,7 @@ step may verify the trees of any number of them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
@@ -302,10 +302,19 @@ class SeesImages(Protocol):
         What is cancelled before that has begun is not computed.
         """
 
-    def read_image(self, run: ImageRun, rows: Embeddings | None = None) -> Logits:
+    def read_image(self, run: ImageRun) -> Logits:
         """Append a piece of an image as `prefill` does; the logits of its last cell, [V].
 
-        Without its embeddings these are computed first.
+        Raises ContextFullError before anything is computed when it does not fit.
+        """
+
+    def read_image_parts(
+        self, run: ImageRun, rows: Embeddings | None
+    ) -> Generator[Logits | None, None, None]:
+        """The same in parts, between which other sequences make steps; None before the last one.
+
+        Without its embeddings these are computed first. Closed before its end it takes back what
+        it has appended.
         Raises ContextFullError before anything is computed when it does not fit.
         """
 

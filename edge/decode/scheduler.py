@@ -372,7 +372,7 @@ class Scheduler:
         assert job.slot is not None
         try:
             if job.decoding is not None:
-                job.decoding.stop_encoding()
+                job.decoding.drop_image()
                 job.decoding.tell()
             job.models.end(job)
         finally:
@@ -397,7 +397,7 @@ class Scheduler:
             self._step(group, reading if number == len(groups) else [], len(writing))
 
     def _read_image(self, job: Job, wait_s: float) -> None:
-        """Others go on while it is encoded, or may begin after `wait_s`."""
+        """A part of it; others go on while it is encoded, or may begin after `wait_s`."""
         try:
             if self._slots.count == 1 or job.sequence.is_encoded(wait_s):
                 job.sequence.read_image()

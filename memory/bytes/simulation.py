@@ -160,7 +160,8 @@ class _Simulator:
                     asked["weight_bytes"] = projector.weight_bytes
                     answer = self._told({"projector": str(projector.path), **asked})
                     known[text] = answer or {"error": _ENDED.format(projector.path.name)}
-                    self._new.add(name)
+                    if "error" not in known[text]:  # which may be another one next time
+                        self._new.add(name)
                     if self._users == 1:
                         self._store()
             answer = known[text]

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,10 @@ from vision_cases import (
 from vision_gguf import KINDS, images, picture, png
 
 from edgespec.backends.fake import FakeBackend
+from edgespec.backends.llama.backend import LlamaSequence
 from edgespec.decode.engine import Engine
 from edgespec.decode.options import GenerationOptions
+from edgespec.decode.scheduler import Scheduler
 from edgespec.decode.session import Session, _are_cells
 from edgespec.errors import UnsupportedError
 from edgespec.models.images import Image
@@ -182,6 +185,48 @@ def test_others_write_and_begin_while_an_image_is_encoded(pair: Engine) -> None:
         held.go_on.set()
         assert seen.result(60).token_ids == expected.token_ids
     assert held.count == 1
+
+
+@pytest.mark.parametrize("name", ["llava", "qwen3vl"])
+def test_others_write_between_the_parts_of_an_image(
+    vision_folder: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """One that is cancelled there is taken back, and its cells are read anew."""
+    read_rows, step, events = LlamaSequence._read_rows, Scheduler._step, list[str]()
+    cancel = threading.Event()
+
+    def watched_rows(sequence: LlamaSequence, *given: Any) -> None:
+        read_rows(sequence, *given)
+        events.append("part")
+        cancel.set()
+
+    def watched_step(scheduler: Scheduler, writing: Any, *given: Any) -> None:
+        step(scheduler, writing, *given)
+        events.extend(["step"] * bool(writing))
+
+    question = asked("What is this?", *shown(1))
+    with open_engine(vision_folder, name, users=2, cells=1024, batch_size=4) as engine:
+        expected = engine.generate(question, max_tokens=COUNT)
+        alone = engine.generate(asked("Tell me more."), max_tokens=90)
+        monkeypatch.setattr(LlamaSequence, "_read_rows", watched_rows)
+        monkeypatch.setattr(Scheduler, "_step", watched_step)
+        for options in (
+            GenerationOptions(max_tokens=COUNT, reuse=True, cancel=cancel),
+            GenerationOptions(max_tokens=COUNT, reuse=True),
+        ):
+            events.clear()
+            writing = engine.stream(asked("Tell me more."), max_tokens=90)
+            next(writing)
+            found = engine.generate(question, options)
+            for _ in writing:
+                pass
+            assert writing.result.token_ids == alone.token_ids
+            parts = [place for place, what in enumerate(events) if what == "part"]
+            if options.cancel is not None:
+                assert found.finish_reason == "cancelled" and len(parts) == 1
+            else:
+                assert found.token_ids == expected.token_ids and len(parts) > 1
+                assert all("step" in events[one:other] for one, other in pairwise(parts))
 
 
 def test_a_cancelled_image_keeps_nobody_waiting(pair: Engine) -> None:
