@@ -10,7 +10,7 @@ step may verify the trees of any number of them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
@@ -20,10 +20,13 @@ from edgespec.models.control_texts import ControlTexts
 from edgespec.models.images import Image
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     import numpy as np
     from numpy.typing import NDArray
 
 Logits: TypeAlias = "NDArray[np.float32]"
+Embeddings: TypeAlias = "NDArray[np.float32]"  # [cells, width]
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,9 +296,25 @@ class SeesImages(Protocol):
         Raises UnsupportedError for an image that cannot be decoded.
         """
 
+    def encode_image(self, run: ImageRun) -> Future[Embeddings]:
+        """Begin to compute the embeddings of a piece, beside steps.
+
+        What is cancelled before that has begun is not computed.
+        """
+
     def read_image(self, run: ImageRun) -> Logits:
         """Append a piece of an image as `prefill` does; the logits of its last cell, [V].
 
+        Raises ContextFullError before anything is computed when it does not fit.
+        """
+
+    def read_image_parts(
+        self, run: ImageRun, rows: Embeddings | None
+    ) -> Generator[Logits | None, None, None]:
+        """The same in parts, between which other sequences make steps; None before the last one.
+
+        Without its embeddings these are computed first. Closed before its end it takes back what
+        it has appended.
         Raises ContextFullError before anything is computed when it does not fit.
         """
 

@@ -4,6 +4,7 @@ python benchmarks/memory.py grid MODEL... [--json OUT] [--quick] [--draft-model 
 python benchmarks/memory.py budgets MODEL... [--steps 40] [--json OUT]
 python benchmarks/memory.py atlas FOLDER [--kernels] [--users 4] [--kv-type q8_0]
 python benchmarks/memory.py frugality MODEL [--ctx 4096] [--kv-type f16] [--json OUT]
+python benchmarks/memory.py projectors FOLDER
 """
 
 from __future__ import annotations
@@ -474,5 +475,119 @@ def _rate(counters: list[Any]) -> float:
     )
 
 
+# -- projectors ------------------------------------------------------------------------------
+
+
+_FEW_LAYERS, _DEEP = 4, (0, 1, 2)
+_SIDES_OF_IMAGES = {  # of the one that is timed, and of the largest
+    "smolvlm2-500m": (512, 512),
+    "qwen3vl-2b": (448, 2048),
+    "gemma3-4b": (896, 896),
+}
+
+
+def projectors() -> None:
+    """What projectors of real sizes are planned to take, and take, and the time of one image.
+
+    They have random weights, and are written to FOLDER where they are not there yet (2.4 GB). Each
+    row is two processes: one plans, loads and times one image (of several pieces the first one, in
+    the processor's time); the other has few layers, which take turns in the same buffers, and
+    encodes the largest image. The last pair is what is planned for that, and by how much more of
+    the process is resident behind it. The exit status is 1 where a pair is off by more than 1%
+    and 1 MiB.
+    """
+    parser = argparse.ArgumentParser("memory.py projectors")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--part", nargs=2, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.part:
+        name, side = arguments.part
+        print(json.dumps(_encode(arguments.folder / name, int(side))))
+        return
+    failed = 0
+    print(f"{'projector':<16}{'weights MiB':>17}{'at first':>17}{'largest image':>17}   one image")
+    for name, sides in _SIDES_OF_IMAGES.items():
+        _write_projectors(arguments.folder, name)
+        command = [sys.executable, __file__, "projectors", str(arguments.folder), "--part"]
+        timed, largest = (
+            json.loads(subprocess.check_output([*command, part, str(side)], text=True))
+            for part, side in zip((name, f"{name}-few"), sides, strict=True)
+        )
+        pairs = timed["weights"], timed["first"], largest["image"]
+        failed |= any(abs(one - other) > max(other / 100, _MEBIBYTE) for one, other in pairs)
+        print(
+            f"{name:<16}{''.join(_pair(*one) for one in pairs)} {timed['tokens']} tokens, "
+            f"{timed['seconds']:.1f} s; largest: {largest['tokens']}",
+            flush=True,
+        )
+    sys.exit(failed)
+
+
+def _write_projectors(folder: Path, name: str) -> None:
+    """One of the sizes that `vision_gguf` has, and the same with few layers."""
+    sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+    from vision_gguf import REAL, write_vision
+
+    REAL[f"{name}-few"] = REAL[name]._replace(layers=_FEW_LAYERS, deep=_DEEP)
+    for one in (name, f"{name}-few"):
+        if not (folder / f"mmproj-{one}.gguf").exists():
+            write_vision(folder, one)
+
+
+def _encode(model: Path, side: int) -> dict[str, Any]:
+    """Bytes of a projector, planned and taken, and the time of an image."""
+    import os
+    import time
+
+    sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+    import psutil
+    from vision_cases import open_backend
+    from vision_gguf import picture, png
+
+    from edgespec.backends.base import ImageRun
+    from edgespec.memory.bytes.projector import projector_parts
+    from edgespec.memory.device.host import usable_cores
+    from edgespec.memory.device.track import give_back_memory
+    from edgespec.models.images import read_image
+    from edgespec.models.projector import read_projector
+
+    os.environ["EDGESPEC_CACHE"] = str(model.parent / "cache")
+    projector = read_projector(model.parent / f"mmproj-{model.name}.gguf")
+    planned = {one.name: one.nbytes for one in projector_parts(projector, None, on_gpu=False)}
+    backend = open_backend(model.parent, model.name, threads=usable_cores(), batch_size=512)
+    told, vision, process = backend.memory_bytes(), backend._context.vision, psutil.Process()
+    assert vision is not None
+    encode, found = vision._encoded, dict[str, Any]()
+
+    def watched(*given: Any) -> Any:
+        give_back_memory()  # of the picture's decoder
+        before, began = process.memory_info().rss, time.process_time()
+        rows = encode(*given)
+        found["seconds"] = time.process_time() - began
+        give_back_memory()  # of the pixels
+        found["taken"] = process.memory_info().rss - before
+        return rows
+
+    setattr(vision, "_encoded", watched)  # noqa: B010 - a method, to mypy
+    image = read_image(png(picture(1, side, side)))
+    piece = next(one for one in backend.image_pieces(image) if isinstance(one, ImageRun))
+    rows = vision.embeddings(piece)
+    of_image = planned["projector_compute"] + planned["projector_work"] + 2 * rows.nbytes
+    names = "projector", "projector_compute"
+    weights, first = ([planned[name], told[name]] for name in names)
+    backend.close()
+    return {
+        **{"weights": weights, "first": first, "image": [of_image, found["taken"]]},
+        **{"tokens": len(piece.ids), "seconds": found["seconds"]},
+    }
+
+
 if __name__ == "__main__":
-    run(__doc__, grid=grid, budgets=budgets, atlas=atlas, frugality=frugality)
+    run(
+        __doc__,
+        grid=grid,
+        budgets=budgets,
+        atlas=atlas,
+        frugality=frugality,
+        projectors=projectors,
+    )

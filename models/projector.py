@@ -28,6 +28,7 @@ _BETWEEN = 8
 # Positions that an encoder of the kind of Whisper has for the 30 seconds it hears at once, and most
 # tokens that a projector makes of them without stacking.
 _POSITIONS, _HEARD = 1500, 750
+_BLOCKS = 292 / 256  # bytes of a value in Q8_K; Q8_0's are fewer
 _MERGES = {"gemma3": 4, **dict.fromkeys(("qwen2vl_merger", "qwen2.5vl_merger"), 2)}  # by default
 _TYPE = re.compile(r"[-_.](ud-)?(i?q\d\w*|tq\d\w*|mxfp4\w*|bf16|fp?16|fp?32)(?=$|[-.])")
 _NO_NAMES = ("", PROJECTOR, "model")
@@ -91,11 +92,30 @@ class Projector:
         return (int(seconds // 30) + 1) * (of_piece + _BETWEEN)
 
     def patches(self, most: int | None) -> int:
-        """Of the same image, or of the one that buffers are made for at first."""
-        if not self.sees:
-            return _POSITIONS
+        """Of the same image."""
+        return self.patches_of(self.tokens(most))
+
+    def patches_of(self, tokens: int) -> int:
+        """Of an image of so many tokens, or positions of a sound."""
+        return tokens * self.merge**2 if self.sees else _POSITIONS
+
+    def first_patches(self, most: int | None) -> int:
+        """Of the image that libmtmd makes its buffers for when it is loaded."""
         _, first = _TOKENS.get(self.kind, (None, 0))
-        return max(self.tokens(most), first) * self.merge**2
+        return first * self.merge**2 if first and self.sees else self.patches(most)
+
+    @property
+    def output(self) -> int:
+        """Values of a token's embedding, with those of layers that the text model gets, too."""
+        deep = {name for one in self.file.tensors if (name := _deep_layer(one.name))}
+        part = "vision" if self.sees else "audio"
+        return (1 + len(deep)) * self.file.integer(f"clip.{part}.projection_dim", self.width)
+
+    @property
+    def rewritten_bytes(self) -> int:
+        """Of a patch's values in the type that weights are multiplied with, at most."""
+        own = (one for one in self.file.tensors if one.name.startswith(("v.blk.", "a.blk.")))
+        return max((int(_rewritten(one.type.name) * one.dims[0]) for one in own), default=0)
 
 
 @cache
@@ -146,6 +166,16 @@ def read_projector(path: Path) -> Projector:
     elif kind == "idefics3":
         pieces += min(-(-value("preproc_image_size", sizes[0]) // sizes[0]), 16) ** 2
     return Projector(file, kind, *sizes, width, hidden, pieces, windows, hears=hears)
+
+
+def _deep_layer(name: str) -> str:
+    """Which layer's values a tensor prepares for the text model; "" for none."""
+    return name.split(".")[2] if name.startswith("v.deepstack.") else ""
+
+
+def _rewritten(type_name: str) -> float:
+    """Bytes of a value that is multiplied with weights of a type (`ggml-cpu: type_traits_cpu`)."""
+    return {"F32": 0.0, "F16": 2.0, "BF16": 2.0}.get(type_name, _BLOCKS)
 
 
 def _ends_the_process(file: Gguf) -> bool:

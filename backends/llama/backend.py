@@ -11,7 +11,8 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
@@ -19,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from edgespec.backends.base import ImageRun, Logits, no_room, require_room
+from edgespec.backends.base import Embeddings, ImageRun, Logits, no_room, require_room
 from edgespec.backends.llama.batch import Batch, Embed
 from edgespec.backends.llama.branches import Branches
 from edgespec.backends.llama.context import LlamaContext, LlamaSettings
@@ -267,8 +268,21 @@ class LlamaSequence:
         assert self._context.vision is not None, "it sees images"
         return self._context.vision.pieces(image)
 
+    def encode_image(self, run: ImageRun) -> Future[Embeddings]:
+        """As of `SeesImages`."""
+        assert self._context.vision is not None, "it sees images"
+        return self._context.vision.encode(run)
+
     def read_image(self, run: ImageRun) -> Logits:
-        """Append a piece of an image; the logits of its last cell, [V].
+        """Append a piece of an image; the logits of its last cell, [V]."""
+        *_, row = self.read_image_parts(run, None)
+        assert row is not None
+        return row
+
+    def read_image_parts(
+        self, run: ImageRun, rows: Embeddings | None
+    ) -> Generator[Logits | None, None, None]:
+        """As of `SeesImages`.
 
         As many cells at a time as a prefill has tokens, or all where they see each other.
         """
@@ -285,18 +299,23 @@ class LlamaSequence:
             self.prefill(())
         del self._tokens[self._length :]
         self._drop_uncommitted()
-        rows, places = vision.embeddings(run), vision.positions(run, self._position)
+        if rows is None:
+            rows = vision.embeddings(run)
+        places = vision.positions(run, self._position)
         self._images.append((start := self._length, count, run.positions))
         try:
-            with self._context.attends_ahead(not is_causal):
-                for end in range(0, count, self.batch_size):
-                    self._read_rows(run.ids, rows, places, slice(end, end + self.batch_size))
+            for first in range(0, count, self.batch_size):
+                if first:
+                    yield None
+                with self._context.attends_ahead(not is_causal):
+                    self._read_rows(run.ids, rows, places, slice(first, first + self.batch_size))
         except BaseException:
-            self._length = start + count  # else the image would not count as cut
-            self.truncate(start)
+            if self._length >= start:  # it was not emptied meanwhile
+                self._length = start + count  # else the image would not count as cut
+                self.truncate(start)
             raise
         logits: Logits = self._context.rows(1)[0]
-        return logits
+        yield logits
 
     def _read_rows(self, ids: Sequence[int], rows: Any, places: Any, part: slice) -> None:
         """Append cells of an image: embeddings [n, width] at positions [sections, n]."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import json
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -23,6 +24,7 @@ from edgespec.backends.llama.context import LlamaContext, LlamaSettings
 from edgespec.backends.llama.hidden_rows import keep_layer_input
 from edgespec.backends.llama.kernels import attach_uncompared, kernels
 from edgespec.backends.llama.library import LOG, REPACKED, ggml_function
+from edgespec.errors import BackendError
 from edgespec.memory.bytes.shape import HOST, Device, RunShape
 from edgespec.memory.bytes.simulation import MOST_BYTES, Bytes
 from edgespec.memory.device.kernels import open_library
@@ -36,6 +38,8 @@ _LAY_OUT = "_ZN13llama_context13sched_reserveEv"  # llama_context::sched_reserve
 _RESULT = "_ZNK13llama_context18get_gf_res_reserveEv"
 _MOST_NODES = "_ZNK16llm_graph_result13get_max_nodesEv"
 _GRAPH = 32
+# clip_init() and clip_free() of libmtmd, and its own choice of attention.
+_INIT, _FREE, _AUTO = "_Z9clip_initPKc19clip_context_params", "_Z9clip_freeP8clip_ctx", -1
 _UNKNOWN_WORK = 1 << 20  # of a thread: tiles of products and of attention
 _ROUNDED = 0.005  # MiB that a number of the log may be too small by
 _MOST_SECONDS = 6  # for an answer: 0.02 usually, and 2 where a GPU's driver starts
@@ -53,7 +57,11 @@ def main() -> None:
     for line in sys.stdin.buffer:
         _limit_time()
         try:
-            answer: Any = {"contexts": contexts.answer(json.loads(line))}
+            request = json.loads(line)
+            if "projector" in request:
+                answer: Any = _buffers(**request)
+            else:
+                answer = {"contexts": contexts.answer(request)}
         except Exception as problem:
             no_memory = isinstance(problem, MemoryError) or _NO_MEMORY in f"{problem}"
             answer = {"error": _TOO_MUCH if no_memory else f"{problem}"}
@@ -61,13 +69,14 @@ def main() -> None:
         out.flush()
 
 
-def _limit_memory() -> None:
+def _limit_memory(further_bytes: int = 0) -> None:
     """Of what is written to, without mapped files and address space that is only reserved."""
     if sys.platform == "linux":
         import resource
 
         _, most = resource.getrlimit(resource.RLIMIT_DATA)
-        end = MOST_BYTES if most == resource.RLIM_INFINITY else min(MOST_BYTES, most)
+        end = MOST_BYTES + further_bytes
+        end = end if most == resource.RLIM_INFINITY else min(end, most)
         resource.setrlimit(resource.RLIMIT_DATA, (end, most))
 
 
@@ -93,6 +102,52 @@ def _import_without_the_rest() -> None:
     package = ModuleType("llama_cpp")
     package.__path__ = [str(Path(found.origin).parent)]
     sys.modules["llama_cpp"] = package
+
+
+def _buffers(projector: str, most_tokens: int, on_gpu: bool, weight_bytes: int) -> dict[str, int]:
+    """What libmtmd would compute in, for an image of which side. Raises BackendError.
+
+    Memory for weights is asked for, and not written to. C++ names are others on Windows.
+    """
+    from edgespec.backends.llama.vision import mtmd
+
+    _limit_memory(2 * weight_bytes)
+    library = mtmd()._libmtmd
+    init, free = library[_INIT], library[_FREE]
+    init.restype, init.argtypes = _Opened, [ctypes.c_char_p, _Opening]
+    free.restype, free.argtypes = None, [ctypes.c_void_p]
+    LOG.clear()
+    opening = _Opening(use_gpu=on_gpu, attention=_AUTO, warmup=True, no_alloc=True)
+    opening.image_max_tokens = most_tokens or -1
+    opened = init(os.fsencode(projector), opening)
+    found = {"compute_bytes": sum(LOG.buffer_bytes().values()), "side": LOG.warmup_side}
+    for one in opened.contexts:
+        free(one)
+    if not any(opened.contexts):
+        raise BackendError(f"llama.cpp cannot load {Path(projector).name}: {LOG.problem()}")
+    return found
+
+
+class _Opening(ctypes.Structure):
+    """`clip_context_params` (`llama.cpp: tools/mtmd/clip.h`)."""
+
+    _fields_ = (
+        ("use_gpu", ctypes.c_bool),
+        ("device", ctypes.c_void_p),
+        ("attention", ctypes.c_int),
+        ("image_min_tokens", ctypes.c_int),
+        ("image_max_tokens", ctypes.c_int),
+        ("warmup", ctypes.c_bool),
+        ("looks", ctypes.c_void_p * 2),
+        ("no_alloc", ctypes.c_bool),
+        ("progress", ctypes.c_void_p * 2),
+    )
+
+
+class _Opened(ctypes.Structure):
+    """`clip_init_result`: what sees, what hears, and what speaks."""
+
+    _fields_ = (("contexts", ctypes.c_void_p * 3),)
 
 
 class _Contexts:

@@ -12,6 +12,7 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -21,10 +22,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.backends.base import ImageRun
+from edgespec.backends.base import Embeddings, ImageRun
 from edgespec.backends.llama.library import LOG, interrupts_kept, library
+from edgespec.backends.llama.team import TEAMS
 from edgespec.errors import BackendError, MissingDependencyError, UnsupportedError
-from edgespec.memory.bytes.projector import KEPT_BYTES, keep_compute_bytes
+from edgespec.memory.bytes.projector import KEPT_BYTES, Buffers
 from edgespec.models.gguf.access import read_part
 from edgespec.models.gguf.reader import Gguf
 from edgespec.models.images import Image, Sound
@@ -70,8 +72,11 @@ class Vision:
     ) -> None:
         self._lib, self._in_use = mtmd(), in_use
         self._pieces: OrderedDict[str, list[list[int] | ImageRun]] = OrderedDict()
-        self._kept: OrderedDict[tuple[str, int], NDArray[np.float32]] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, int], Embeddings] = OrderedDict()
         self._lock, self._decoding = threading.Lock(), threading.Lock()
+        self._threads = threads
+        self._most_tokens = 0  # of what was encoded so far, at once
+        self._is_on_gpu = on_gpu and bool(library().llama_supports_gpu_offload())
         self._context: Any = None
         projector = read_projector(path)
         self._row_end = _row_end(projector.file)
@@ -90,11 +95,11 @@ class Vision:
                 f"llama.cpp cannot use {path.name} with this model: {said}",
                 hint="--mmproj names the projector (mmproj) of the same model",
             )
-        self._bytes = projector.weight_bytes, sum(LOG.buffer_bytes().values())
-        self._name, self.sees, self.hears = path.name, projector.sees, projector.hears
         side = LOG.warmup_side // projector.patch_size
-        if patches := side**2 if projector.sees else projector.patches(None):
-            keep_compute_bytes(projector, self._bytes[1], patches, on_gpu=on_gpu)
+        patches = side**2 if projector.sees else projector.patches(None)
+        self._buffers = Buffers(sum(LOG.buffer_bytes().values()), max(1, patches))
+        self._name, self.sees, self.hears = path.name, projector.sees, projector.hears
+        self._projector = projector
         self.uses_sections = bool(self._lib.mtmd_decode_use_mrope(self._context))
         self.is_causal = not self._lib.mtmd_decode_use_non_causal(self._context, None)
         self.width = int(library().llama_model_n_embd_inp(model))
@@ -141,28 +146,60 @@ class Vision:
         found: NDArray[np.int32] = np.array([[p.t, p.y, p.x, p.z] for p in held], np.int32).T
         return found
 
-    def embeddings(self, run: ImageRun) -> NDArray[np.float32]:
-        """Of the cells of a run, [n, width]."""
-        key = run.image.digest, run.index
-        with self._lock:
-            if key in self._kept:
-                self._kept.move_to_end(key)
-                return self._kept[key]
-            with self._chunks(run.image, decoded=True) as chunks:
-                found = self._encoded(chunks[run.index], len(run.ids))
-            self._kept[key] = found
-            while sum(one.nbytes for one in self._kept.values()) > KEPT_BYTES:
-                self._kept.popitem(last=False)
-            return found
+    def encode(self, run: ImageRun) -> Future[Embeddings]:
+        """Begin to compute the embeddings of a run, in a thread of its own, one after the other.
 
-    def _encoded(self, chunk: Any, count: int) -> NDArray[np.float32]:
+        A thread that ends gives back its team of OpenMP's, which would slow down steps. On a GPU it
+        is done here: beside steps of the same device it was never tried.
+        """
+        coming: Future[Embeddings] = Future()
+        if self._is_on_gpu:
+            self._encode(run, coming)
+        else:
+            threading.Thread(
+                target=self._encode, args=(run, coming), name="edgespec-encoder", daemon=True
+            ).start()
+        return coming
+
+    def _encode(self, run: ImageRun, coming: Future[Embeddings]) -> None:
+        with self._lock:
+            if not coming.set_running_or_notify_cancel():
+                return
+            try:
+                coming.set_result(self._embeddings(run))
+            except BaseException as problem:  # whoever reads the image is told
+                coming.set_exception(problem)
+
+    def embeddings(self, run: ImageRun) -> Embeddings:
+        """Of the cells of a run, [n, width]."""
+        with self._lock:
+            return self._embeddings(run)
+
+    def _embeddings(self, run: ImageRun) -> Embeddings:
+        key = run.image.digest, run.index
+        if key in self._kept:
+            self._kept.move_to_end(key)
+            return self._kept[key]
+        with self._chunks(run.image, decoded=True) as chunks:
+            found = self._encoded(chunks[run.index], len(run.ids))
+        self._kept[key] = found
+        while sum(one.nbytes for one in self._kept.values()) > KEPT_BYTES:
+            self._kept.popitem(last=False)
+        return found
+
+    def _encoded(self, chunk: Any, count: int) -> Embeddings:
         LOG.clear()
-        with interrupts_kept():
-            status = self._lib.mtmd_encode_chunk(self._context, chunk)
+        try:
+            TEAMS.enter(self._threads)  # which leaves fewer to steps
+            with interrupts_kept():
+                status = self._lib.mtmd_encode_chunk(self._context, chunk)
+        finally:
+            TEAMS.leave()
         if status != 0:
             raise BackendError(f"llama.cpp cannot encode an image: {LOG.problem() or status}")
+        self._most_tokens = max(self._most_tokens, count)
         address = self._lib.mtmd_get_output_embd(self._context)
-        found: NDArray[np.float32] = np.ctypeslib.as_array(address, (count, self.width)).copy()
+        found: Embeddings = np.ctypeslib.as_array(address, (count, self.width)).copy()
         broken = ~np.isfinite(found).all(axis=1)
         if self._row_end is not None:
             # Pixtral's graph adds it to memory times 0, which is no number where nothing has
@@ -173,17 +210,26 @@ class Vision:
         return found
 
     def memory_bytes(self) -> dict[str, int]:
-        """What libmtmd says it allocated, and the embeddings that are kept."""
-        weights, compute = self._bytes
-        kept = sum(one.nbytes for one in self._kept.values())
-        return {"projector": weights, "projector_compute": compute, "images": kept}
+        """What libmtmd says it allocated, what images have needed since, and embeddings."""
+        projector, work = self._projector, 0
+        if self._most_tokens:
+            patches = projector.patches_of(self._most_tokens)
+            work = self._buffers.further_bytes(projector, patches, on_gpu=self._is_on_gpu)
+        kept = sum(one.nbytes for one in [*self._kept.values()])  # an encoder may add one
+        return {
+            "projector": projector.weight_bytes,
+            "projector_compute": self._buffers.nbytes,
+            "projector_work": work,
+            "images": kept + 4 * self.width * self._most_tokens,
+        }
 
     def close(self) -> None:
-        """Free the projector; safe to call twice."""
-        if self._context:
-            self._lib.mtmd_free(self._context)
-        self._context = None
-        self._kept.clear()
+        """Free the projector, when what is being encoded has ended; safe to call twice."""
+        with self._lock:
+            if self._context:
+                self._lib.mtmd_free(self._context)
+            self._context = None
+            self._kept.clear()
 
     # -- libmtmd ---------------------------------------------------------------------------
 

@@ -28,6 +28,7 @@ from edgespec.errors import BackendError, EdgespecError, UnsupportedError
 from edgespec.memory.times.curve import Chunk, CostCurve
 
 _PATIENCE_S = 0.05  # between two looks at whether a waiting generation was cancelled
+_ENCODING_S = 0.02  # between two looks at who came while all wait for their images
 _RESERVED_S = 0.5  # that a free sequence is kept for who looks again after `_PATIENCE_S`
 
 
@@ -370,6 +371,7 @@ class Scheduler:
         assert job.slot is not None
         try:
             if job.decoding is not None:
+                job.decoding.drop_image()
                 job.decoding.tell()
             job.models.end(job)
         finally:
@@ -380,8 +382,10 @@ class Scheduler:
 
     def _turn(self) -> None:
         """A step of the answers, with pieces of prompts in it, or else in a run of their own."""
-        for job in [job for job in self._running if job.is_reading and job.sequence.is_at_image]:
-            self._read_image(job)
+        seeing = [job for job in self._running if job.is_reading and job.sequence.is_at_image]
+        wait_s = _ENCODING_S if len(seeing) == len(self._running) else 0.0
+        for job in seeing:
+            self._read_image(job, wait_s)
         reading = [job for job in self._running if job.is_reading]
         reading = [job for job in reading if not job.sequence.is_at_image]
         writing = [job for job in self._running if not job.is_reading]
@@ -391,9 +395,11 @@ class Scheduler:
         for number, group in enumerate(groups, 1):
             self._step(group, reading if number == len(groups) else [], len(writing))
 
-    def _read_image(self, job: Job) -> None:
+    def _read_image(self, job: Job, wait_s: float) -> None:
+        """A part of it; others go on while it is encoded, or may begin after `wait_s`."""
         try:
-            job.sequence.read_image()
+            if self._slots.count == 1 or job.sequence.is_encoded(wait_s):
+                job.sequence.read_image()
         except Exception as problem:
             self._fail(job, problem)
 

@@ -17,14 +17,22 @@ other model that writes the same text (`Writers` does).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
 from itertools import islice
 from math import prod
 from time import perf_counter
 
-from edgespec.backends.base import Backend, HoldsSequences, KeepsStates, Logits, SeesImages
+from edgespec.backends.base import (
+    Backend,
+    Embeddings,
+    HoldsSequences,
+    KeepsStates,
+    Logits,
+    SeesImages,
+)
 from edgespec.backends.tree import DraftTree
 from edgespec.decode.generation import Run, Written
 from edgespec.decode.stats import ALONE
@@ -319,6 +327,10 @@ class Decoding:
         self._end = -1  # how far it was read; -1 until that begins
         self._reused = 0  # of that, what the cache had
         self._read_s = 0.0
+        # Of the image that comes next: its embeddings, its parts, and since when it is worked on.
+        self._encoding: Future[Embeddings] | None = None
+        self._parts: Generator[Logits | None, None, None] | None = None
+        self._image_since = 0.0
         self._row: Logits | None = None  # [V], after the last piece
         self._stops: Sequence[int] = ()  # where the backend keeps a state
         self._is_drafted_from = False  # whether the drafter was given it
@@ -377,12 +389,39 @@ class Decoding:
         """Whether an image is read next."""
         return self._end in self.run.images
 
+    def is_encoded(self, wait_s: float) -> bool:
+        """Whether the image that comes next was encoded, which begins here, beside steps.
+
+        Waits for it, at most `wait_s`.
+        """
+        if self._encoding is None:
+            image, backend = self.run.images[self._end], self.backend
+            assert isinstance(backend, SeesImages), "the prompt has images"
+            self._image_since, self._encoding = perf_counter(), backend.encode_image(image)
+        return bool(wait([self._encoding], wait_s).done)
+
     def read_image(self) -> None:
-        """Read the image that comes next, alone: in no step of others."""
-        began, image, backend = perf_counter(), self.run.images[self._end], self.backend
+        """Read the image that comes next, or a part of it: in no step of others.
+
+        Raises as its encoder.
+        """
+        image, backend = self.run.images[self._end], self.backend
         assert isinstance(backend, SeesImages), "the prompt has images"
-        row = backend.read_image(image)
-        self.has_read(image.ids, row, perf_counter() - began)
+        if self._parts is None:
+            if self._encoding is None:
+                self._image_since = perf_counter()
+            rows = None if self._encoding is None else self._encoding.result()
+            self._parts = backend.read_image_parts(image, rows)
+        if (row := next(self._parts)) is not None:
+            self._encoding = self._parts = None
+            self.has_read(image.ids, row, perf_counter() - self._image_since)
+
+    def drop_image(self) -> None:
+        """Nobody waits for its images any more: what has not begun never does."""
+        if self._encoding is not None:
+            self._encoding.cancel()
+        if self._parts is not None:
+            self._parts.close()
 
     def has_read(self, piece: Sequence[int], row: Logits, spent_s: float) -> None:
         """The piece is in the cache, with the logits [V] behind it."""

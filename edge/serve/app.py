@@ -339,7 +339,7 @@ async def _failed(_request: Request, problem: Exception) -> Response:
 PAGE_HEADERS = {
     "content-security-policy": (
         "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
-        "img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
+        "img-src data:; media-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
         "frame-ancestors 'none'"
     ),
     "referrer-policy": "no-referrer",

@@ -90,7 +90,7 @@ class ModelFile:
         """What is told of it: null as long as it is not known."""
         one = self.planned
         if one is None or one.plan is None:
-            return about(None, None, {"vision": self._may_see, "audio": False})
+            return about(None, None, self._may_take)
         if isinstance(one.plan, EmbeddingPlan):
             size = one.spec.embedding_size
             return {"context_length": one.plan.context_size, "embedding_length": size}
@@ -99,10 +99,16 @@ class ModelFile:
         return about(one.plan.context_size, one.spec.vocab_size, senses)
 
     @cached_property
-    def _may_see(self) -> bool:
-        """Whether it may have a projector, as far as names tell."""
+    def _may_take(self) -> Mapping[str, bool] | None:
+        """What its projector takes, as far as files tell before it is planned."""
         asked = self._request.mmproj
-        return asked != "none" and (asked is not None or projector_beside(self.path) is not None)
+        path = projector_beside(self.path) if asked is None else Path(asked)
+        if path is None or str(asked) == "none":
+            return None
+        try:
+            return read_projector(path).modalities
+        except EdgespecError:  # which its load will tell
+            return None
 
     def load(self, others: Sequence[Sizes], report: Callable[[str, float], None]) -> Any:
         """Raises as `load_plan`."""

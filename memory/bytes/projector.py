@@ -1,16 +1,19 @@
 """How many bytes images take besides the cells of a cache: the projector, and what it computes in.
 
-libmtmd says what its buffers take when a projector was loaded, which is kept. Before that it is
-estimated from the sizes of the network.
+libmtmd makes buffers for an image of some size when it is loaded, and larger ones for a larger
+image. It says how large the first ones are without loading anything (`simulation`); where it cannot
+be asked they are estimated from the sizes of the network.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
+from edgespec.errors import BackendError
 from edgespec.memory.bytes.footprint import Component
 from edgespec.memory.bytes.shape import GPU, HOST
-from edgespec.memory.store import cache
+from edgespec.memory.bytes.simulation import simulated_projector
 from edgespec.models.images import MAX_PIXELS
 from edgespec.models.projector import Projector
 
@@ -22,7 +25,27 @@ BODY_BYTES = 24 << 20  # of a request with images to a server
 MOST_BODIES = 2  # that a server reads at once
 # A body, its text, and what was made of it.
 _BODIES_BYTES = 3 * BODY_BYTES * MOST_BODIES
-_STORE = "projectors"
+_F32 = 4
+_MASK_BYTES = 6  # of a pair of patches: in float32 and float16
+
+
+@dataclass(frozen=True, slots=True)
+class Buffers:
+    """What a projector that is loaded computes in, made for an image of so many patches."""
+
+    nbytes: int
+    patches: int
+
+    def further_bytes(self, projector: Projector, patches: int, *, on_gpu: bool) -> int:
+        """What an image of so many patches takes besides, once it is encoded.
+
+        Larger buffers, whose masks grow with pairs of patches, and values in the type that weights
+        are multiplied with.
+        """
+        times = max(1.0, patches / self.patches)
+        masks = _MASK_BYTES * self.patches**2 if projector.windows else 0
+        larger = self.nbytes * (times - 1) + masks * (times**2 - times)
+        return int(larger) + (0 if on_gpu else patches * projector.rewritten_bytes)
 
 
 def projector_parts(
@@ -33,35 +56,30 @@ def projector_parts(
     Args:
         serves: images come by HTTP.
     """
-    place = GPU if on_gpu else HOST
+    place, patches = GPU if on_gpu else HOST, projector.patches(most_tokens)
+    buffers = first_buffers(projector, most_tokens, on_gpu=on_gpu)
+    further = buffers.further_bytes(projector, patches, on_gpu=on_gpu)
     yield Component("projector", projector.weight_bytes, device=place)
-    size = _compute_bytes(projector, projector.patches(most_tokens), on_gpu=on_gpu)
-    yield Component("projector_compute", size, is_ceiling=True, device=place)
+    yield Component("projector_compute", buffers.nbytes, is_ceiling=True, device=place)
+    yield Component("projector_work", further, is_ceiling=True, device=place)
+    # Embeddings of an image in libmtmd's memory, and in ours while its cells are read.
+    embeddings = 2 * _F32 * (patches // projector.merge**2) * projector.output
     sent = _BODIES_BYTES * serves
-    yield Component("images", _DECODED_BYTES + KEPT_BYTES + sent, is_ceiling=True)
+    yield Component("images", _DECODED_BYTES + KEPT_BYTES + embeddings + sent, is_ceiling=True)
 
 
-def _compute_bytes(projector: Projector, patches: int, *, on_gpu: bool) -> int:
-    known = cache.load(_STORE, _key(projector, on_gpu=on_gpu)) or {}
-    size, measured = known.get("compute_bytes"), known.get("patches")
-    if isinstance(size, int) and isinstance(measured, int) and size > 0 < measured:
-        times = max(1.0, patches / measured)
-        return int(size * (times**2 if projector.windows else times))
-    return estimated_bytes(projector, patches)
+def first_buffers(projector: Projector, most_tokens: int | None, *, on_gpu: bool) -> Buffers:
+    """Those that there are when a projector was loaded."""
+    try:
+        size, side = simulated_projector(projector, most_tokens, on_gpu=on_gpu)
+    except BackendError:
+        patches = projector.first_patches(most_tokens)
+        return Buffers(estimated_bytes(projector, patches), patches)
+    return Buffers(size, (side // projector.patch_size) ** 2 or projector.patches(None))
 
 
 def estimated_bytes(projector: Projector, patches: int) -> int:
     """Of the buffers for an image: a layer's largest values, the pixels, and masks, in float32."""
     pixels = 3 * patches * projector.patch_size**2
     values = patches * (projector.hidden + 6 * projector.width) + 2 * pixels
-    return 4 * values + (6 * patches**2 if projector.windows else 0)
-
-
-def keep_compute_bytes(projector: Projector, size: int, patches: int, *, on_gpu: bool) -> None:
-    """Keep what libmtmd said that its buffers take for an image of so many patches."""
-    found = {"compute_bytes": size, "patches": patches}
-    cache.store(_STORE, _key(projector, on_gpu=on_gpu), found)
-
-
-def _key(projector: Projector, *, on_gpu: bool) -> str:
-    return f"{projector.file.header_hash} | {'gpu' if on_gpu else 'cpu'}"
+    return _F32 * values + (_MASK_BYTES * patches**2 if projector.windows else 0)

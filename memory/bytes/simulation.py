@@ -30,12 +30,14 @@ from edgespec.memory.store import cache
 from edgespec.models.gguf.writer import skeleton_header, write_skeleton
 from edgespec.models.heads import layers_to_read
 from edgespec.models.processes import start_module
+from edgespec.models.projector import Projector
 from edgespec.models.spec import ModelSpec
 
 _MODULE = "edgespec.backends.llama.simulator"
 _KIND = "layouts"  # of what is stored
 _QUIET_END = {"GGML_NO_BACKTRACE": "1"}  # where it ends, no debugger is started
 _CONTEXTS = 3  # one more whenever contexts are made in another way for the same settings
+_ENDED = "llama.cpp ended while it was asked about {}"
 _MOST_KEPT = 400  # answers about a file: a plan takes 10 to 25
 _PATIENCE_S = 60.0  # for one answer, if the process sleeps: busy it ends itself far sooner
 _LOOK_S = 0.25  # between looks at its memory; an answer takes a tenth of that
@@ -79,6 +81,16 @@ def simulated(wanted: Sequence[Wanted]) -> tuple[Answer, ...]:
     Raises BackendError where llama.cpp cannot make them, with its own words.
     """
     return _simulator.answer(wanted)
+
+
+def simulated_projector(
+    projector: Projector, most_tokens: int | None, *, on_gpu: bool
+) -> tuple[int, int]:
+    """Bytes of the buffers that libmtmd makes when it loads a projector, and for which image.
+
+    By its side in pixels; 0 where it only hears. Raises BackendError where it cannot load it.
+    """
+    return _simulator.projector(projector, most_tokens, on_gpu)
 
 
 def simulating() -> contextlib.AbstractContextManager[None]:
@@ -136,6 +148,27 @@ class _Simulator:
                 {label: Bytes(*sizes) for label, sizes in one.items()} for one in known[text]
             )
 
+    def projector(
+        self, projector: Projector, most_tokens: int | None, on_gpu: bool
+    ) -> tuple[int, int]:
+        name, text = projector.file.header_hash, f"{most_tokens} {on_gpu}"
+        with self._lock:
+            known = self._stored(name)
+            if text not in known:
+                with self.opened():
+                    asked = {"most_tokens": most_tokens or 0, "on_gpu": on_gpu}
+                    asked["weight_bytes"] = projector.weight_bytes
+                    answer = self._told({"projector": str(projector.path), **asked})
+                    known[text] = answer or {"error": _ENDED.format(projector.path.name)}
+                    if "error" not in known[text]:  # which may be another one next time
+                        self._new.add(name)
+                    if self._users == 1:
+                        self._store()
+            answer = known[text]
+        if "error" in answer:
+            raise BackendError(answer["error"])
+        return answer["compute_bytes"], answer["side"]
+
     def _skeleton(self, spec: ModelSpec) -> _Skeleton:
         found = self._skeletons.get(spec.fingerprint)
         if found is None:
@@ -151,16 +184,32 @@ class _Simulator:
     def _ask(
         self, question: list[dict[str, Any]], wanted: Sequence[Wanted], skeletons: list[_Skeleton]
     ) -> list[dict[str, list[int]]]:
-        process, name = self._started(), wanted[0].spec.path.name
+        self._started()
         for one in skeletons:
             file = self._folder / f"{one.name}.gguf"
             if not file.exists():
                 write_skeleton(file, one.header, one.file_bytes)
+        name = wanted[0].spec.path.name
+        answer = self._told({"folder": str(self._folder), "contexts": question})
+        if answer is None:
+            raise BackendError(
+                _ENDED.format(name), hint=_hint(wanted, "of an architecture that it does not know")
+            )
+        if "error" in answer:
+            raise BackendError(
+                answer["error"].replace(f"{skeletons[-1].name}.gguf", name),
+                hint=_hint(wanted, f"of a newer architecture than {PACKAGE} knows"),
+            )
+        found: list[dict[str, list[int]]] = answer["contexts"]
+        return found
+
+    def _told(self, request: dict[str, Any]) -> dict[str, Any] | None:
+        """The process's answer; None where it ended."""
+        process = self._started()
         assert process.stdin is not None and process.stdout is not None
         answered = threading.Event()
         threading.Thread(target=_watch, args=(process, answered), daemon=True).start()
         try:
-            request = {"folder": str(self._folder), "contexts": question}
             process.stdin.write(json.dumps(request).encode() + b"\n")
             process.stdin.flush()
             line = process.stdout.readline()
@@ -173,18 +222,9 @@ class _Simulator:
             answered.set()
         if not line.endswith(b"\n"):
             self._end()
-            raise BackendError(
-                f"llama.cpp ended while it was asked about {name}",
-                hint=_hint(wanted, "of an architecture that it does not know"),
-            )
-        answer = json.loads(line)
-        if "error" in answer:
-            raise BackendError(
-                answer["error"].replace(f"{skeletons[-1].name}.gguf", name),
-                hint=_hint(wanted, f"of a newer architecture than {PACKAGE} knows"),
-            )
-        found: list[dict[str, list[int]]] = answer["contexts"]
-        return found
+            return None
+        answer: dict[str, Any] = json.loads(line)
+        return answer
 
     def _started(self) -> subprocess.Popen[bytes]:
         if self._process is None or self._process.poll() is not None:

@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
-from vision_cases import PLACES, Reference, open_engine, parts_with, shown, text_of
+from vision_cases import (
+    PLACES,
+    Reference,
+    forget_embeddings,
+    held_encoder,
+    open_engine,
+    parts_with,
+    shown,
+    text_of,
+)
 from vision_gguf import KINDS, images, picture, png
 
 from edgespec.backends.fake import FakeBackend
+from edgespec.backends.llama.backend import LlamaSequence
 from edgespec.decode.engine import Engine
 from edgespec.decode.options import GenerationOptions
+from edgespec.decode.scheduler import Scheduler
 from edgespec.decode.session import Session, _are_cells
 from edgespec.errors import UnsupportedError
 from edgespec.models.images import Image
@@ -154,6 +168,104 @@ def test_an_answer_under_way_survives_anothers_image(pair: Engine) -> None:
     assert len(seen.token_ids) > 0
     alone = pair.generate(asked("Tell me more."), max_tokens=30, speculate=False)
     assert writing.result.token_ids == alone.token_ids
+
+
+def test_others_write_and_begin_while_an_image_is_encoded(pair: Engine) -> None:
+    question = asked("What is this?", *shown(1, first=21))
+    expected = pair.generate(question, max_tokens=4, speculate=False)
+    forget_embeddings(pair)
+    writing = pair.stream(asked("Tell me more."), max_tokens=30)
+    next(writing)
+    with held_encoder(pair) as held, ThreadPoolExecutor(1) as pool:
+        seen = pool.submit(pair.generate, question, max_tokens=4)
+        held.wait()
+        assert sum(len(chunk.token_ids) for chunk in writing) > 20
+        assert pair.generate(asked("Another."), max_tokens=8).token_ids
+        assert not seen.done()
+        held.go_on.set()
+        assert seen.result(60).token_ids == expected.token_ids
+    assert held.count == 1
+
+
+@pytest.mark.parametrize("name", ["llava", "qwen3vl"])
+def test_others_write_between_the_parts_of_an_image(
+    vision_folder: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """One that is cancelled there is taken back, and its cells are read anew."""
+    read_rows, step, events = LlamaSequence._read_rows, Scheduler._step, list[str]()
+    cancel = threading.Event()
+
+    def watched_rows(sequence: LlamaSequence, *given: Any) -> None:
+        read_rows(sequence, *given)
+        events.append("part")
+        cancel.set()
+
+    def watched_step(scheduler: Scheduler, writing: Any, *given: Any) -> None:
+        step(scheduler, writing, *given)
+        events.extend(["step"] * bool(writing))
+
+    question = asked("What is this?", *shown(1))
+    with open_engine(vision_folder, name, users=2, cells=1024, batch_size=4) as engine:
+        expected = engine.generate(question, max_tokens=COUNT)
+        alone = engine.generate(asked("Tell me more."), max_tokens=90)
+        monkeypatch.setattr(LlamaSequence, "_read_rows", watched_rows)
+        monkeypatch.setattr(Scheduler, "_step", watched_step)
+        for options in (
+            GenerationOptions(max_tokens=COUNT, reuse=True, cancel=cancel),
+            GenerationOptions(max_tokens=COUNT, reuse=True),
+        ):
+            events.clear()
+            writing = engine.stream(asked("Tell me more."), max_tokens=90)
+            next(writing)
+            found = engine.generate(question, options)
+            for _ in writing:
+                pass
+            assert writing.result.token_ids == alone.token_ids
+            parts = [place for place, what in enumerate(events) if what == "part"]
+            if options.cancel is not None:
+                assert found.finish_reason == "cancelled" and len(parts) == 1
+            else:
+                assert found.token_ids == expected.token_ids and len(parts) > 1
+                assert all("step" in events[one:other] for one, other in pairwise(parts))
+
+
+def test_a_cancelled_image_keeps_nobody_waiting(pair: Engine) -> None:
+    """One that is being encoded ends by itself; one that waits for it never begins."""
+    one, other = shown(2, first=31)
+    with held_encoder(pair) as held, ThreadPoolExecutor(2) as pool:
+        events = threading.Event(), threading.Event()
+        answers = []
+        for image, event in zip((one, other), events, strict=True):
+            options = GenerationOptions(max_tokens=4, cancel=event)
+            answers.append(pool.submit(pair.generate, asked("What is this?", image), options))
+            if image is one:
+                held.wait()
+        for event, answer in zip(reversed(events), reversed(answers), strict=True):
+            event.set()
+            assert answer.result(60).finish_reason == "cancelled"
+        assert pair.generate(asked("Another."), max_tokens=8).token_ids
+        held.go_on.set()
+        assert pair.generate(asked("What is this?", one), max_tokens=4).token_ids
+    assert held.count == 1
+
+
+def test_an_engine_is_closed_while_it_encodes(vision_folder: Path) -> None:
+    """Its projector is freed behind that; nobody hangs, and what waits never begins."""
+    engine = open_engine(vision_folder, "llava", users=2, cells=1024)
+    with held_encoder(engine) as held, ThreadPoolExecutor(3) as pool:
+        asking = [asked("What is this?", image) for image in shown(2, first=41)]
+        answers = [pool.submit(engine.generate, one, max_tokens=4) for one in asking]
+        held.wait()
+        closing = pool.submit(engine.close)
+        for answer in answers:
+            with suppress(UnsupportedError):
+                assert answer.result(60).finish_reason == "cancelled"
+        assert not closing.done()
+        held.go_on.set()
+        closing.result(60)
+    assert held.count == 1
+    with pytest.raises(UnsupportedError, match="is closed"):
+        engine.generate(asked("Another."))
 
 
 def test_penalties_and_grammars_work_behind_an_image(engine: Engine) -> None:

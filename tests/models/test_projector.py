@@ -31,7 +31,8 @@ def test_sizes_of_images(
     assert (found.tokens(None), found.pieces, found.is_causal) == (tokens, pieces, is_causal)
     assert found.tokens(100) == (tokens if tokens < 100 else 100)
     assert found.patches(None) == tokens * KINDS[name].merge ** 2
-    assert found.patches(8) == max(found.tokens(8), first) * KINDS[name].merge ** 2
+    assert found.first_patches(8) == (first or found.tokens(8)) * KINDS[name].merge ** 2
+    assert found.output == WIDTH * (3 if name == "qwen3vl" else 1)
     assert found.weight_bytes < found.path.stat().st_size
 
 

@@ -17,6 +17,7 @@ import httpx
 import pytest
 from bert_gguf import RANK, write_random_bert
 from random_gguf import F32, Q8_0, write_model
+from sound_gguf import write_hearing
 from vision_gguf import images
 from waiting import PATIENCE_S, until
 
@@ -291,6 +292,20 @@ def test_models_that_see_take_turns(vision_folder: Path) -> None:
             told = {one["id"]: one for one in httpx.get(f"{address}/v1/models").json()["data"]}
             assert told[name]["state"] == "ready" and told[name]["modalities"]["vision"]
     assert pool.sees_images
+
+
+def test_what_a_model_takes_is_told_before_it_is_loaded(tmp_path: Path) -> None:
+    model, projector = write_hearing(tmp_path, "qwen2a")
+
+    def takes() -> Any:
+        unplanned = ModelFile(["heard"], model, REQUEST, this_machine(), no_service)
+        return unplanned.about["modalities"]
+
+    data = projector.read_bytes()
+    projector.write_bytes(b"damaged")
+    assert takes() == {"vision": False, "audio": False}
+    projector.write_bytes(data)
+    assert takes() == {"vision": False, "audio": True}
 
 
 def no_service(_model: ModelFile, _loaded: Engine | Embedder) -> Service:

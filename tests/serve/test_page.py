@@ -12,14 +12,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from pool_cases import Start
 from serving_cases import Serve, Speaker
+from sound_gguf import flac, samples, wav, write_hearing
 from vision_cases import open_engine
 from vision_gguf import jpeg, picture, png
 from waiting import PATIENCE_S
 
-from edgespec.models.images import read_image
+from edgespec.models.images import Sound, read_image
 from edgespec.serve.app import page
 from edgespec.serve.server import Server
 
@@ -165,7 +167,8 @@ def test_a_reload_loses_neither_a_question_nor_words(serve: Serve, browser: Any)
 
 GIVE = """([data, kind, name]) => {
   const bytes = Uint8Array.from(atob(data), (one) => one.charCodeAt(0)), given = new DataTransfer();
-  const type = name.endsWith("png") ? "image/png" : "image/jpeg", cancelable = true;
+  const types = { png: "image/png", jpg: "image/jpeg", wav: "audio/wav" }, cancelable = true;
+  const type = types[name.split(".").pop()];
   given.items.add(new File([bytes], name, { type }));
   const event = kind === "paste" ? new ClipboardEvent(kind, { clipboardData: given, cancelable })
     : new DragEvent(kind, { dataTransfer: given, cancelable });
@@ -209,6 +212,58 @@ def test_an_image_by_drop_paste_and_choice(browser: Any, vision_folder: Path) ->
         assert tab.locator("#images img").count() == 0
         tab.reload()
         assert tab.locator("article.user img").count() == 2
+    assert problems == []
+
+
+def test_a_sound_by_drop_paste_and_choice(browser: Any, tmp_path: Path) -> None:
+    """What is sent is one channel of 16,000 samples a second, as long as what was given."""
+    write_hearing(tmp_path, "qwen2a")
+    problems, sent = list[str](), list[Any]()
+    engine = open_engine(tmp_path, "qwen2a", context_size=2048)
+    with engine, Server(engine) as server:
+        tab = opened(browser, server.start(), problems)
+        tab.on("request", lambda one: sent.append(one.post_data_json) if one.post_data else None)
+        tab.wait_for_selector("#attach:visible")
+        assert tab.inner_text("#attach") == "Sound"
+        assert tab.get_attribute("#file", "accept") == "audio/*"
+        tab.fill("#most", "8")
+        give(tab, "drop", wav(samples(1), 16000), "one.wav")
+        until(tab, "document.querySelectorAll('#images button').length === 1")
+        give(tab, "paste", wav(samples(2, 0.5, 44100), 44100, 2), "two.wav")
+        until(tab, "document.querySelectorAll('#images button').length === 2")
+        flac_file = {"name": "three", "mimeType": "", "buffer": flac(samples(3))}
+        tab.set_input_files("#file", flac_file)
+        until(tab, "document.querySelectorAll('#images button').length === 3")
+        tab.click("[aria-label='Remove sound 3']")
+        tab.set_input_files("#file", {"name": "no.wav", "mimeType": "", "buffer": b"no sound"})
+        tab.wait_for_selector("#problem:text('no.wav is no sound')")
+        tab.set_input_files("#file", {"name": "a.png", "mimeType": "image/png", "buffer": b""})
+        tab.wait_for_selector("#problem:text('a.png is no sound')")
+        tab.reload()
+        assert tab.locator("#images button").count() == 2
+        tab.fill("#message", "What is said?")
+        tab.press("#message", "Enter")
+        tab.wait_for_selector("#send:visible")
+        content = sent[-1]["messages"][0]["content"]
+        heard = [read_image(base64.b64decode(one["input_audio"]["data"])) for one in content[:-1]]
+        assert [round(one.seconds, 2) for one in heard if isinstance(one, Sound)] == [1.0, 0.5]
+        values = np.frombuffer(heard[0].data[44:], "<i2").astype(int)
+        assert np.abs(values - samples(1)).max() <= 1
+        assert content[-1] == {"type": "text", "text": "What is said?"}
+        assert tab.locator("article.user audio").count() == 2
+        assert tab.locator("article.assistant").count() == 1
+    assert problems == []
+
+
+def test_a_model_that_sees_alone_takes_no_sound(browser: Any, vision_folder: Path) -> None:
+    problems = list[str]()
+    with open_engine(vision_folder, "gemma3") as engine, Server(engine) as server:
+        tab = opened(browser, server.start(), problems)
+        tab.wait_for_selector("#attach:visible")
+        assert tab.get_attribute("#file", "accept") == "image/*"
+        give(tab, "drop", wav(samples(1)), "one.wav")
+        tab.wait_for_selector("#problem:text('This model takes no sounds, as one.wav')")
+        assert tab.locator("#images button").count() == 0
     assert problems == []
 
 

@@ -34,12 +34,9 @@ def test_the_one_beside_a_model_is_planned(folder: Path) -> None:
     assert projector_of(model, mmproj="none") is None
 
 
-def test_that_of_a_model_of_another_width_is_not(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_that_of_a_model_of_another_width_is_not(folder: Path) -> None:
     """In one folder lie a text model and the projector of another one."""
-    monkeypatch.setattr("random_gguf.WIDTH", 96)
-    other = write_model(folder / "reads.gguf", "llama", F32, reads_bytes=True)
+    other = write_model(folder / "reads.gguf", "llama", F32, reads_bytes=True, width=96)
     assert projector_of(other) is None
     with pytest.raises(UnsupportedError, match=r"there is no projector beside reads\.gguf"):
         projector_of(other, images=1)

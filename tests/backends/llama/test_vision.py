@@ -11,14 +11,14 @@ import PIL.Image
 import PIL.ImageOps
 import pytest
 from vision_cases import PLACES, Reference, open_backend, parts_with, prompt, read, shown
-from vision_gguf import KINDS, jpeg, picture, png, write_vision
+from vision_gguf import KINDS, REAL, jpeg, picture, png, write_projector, write_vision
 
 from edgespec.backends.base import ImageRun
 from edgespec.backends.llama.backend import LlamaBackend
 from edgespec.errors import BackendError, ContextFullError, UnsupportedError
-from edgespec.memory.bytes.projector import estimated_bytes, projector_parts
+from edgespec.memory.bytes.projector import first_buffers, projector_parts
 from edgespec.models.images import MAX_SIDE, read_image
-from edgespec.models.projector import read_projector
+from edgespec.models.projector import Projector, read_projector
 
 
 @pytest.fixture(params=KINDS)
@@ -151,18 +151,62 @@ def test_embeddings_are_kept(mrope: LlamaBackend, monkeypatch: pytest.MonkeyPatc
     assert np.array_equal(read(mrope, pieces), expected)
 
 
+def planned(projector: Projector, most: int | None = None) -> dict[str, int]:
+    return {one.name: one.nbytes for one in projector_parts(projector, most, on_gpu=False)}
+
+
 @pytest.mark.parametrize("most", [8, None])
-def test_buffers_are_within_the_plan(backend: LlamaBackend, most: int | None) -> None:
-    """A ceiling before a projector was ever loaded, and what libmtmd said from then on."""
+def test_buffers_are_planned(backend: LlamaBackend, most: int | None) -> None:
+    """Without a load, to the byte; larger ones of larger images are a ceiling."""
     projector = read_projector(Path(backend.settings.projector))
-    allocated = backend.memory_bytes()
-    assert allocated["projector"] == projector.weight_bytes
-    patches, found = projector.patches(most), allocated["projector_compute"]
-    assert estimated_bytes(projector, patches) >= found
-    on_gpu = backend.settings.gpu_layers != 0
-    parts = {one.name: one.nbytes for one in projector_parts(projector, most, on_gpu=on_gpu)}
-    planned = parts["projector_compute"]
-    assert planned == found if most else planned >= found
+    parts, before = planned(projector, most), backend.memory_bytes()
+    names = "projector", "projector_compute"
+    assert [parts[name] for name in names] == [before[name] for name in names]
+    assert before["projector"] == projector.weight_bytes and before["projector_work"] == 0
+    read(backend, prompt(backend, [*shown(3), "?"]))
+    after = backend.memory_bytes()
+    assert all(parts[name] >= size for name, size in after.items() if name in parts)
+
+
+def test_what_libmtmd_cannot_be_asked_is_estimated(
+    backend: LlamaBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgespec.backends.llama.simulator._INIT", "gone")
+    projector = read_projector(Path(backend.settings.projector))
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise BackendError("there is no such function")
+
+    monkeypatch.setattr("edgespec.memory.bytes.projector.simulated_projector", refuse)
+    found = backend.memory_bytes()["projector_compute"]
+    assert planned(projector)["projector_compute"] >= found
+
+
+# As `clip_model_loader::warmup` of llama.cpp 0.3.36 lays buffers out for images of these sizes.
+LAID_OUT = [  # name, and MiB at first and for images of so many patches
+    ("qwen3vl-2b", 322.49, 8464, {16384: 624.25}),
+    ("gemma3-4b", 121.25, 4096, {}),
+    ("smolvlm2-500m", 21.0, 1024, {}),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "first", "patches", "larger"), LAID_OUT)
+def test_buffers_of_real_sizes_are_within_one_percent(
+    tmp_path: Path,
+    name: str,
+    first: float,
+    patches: int,
+    larger: dict[int, float],
+) -> None:
+    """Of a projector with fewer layers, which take turns in the same buffers."""
+    kind = REAL[name]._replace(layers=4, deep=(0, 1, 2))
+    projector = read_projector(write_projector(tmp_path / "mmproj.gguf", kind))
+    buffers = first_buffers(projector, None, on_gpu=False)
+    assert (round(buffers.nbytes / 2**20, 2), buffers.patches) == (first, patches)
+    for count, expected in larger.items():
+        further = buffers.further_bytes(projector, count, on_gpu=True)
+        assert (buffers.nbytes + further) / 2**20 == pytest.approx(expected, rel=0.01)
 
 
 @pytest.mark.parametrize("turn", range(1, 9))

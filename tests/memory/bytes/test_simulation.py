@@ -29,11 +29,19 @@ from edgespec.backends.llama.simulator import SimulatedContext, allocated
 from edgespec.errors import BackendError, EdgespecError
 from edgespec.memory.bytes import simulation
 from edgespec.memory.bytes.head_footprint import wanted_block, wanted_head
+from edgespec.memory.bytes.projector import projector_parts
 from edgespec.memory.bytes.shape import HOST, Device, RunShape
-from edgespec.memory.bytes.simulation import Bytes, Wanted, simulated, simulating
+from edgespec.memory.bytes.simulation import (
+    Bytes,
+    Wanted,
+    simulated,
+    simulated_projector,
+    simulating,
+)
 from edgespec.memory.store import cache
 from edgespec.models.embedded import embedded_drafter_path, embedded_model
 from edgespec.models.processes import start_module
+from edgespec.models.projector import read_projector
 from edgespec.models.spec import ModelSpec, read_model_spec
 
 pytestmark = pytest.mark.model
@@ -408,3 +416,32 @@ def test_odd_headers_end_in_bytes_or_in_a_sentence(tmp_path: Path) -> None:
     with simulating():
         said = [survived(tmp_path / "model.gguf", mutated(known, seed)) for seed in range(300)]
     assert said.count("bytes") > 30 and all(one and "\n" not in one for one in said)
+
+
+# ------------------------------------------------------------------------------ projectors
+
+
+def test_a_projector_is_asked_about_once(
+    vision_folder: Path, started: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    projector = read_projector(vision_folder / "mmproj-llava.gguf")
+    found = [simulated_projector(projector, None, on_gpu=False)]
+    monkeypatch.setattr(simulation, "_simulator", simulation._Simulator())
+    found.append(simulated_projector(projector, None, on_gpu=False))
+    assert found[0] == found[1] and found[0][1] == projector.image_size
+    assert len(started) == 1
+
+
+def test_a_projector_that_libmtmd_does_not_load_is_told_in_its_words(
+    vision_folder: Path, tmp_path: Path
+) -> None:
+    data = (vision_folder / "mmproj-llava.gguf").read_bytes()
+    path = tmp_path / "mmproj.gguf"
+    path.write_bytes(data.replace(b"v.blk.1.attn_out.weight", b"v.blk.1.attn_OUT.weight"))
+    projector = read_projector(path)
+    for _ in range(2):
+        with pytest.raises(
+            BackendError, match=r"cannot load mmproj.gguf: .*v.blk.1.attn_out.weight"
+        ):
+            simulated_projector(projector, None, on_gpu=False)
+    assert next(projector_parts(projector, None, on_gpu=False)).nbytes == projector.weight_bytes

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from frozen_times import free_drafts
 from vision_gguf import TEMPLATE, images
 
@@ -75,6 +78,42 @@ def read(backend: LlamaBackend, pieces: Sequence[list[int] | ImageRun]) -> Any:
         row = backend.read_image(piece) if isinstance(piece, ImageRun) else backend.prefill(piece)
     assert row is not None
     return row.copy()
+
+
+def forget_embeddings(engine: Engine) -> None:
+    backend: Any = engine.backend
+    backend._context.vision._kept.clear()
+
+
+@contextmanager
+def held_encoder(engine: Engine) -> Iterator[Held]:
+    """Within, nothing is encoded before `go_on`."""
+    backend: Any = engine.backend
+    vision, held = backend._context.vision, Held()
+    encode = vision._encoded
+
+    def late(*given: Any) -> Any:
+        held.begun.release()
+        assert held.go_on.wait(60)
+        held.count += 1
+        return encode(*given)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(vision, "_encoded", late)
+        try:
+            yield held
+        finally:
+            held.go_on.set()
+
+
+class Held:
+    """An encoder that waits: what it has `begun`, and how many it has encoded since `go_on`."""
+
+    def __init__(self) -> None:
+        self.begun, self.go_on, self.count = threading.Semaphore(0), threading.Event(), 0
+
+    def wait(self) -> None:
+        assert self.begun.acquire(timeout=60)
 
 
 class Reference:

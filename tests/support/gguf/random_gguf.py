@@ -16,7 +16,9 @@ from edgespec.models.spec import ModelSpec, read_model_spec
 
 WIDTH, HIDDEN, VOCABULARY, LAYERS = 64, 128, 258, 4
 IDS = np.array(sorted({*range(0, VOCABULARY, 2), VOCABULARY - 1}), np.int32)  # of an exit's head
-Q4_0, Q8_0, F32 = (getattr(gguf.GGMLQuantizationType, name) for name in ("Q4_0", "Q8_0", "F32"))
+Q4_0, Q8_0, F16, F32 = (
+    getattr(gguf.GGMLQuantizationType, name) for name in ("Q4_0", "Q8_0", "F16", "F32")
+)
 
 
 def byte_tokens() -> list[str]:
@@ -39,6 +41,8 @@ def write_model(
     name: str = "",
     controls: Sequence[str] = (),
     template: str = "",
+    width: int = WIDTH,
+    deepstack: int = 2,
 ) -> Path:
     """Random weights of type `kind`; gemma3 layers slide over 48 tokens, every other one.
 
@@ -56,10 +60,10 @@ def write_model(
         writer.add_name(name)
     integers = {
         "context_length": 4096,
-        "embedding_length": WIDTH,
+        "embedding_length": width,
         "block_count": LAYERS,
         "feed_forward_length": HIDDEN,
-        "attention.head_count": WIDTH // 32,
+        "attention.head_count": width // 32,
         "attention.head_count_kv": 1,
         "rope.dimension_count": 32,
     }
@@ -72,7 +76,7 @@ def write_model(
         }
     if arch == "qwen3vl":
         integers |= {"attention.key_length": 32, "attention.value_length": 32}
-        integers |= {"n_deepstack_layers": 2}
+        integers |= {"n_deepstack_layers": deepstack}
     for key, value in integers.items():
         writer.add_uint32(f"{arch}.{key}", value)
     if arch in ("qwen2vl", "qwen3vl"):
@@ -89,25 +93,25 @@ def write_model(
     writer.add_token_types(types)
     writer.add_token_merges(["a b"])
     writer.add_eos_token_id(VOCABULARY - 1)
-    matrices = {"token_embd": normal(vocabulary, WIDTH), "output": 8 * normal(vocabulary, WIDTH)}
-    vectors = {"output_norm.weight": WIDTH}
+    matrices = {"token_embd": normal(vocabulary, width), "output": 8 * normal(vocabulary, width)}
+    vectors = {"output_norm.weight": width}
     for layer in range(LAYERS):
         for name, rows, columns in (
-            ("attn_q", WIDTH, WIDTH),
-            ("attn_k", 32, WIDTH),
-            ("attn_v", 32, WIDTH),
-            ("attn_output", WIDTH, WIDTH),
-            ("ffn_gate", HIDDEN, WIDTH),
-            ("ffn_up", HIDDEN, WIDTH),
-            ("ffn_down", WIDTH, HIDDEN),
+            ("attn_q", width, width),
+            ("attn_k", 32, width),
+            ("attn_v", 32, width),
+            ("attn_output", width, width),
+            ("ffn_gate", HIDDEN, width),
+            ("ffn_up", HIDDEN, width),
+            ("ffn_down", width, HIDDEN),
         ):
             matrices[f"blk.{layer}.{name}"] = normal(rows, columns)
             if arch in ("qwen2", "qwen2vl") and name in ("attn_q", "attn_k", "attn_v"):
                 writer.add_tensor(f"blk.{layer}.{name}.bias", normal(1, rows)[0])
-        vectors |= {f"blk.{layer}.{name}.weight": WIDTH for name in ("attn_norm", "ffn_norm")}
+        vectors |= {f"blk.{layer}.{name}.weight": width for name in ("attn_norm", "ffn_norm")}
         if arch == "gemma3":
             names = ("post_attention_norm", "post_ffw_norm")
-            vectors |= {f"blk.{layer}.{name}.weight": WIDTH for name in names}
+            vectors |= {f"blk.{layer}.{name}.weight": width for name in names}
         if arch in ("gemma3", "qwen3vl"):
             vectors |= {f"blk.{layer}.attn_{name}_norm.weight": 32 for name in "qk"}
     for name, values in matrices.items():

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import gguf
 import numpy as np
 import PIL.Image
-from random_gguf import F32, WIDTH, write_model
+from random_gguf import F16, F32, WIDTH, write_model
 
 # A picture's place in a message is what somebody's words have: templates need not know of it.
 TEMPLATE = (
@@ -20,8 +20,8 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
 )
 _CHAT = ("<|start|>", "<|end|>")
-_INNER, _HIDDEN, _LAYERS, _PATCH = 32, 64, 2, 14  # of the part that sees
-_GRID = tuple(f"<row_{row}_col_{column}>" for row in (1, 2, 3) for column in (1, 2, 3))
+_PLACES = range(1, 5)
+_GRID = tuple(f"<row_{row}_col_{column}>" for row in _PLACES for column in _PLACES)
 
 
 class Kind(NamedTuple):
@@ -33,6 +33,14 @@ class Kind(NamedTuple):
     size: int  # of an image's side, or the largest
     merge: int = 1
     integers: dict[str, int] = {}  # noqa: RUF012 - of a NamedTuple
+    inner: int = 32
+    hidden: int = 64
+    layers: int = 2
+    heads: int = 2
+    patch: int = 14
+    deep: tuple[int, ...] = (0, 1)  # layers whose values Qwen3-VL's text model gets, too
+    width: int = WIDTH  # of the text model
+    weights: Any = F32  # of the projector's matrices
 
 
 KINDS = {
@@ -65,11 +73,43 @@ KINDS = {
     "pixtral": Kind("pixtral", "llama", ("[IMG_END]",), 224),
     "internvl": Kind("internvl", "qwen2", ("<img>", "</img>"), 112, 2, {"preproc_max_tiles": 4}),
 }
+# Sizes of projectors that people have; their text models are as tiny, but for their width.
+REAL = {
+    "gemma3-4b": KINDS["gemma3"]._replace(
+        size=896, inner=1152, hidden=4304, layers=27, heads=16, width=2560, weights=F16
+    ),
+    "qwen3vl-2b": KINDS["qwen3vl"]._replace(
+        size=768,
+        inner=1024,
+        hidden=4096,
+        layers=24,
+        heads=16,
+        patch=16,
+        deep=(5, 11, 17),
+        width=2048,
+        weights=F16,
+    ),
+    "smolvlm2-500m": KINDS["idefics3"]._replace(
+        size=512,
+        merge=4,
+        integers={"preproc_image_size": 2048},
+        inner=768,
+        hidden=3072,
+        layers=12,
+        heads=12,
+        patch=16,
+        width=960,
+        weights=F16,
+    ),
+}
 
 
 def write_vision(folder: Path, name: str, seed: int = 7, weights: Any = F32) -> tuple[Path, Path]:
-    """A text model of one of the `KINDS` that reads bytes, and its projector beside it."""
-    kind = KINDS[name]
+    """A text model of one of the `KINDS` that reads bytes, and its projector beside it.
+
+    Or of one of the `REAL` sizes.
+    """
+    kind = KINDS.get(name) or REAL[name]
     folder.mkdir(parents=True, exist_ok=True)
     model = write_model(
         folder / f"{name}.gguf",
@@ -79,24 +119,27 @@ def write_vision(folder: Path, name: str, seed: int = 7, weights: Any = F32) -> 
         reads_bytes=True,
         controls=(*_CHAT, *kind.controls),
         template=TEMPLATE,
+        width=kind.width,
+        deepstack=len(kind.deep),
     )
-    return model, _write_projector(folder / f"mmproj-{name}.gguf", kind, seed)
+    return model, write_projector(folder / f"mmproj-{name}.gguf", kind, seed)
 
 
-def _write_projector(path: Path, kind: Kind, seed: int) -> Path:
+def write_projector(path: Path, kind: Kind, seed: int = 7) -> Path:
+    """A projector of a kind, with random weights."""
     source = np.random.default_rng(seed)
     writer = gguf.GGUFWriter(path, "clip")
     writer.add_bool("clip.has_vision_encoder", True)
     writer.add_string("clip.projector_type", kind.projector)
     writer.add_bool("clip.use_gelu", True)
     integers = {
-        "embedding_length": _INNER,
-        "attention.head_count": 2,
-        "feed_forward_length": _HIDDEN,
-        "block_count": _LAYERS,
-        "projection_dim": WIDTH,
+        "embedding_length": kind.inner,
+        "attention.head_count": kind.heads,
+        "feed_forward_length": kind.hidden,
+        "block_count": kind.layers,
+        "projection_dim": kind.width,
         "image_size": kind.size,
-        "patch_size": _PATCH,
+        "patch_size": kind.patch,
         "projector.scale_factor": kind.merge,
         **kind.integers,
     }
@@ -111,7 +154,9 @@ def _write_projector(path: Path, kind: Kind, seed: int) -> Path:
             values = source.uniform(0.5, 1.5, shape)
         if tensor.startswith("mm.") and len(shape) == 2:
             values *= 4  # so that what is seen changes what is written
-        writer.add_tensor(tensor, values.astype(np.float32))
+        is_matrix = len(shape) == 2 and "embd" not in tensor
+        data = gguf.quants.quantize(values.astype(np.float32), kind.weights if is_matrix else F32)
+        writer.add_tensor(tensor, data)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -121,62 +166,71 @@ def _write_projector(path: Path, kind: Kind, seed: int) -> Path:
 
 def _shapes(kind: Kind) -> dict[str, tuple[int, ...]]:
     """Names and shapes, as numpy has them, of all tensors of a projector."""
-    shapes: dict[str, tuple[int, ...]] = {"v.patch_embd.weight": (_INNER, 3, _PATCH, _PATCH)}
-    patches = (kind.size // _PATCH) ** 2
+    shapes: dict[str, tuple[int, ...]] = {
+        "v.patch_embd.weight": (kind.inner, 3, kind.patch, kind.patch)
+    }
+    patches = (kind.size // kind.patch) ** 2
     is_qwen3, is_qwen = kind.projector == "qwen3vl_merger", "qwen" in kind.projector
     if is_qwen:
         shapes["v.patch_embd.weight.1"] = shapes["v.patch_embd.weight"]
     if kind.projector in ("mlp", "internvl"):
-        shapes["v.class_embd"] = (_INNER,)
+        shapes["v.class_embd"] = (kind.inner,)
         patches += 1
     if kind.projector in ("gemma3", "idefics3", "mlp", "internvl", "qwen3vl_merger"):
-        shapes["v.position_embd.weight"] = (patches, _INNER)
+        shapes["v.position_embd.weight"] = (patches, kind.inner)
         if kind.projector != "mlp":
-            shapes["v.patch_embd.bias"] = (_INNER,)
-    shapes |= {f"v.post_ln.{part}": (_INNER,) for part in ("weight", "bias")}
-    for layer in range(_LAYERS):
+            shapes["v.patch_embd.bias"] = (kind.inner,)
+    shapes |= {f"v.post_ln.{part}": (kind.inner,) for part in ("weight", "bias")}
+    for layer in range(kind.layers):
         block = f"v.blk.{layer}."
         for tensor, rows, columns in (
             *(
-                (("attn_qkv", 3 * _INNER, _INNER),)
+                (("attn_qkv", 3 * kind.inner, kind.inner),)
                 if is_qwen3
-                else tuple((f"attn_{one}", _INNER, _INNER) for one in "qkv")
+                else tuple((f"attn_{one}", kind.inner, kind.inner) for one in "qkv")
             ),
-            ("attn_out", _INNER, _INNER),
-            ("ffn_up", _HIDDEN, _INNER),
-            ("ffn_down", _INNER, _HIDDEN),
-            *((("ffn_gate", _HIDDEN, _INNER),) if kind.projector == "qwen2.5vl_merger" else ()),
+            ("attn_out", kind.inner, kind.inner),
+            ("ffn_up", kind.hidden, kind.inner),
+            ("ffn_down", kind.inner, kind.hidden),
+            *(
+                (("ffn_gate", kind.hidden, kind.inner),)
+                if kind.projector == "qwen2.5vl_merger"
+                else ()
+            ),
         ):
             shapes[f"{block}{tensor}.weight"] = (rows, columns)
             shapes[f"{block}{tensor}.bias"] = (rows,)
         for part in ("weight", "bias"):
-            shapes |= {f"{block}{norm}.{part}": (_INNER,) for norm in ("ln1", "ln2")}
+            shapes |= {f"{block}{norm}.{part}": (kind.inner,) for norm in ("ln1", "ln2")}
     return shapes | _projection(kind)
 
 
 def _projection(kind: Kind) -> dict[str, tuple[int, ...]]:
-    merged = _INNER * kind.merge**2
+    merged = kind.inner * kind.merge**2
     if kind.projector == "gemma3":
-        return {"mm.input_projection.weight": (_INNER, WIDTH), "mm.soft_emb_norm.weight": (_INNER,)}
+        return {
+            "mm.input_projection.weight": (kind.inner, kind.width),
+            "mm.soft_emb_norm.weight": (kind.inner,),
+        }
     if kind.projector == "idefics3":
-        return {"mm.model.fc.weight": (WIDTH, merged)}
+        return {"mm.model.fc.weight": (kind.width, merged)}
     if kind.projector == "internvl":
         return {
             **{f"mm.model.mlp.0.{part}": (merged,) for part in ("weight", "bias")},
-            **_linear("mm.model.mlp.1", WIDTH, merged),
-            **_linear("mm.model.mlp.3", WIDTH, WIDTH),
+            **_linear("mm.model.mlp.1", kind.width, merged),
+            **_linear("mm.model.mlp.3", kind.width, kind.width),
         }
     if kind.projector == "pixtral":
-        both = _linear("mm.1", WIDTH, _INNER) | _linear("mm.2", WIDTH, WIDTH)
-        return both | {"v.token_embd.img_break": (WIDTH,)}
+        both = _linear("mm.1", kind.width, kind.inner) | _linear("mm.2", kind.width, kind.width)
+        return both | {"v.token_embd.img_break": (kind.width,)}
     if kind.projector == "mlp":
-        return _linear("mm.0", WIDTH, _INNER) | _linear("mm.2", WIDTH, WIDTH)
-    found = _linear("mm.0", merged, merged) | _linear("mm.2", WIDTH, merged)
+        return _linear("mm.0", kind.width, kind.inner) | _linear("mm.2", kind.width, kind.width)
+    found = _linear("mm.0", merged, merged) | _linear("mm.2", kind.width, merged)
     if kind.projector == "qwen3vl_merger":
-        for layer in range(_LAYERS):
+        for layer in kind.deep:
             found |= {f"v.deepstack.{layer}.norm.{part}": (merged,) for part in ("weight", "bias")}
             found |= _linear(f"v.deepstack.{layer}.fc1", merged, merged)
-            found |= _linear(f"v.deepstack.{layer}.fc2", WIDTH, merged)
+            found |= _linear(f"v.deepstack.{layer}.fc2", kind.width, merged)
     return found
 
 
