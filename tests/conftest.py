@@ -21,6 +21,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 # Of files that take half a minute or more. With several processes no long one is left to the end.
 LONGEST_FIRST = (
+    "backends/kernels/test_products.py",
     "serve/test_fuzz.py",
     "serve/test_load.py",
     "test_wheel.py",
