@@ -265,9 +265,9 @@ class Vision:
     def _chunks(self, image: Image, *, decoded: bool) -> Iterator[Sequence[Any]]:
         """What libmtmd makes of an image, until the end; without pixels unless `decoded`."""
         lib = self._lib
-        marker = lib.mtmd_get_marker(self._context)
-        text = lib.mtmd_input_text(marker, len(marker), False, True)
         with self._in_use():
+            marker = lib.mtmd_get_marker(self._context)
+            text = lib.mtmd_input_text(marker, len(marker), False, True)
             empty = lib.mtmd_bitmap_init(image.width, image.height, None) if not decoded else None
             bitmap, made = empty or self._bitmap(image), lib.mtmd_input_chunks_init()
             try:

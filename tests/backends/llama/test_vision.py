@@ -209,6 +209,13 @@ def test_buffers_of_real_sizes_are_within_one_percent(
         assert (buffers.nbytes + further) / 2**20 == pytest.approx(expected, rel=0.01)
 
 
+def test_an_image_for_a_model_that_is_closed_is_refused(vision_folder: Path) -> None:
+    backend = open_backend(vision_folder, "llava")
+    backend.close()
+    with pytest.raises(UnsupportedError, match="the model is closed"):
+        backend.image_pieces(shown(1)[0])
+
+
 @pytest.mark.parametrize("turn", range(1, 9))
 def test_photos_are_turned_upright(vision_folder: Path, turn: int) -> None:
     """As a viewer shows them; the pixels of the file are the same."""
