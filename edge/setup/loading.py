@@ -241,6 +241,9 @@ def _load_one(
         models: list[WritingDrafter] = []
         cost = 1.0
         if curve is not None:
+            for choice in plan.choices:
+                if choice.name == "prefer" and not plan.prefers_energy:
+                    warn(f"drafts are chosen by speed, {choice.reason}", EdgespecWarning, 2)
             if plan.prefers_energy:
                 curve.powers = _powers(backend, spec, plan, report)
             cost = _snapshots_cost(backend, curve, spec, plan)

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import edgespec
+from edgespec import EdgespecWarning
 from edgespec.drafting.proposal import StepContext, choose_size
 from edgespec.measure.timing import measure_powers
 from edgespec.memory.device.energy import EnergyMeter, Source, energy_meter
@@ -116,6 +117,11 @@ def test_a_machine_without_a_counter_goes_by_speed(
     plan = edgespec.plan(prefer="energy", context_size=512)
     assert preference(plan) == ("speed", "not energy: this machine shows no energy counter")
     assert not plan.prefers_energy
+    with (
+        pytest.warns(EdgespecWarning, match="by speed, not energy: this machine shows no"),
+        edgespec.load(prefer="energy", context_size=512, threads=1) as engine,
+    ):
+        assert engine.curve is not None and not engine.curve.powers
     with energy_meter(tmp_path) as (meter, missing):
         assert meter is None and missing
 
