@@ -7,8 +7,8 @@ import os
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -16,15 +16,21 @@ from edgespec.cli import answer_options, options
 from edgespec.cli.answer_writer import show_answer
 from edgespec.cli.render import error, note
 from edgespec.errors import EdgespecError, UnsupportedError
+from edgespec.option_fields import option
 
 if TYPE_CHECKING:
     from edgespec.models.images import Image
     from edgespec.serve.client import Client
 
-ConnectOption = Annotated[
-    str | None,
-    typer.Option("--connect", help="Ask the server at this URL; its key is EDGESPEC_API_KEY."),
-]
+
+def connect_option() -> Any:
+    """The server that is asked, as an option."""
+    text = "Ask the server at this URL; its key is EDGESPEC_API_KEY."
+    return option(None, text, panel=options.PROMPT)
+
+
+# llama.cpp's names of fields, where ours are others.
+_SENT = {"repetition_penalty": "repeat_penalty", "penalty_last_n": "repeat_last_n"}
 _HELP = "/system TEXT, /clear and /help are the commands with a server; Ctrl-C stops an answer"
 
 
@@ -45,15 +51,13 @@ class RequestFields:
         answer_format: answer_options.FormatOptions,
     ) -> RequestFields:
         """Those of a command; options that a server plans by itself are misuse."""
-        if plan != options.DEFAULTS:
-            names = [one.name for one in fields(plan) if _differs(plan, one.name)]
-            name = names[0].replace("_", "-")
-            raise typer.BadParameter(f"--{name} is the server's to choose, with --connect")
+        for name in plan.given:
+            named = plan.known()[name].names(name)[0]
+            raise typer.BadParameter(f"{named} is the server's to choose, with --connect")
         params = sampling.params()
         values: dict[str, Any] = {"max_tokens": max_tokens}
-        for one in fields(sampling):  # those of OpenAI's interface, and what was asked for
-            if one.name in ("temperature", "seed") or getattr(sampling, one.name) != one.default:
-                values[one.name] = getattr(sampling, one.name)
+        for name in ("temperature", "seed", *sampling.given):  # OpenAI's, and what was asked for
+            values[_SENT.get(name, name)] = getattr(params, name)
         if params.logit_bias:
             values["logit_bias"] = {
                 str(token): bias for token, bias in dict(params.logit_bias).items()
@@ -69,10 +73,6 @@ class RequestFields:
         if texts["json_schema"] is not None:
             values["response_format"] = _schema_format(texts["json_schema"])
         return cls({name: value for name, value in values.items() if value is not None})
-
-
-def _differs(plan: options.PlanOptions, name: str) -> bool:
-    return bool(getattr(plan, name) != getattr(options.DEFAULTS, name))
 
 
 def _schema_format(text: str) -> dict[str, Any]:

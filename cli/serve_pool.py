@@ -20,6 +20,7 @@ from edgespec.models.hub.caches import gguf_files, local_models
 from edgespec.models.onnx.folder import read_model
 from edgespec.models.projector import is_projector
 from edgespec.models.spec import ModelSpec
+from edgespec.option_fields import options_of
 from edgespec.paths import expanded
 from edgespec.serve.asked import Defaults
 from edgespec.serve.embeddings import EmbeddingService
@@ -66,10 +67,10 @@ def make_pool(
     Raises ModelNotFoundError, ModelFileError or DoesNotFitError for one that it names, and
     UnsupportedError for options that fit no model.
     """
-    for option, value in (("--draft-model", request.draft_model), ("--switch", request.switch)):
-        if value is not None:
+    for name, known in options_of(Request).items():
+        if known.for_one and getattr(request, name) is not None:
             raise UnsupportedError(
-                f"{option} is for one model, and several are served",
+                f"{known.names(name)[0]} is for one model, and several are served",
                 hint="serve that model alone, without --keep-alive and --pin",
             )
     shared, machine = Shared(Limits()), this_machine(request.workers)
