@@ -62,8 +62,7 @@ def bench(
     longest = most_prompt_tokens(spec, (prompt.text for prompt in chosen))
     sizes: dict[str, Any] = {"prompt_tokens": longest, "max_tokens": max_tokens}
     requests = [(label, one.request(**sizes, is_plain_greedy=True)) for label, one in settings.each]
-    progress = Progress()
-    try:
+    with Progress() as progress:
         measured = measure(
             spec,
             requests,
@@ -73,8 +72,6 @@ def bench(
             repeats=repeats,
             progress=progress,
         )
-    finally:
-        progress.clear()
     _warn_if_busy(measured["busy_neighbours"])
     # First what took minutes: a file that cannot be written must not cost it.
     print(json.dumps(measured) if as_json else bench_text(measured), flush=True)

@@ -9,7 +9,7 @@ import typer
 
 from edgespec.cli import options
 from edgespec.cli.answer_options import FormatOptions, SamplingOptions
-from edgespec.cli.connect import RequestFields, chat_connected, connect_option
+from edgespec.cli.connect import chat_connected, connect_option, request_fields
 from edgespec.cli.options import PROMPT
 from edgespec.cli.render import error
 from edgespec.cli.tint import color_option
@@ -45,7 +45,7 @@ def chat(
     if connect is not None:
         if load is not None or no_shift:
             raise typer.BadParameter("--load and --no-shift are for a model of this process")
-        settings = RequestFields.of(
+        settings = request_fields(
             model, max_tokens, stop, plan_options, sampling_options, format_options
         )
         chat_connected(connect, settings, system, color=color)

@@ -93,7 +93,7 @@ def train(
         progress.clear()
         note(text)
 
-    try:
+    with progress:
         report = train_drafter(
             spec,
             output,
@@ -106,8 +106,6 @@ def train(
             progress=progress,
             note=say,
         )
-    finally:
-        progress.clear()
     note(f"written: {output}")
     found = make_run_plan(spec, Request(draft_model=output)).choices
     for choice in (one for one in found if one.name in ("head", "early_exit")):

@@ -236,10 +236,8 @@ def export(
     folder = expanded(folder)
     target = expanded(output) if output else Path(f"{folder.resolve()}-onnx")
     progress, start = Progress(), perf_counter()
-    try:
+    with progress:
         export_model(folder, target, bits=bits, progress=progress)
-    finally:
-        progress.clear()
     spec = read_model(target)
     note(
         f"{printable(spec.name)} ({spec.arch}): {size_text(spec.file_bytes)} in {spec.file_type}, "

@@ -11,7 +11,7 @@ from copy import copy
 from dataclasses import Field, dataclass, field, fields, replace
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, ClassVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, NamedTuple, get_args, get_origin, get_type_hints
 
 import typer
 
@@ -19,7 +19,7 @@ from edgespec.drafting.drafters import NAMES
 from edgespec.errors import EdgespecError
 from edgespec.memory.plan.options import LoadOptions, experts_on_host
 from edgespec.memory.plan.request import Request
-from edgespec.option_fields import Option, argument, known_of, option, options_of
+from edgespec.option_fields import Option, argument, option, options_of
 
 MAX_TOKENS = 512
 _MOST_LAYERS = 512  # of a model, in llama.cpp
@@ -47,15 +47,30 @@ JsonOption = Annotated[
 
 def load_option(name: str, **changes: Any) -> Any:
     """An option of a load, for a command that takes some; with changes of its default and help."""
-    one = next(one for one in fields(LoadOptions) if one.name == name)
-    default = changes.pop("default", one.default)
-    known = replace(options_of(LoadOptions)[name], **changes)
-    return field(default=default, metadata={"option": known})
+    default, _, known = _own(LoadOptions)[name]
+    default = changes.pop("default", default)
+    assert known is not None
+    return field(default=default, metadata={"option": replace(known, **changes)})
 
 
-def _parameter(name: str, one: Field[Any], hint: Any, title: str = "") -> inspect.Parameter:
+class _Own(NamedTuple):
+    """A field of a class of options."""
+
+    default: Any
+    hint: Any  # what it is annotated with
+    known: Option | None
+
+
+def _own(kind: Any) -> dict[str, _Own]:
+    hints, known = get_type_hints(kind, include_extras=True), options_of(kind)
+    return {
+        one.name: _Own(one.default, hints[one.name], known.get(one.name)) for one in fields(kind)
+    }
+
+
+def _parameter(name: str, own: _Own, title: str = "") -> inspect.Parameter:
     """A field as a parameter of a command, as the library of the command line reads it."""
-    default, known = one.default, known_of(one)
+    default, hint, known = own
     if known is not None:
         if known.shown or known.none:
             is_default = default is None or not known.none
@@ -106,20 +121,19 @@ class Group:
     TITLE: ClassVar = ""  # in help
 
     @classmethod
-    def own(cls) -> dict[str, tuple[Field[Any], Any]]:
-        """Its fields, and what they are annotated with."""
-        return fields_of(cls)
+    def own(cls) -> dict[str, _Own]:
+        """Its fields."""
+        return _own(cls)
 
     @classmethod
     def known(cls) -> dict[str, Option]:
         """What is known of each option."""
-        every = {name: known_of(one) for name, (one, _) in cls.own().items()}
-        return {name: known for name, known in every.items() if known is not None}
+        return {name: one.known for name, one in cls.own().items() if one.known is not None}
 
     @classmethod
     def parameters(cls) -> list[inspect.Parameter]:
         """Of a command that takes them: arguments, then options."""
-        found = [_parameter(name, *own, cls.TITLE) for name, own in cls.own().items()]
+        found = [_parameter(name, own, cls.TITLE) for name, own in cls.own().items()]
         arguments = {name for name, known in cls.known().items() if known.is_argument}
         return sorted(found, key=lambda one: one.name not in arguments)
 
@@ -127,12 +141,6 @@ class Group:
     def of(cls, values: dict[str, Any]) -> Any:
         """From what was given for each of the parameters."""
         return cls(**values_of(cls.known(), values))
-
-
-def fields_of(kind: Any) -> dict[str, tuple[Field[Any], Any]]:
-    """The fields of a dataclass, and what they are annotated with."""
-    hints = get_type_hints(kind, include_extras=True)
-    return {one.name: (one, hints[one.name]) for one in fields(kind)}
 
 
 @dataclass(frozen=True)
@@ -147,9 +155,9 @@ class Given(Group):
     given: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def own(cls) -> dict[str, tuple[Field[Any], Any]]:
+    def own(cls) -> dict[str, _Own]:
         """The fields of the other class."""
-        return fields_of(cls.SOURCE)
+        return _own(cls.SOURCE)
 
     @classmethod
     def of(cls, values: dict[str, Any]) -> Any:
@@ -171,9 +179,8 @@ def takes_options(command: Callable[..., None]) -> Callable[..., None]:
             parameters += hint.parameters()
             known |= hint.known()
         elif isinstance(default, Field):
-            parameters.append(_parameter(name, default, hint))
-            if (about := known_of(default)) is not None:
-                known[name] = about
+            known[name] = default.metadata["option"]
+            parameters.append(_parameter(name, _Own(default.default, hint, known[name])))
         else:
             kind = inspect.Parameter.KEYWORD_ONLY
             parameters.append(parameter.replace(kind=kind, annotation=hint))
@@ -294,11 +301,11 @@ class PlanOptions(Given):
     SOURCE, TITLE = LoadOptions, MEMORY
 
     @classmethod
-    def own(cls) -> dict[str, tuple[Field[Any], Any]]:
+    def own(cls) -> dict[str, _Own]:
         """Those of `LoadOptions`, with other words for some."""
         words, found = _OtherWords.own(), {}
         for name, own in super().own().items():
-            if not options_of(LoadOptions)[name].of_servers:
+            if own.known is not None and not own.known.of_servers:
                 found[name] = own
                 found |= {word: words[word] for word in _BEHIND.get(name, ())}
         return found
@@ -381,7 +388,7 @@ class PlanOptionLists(Group):
         return cls(drafters, tuple(each))
 
     @classmethod
-    def own(cls) -> dict[str, tuple[Field[Any], Any]]:
+    def own(cls) -> dict[str, _Own]:
         """Those of `PlanOptions`."""
         return PlanOptions.own()
 

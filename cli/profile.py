@@ -44,9 +44,8 @@ def profile(
     write_profile = _report_writer(html)
     spec = read_model(model.path(plan_options))
     request = plan_options.request(is_plain_greedy=True)
-    progress = Progress()
     measured: dict[str, Any]
-    try:
+    with Progress() as progress:
         if request.switch is None:
             from edgespec.bench.profiling import profile as measure
 
@@ -57,8 +56,6 @@ def profile(
             measured = calibrate(
                 spec, request, large_share=large_share, quality=quality, progress=progress
             )
-    finally:
-        progress.clear()
     text = _text if request.switch is None else _switch_text
     # First what took time: a file that cannot be written must not cost it.
     print(json.dumps(measured) if as_json else text(measured), flush=True)

@@ -53,10 +53,8 @@ def change_type(
         raise typer.BadParameter("--data goes with --imatrix auto here")
     recipe = Recipe(file_type_named(file_type), tuple(map(_override, tensor or ())))
     spec, progress = _source(source), Progress(line_every_s=_LINE_EVERY_S)
-    try:
+    with progress:
         _convert(spec, target, recipe, imatrix, _text(data), threads, progress)
-    finally:
-        progress.clear()
     _show({"target": str(target), "type": recipe.file_type, **_sizes(spec, target)}, as_json)
 
 
@@ -149,20 +147,17 @@ def tune(
     if target is not None:
         check_target(target, spec.files)
     tried = [file_type_named(name) for name in _names(types) or tuning.CANDIDATES]
-    try:
-        with importance_matrix(spec, imatrix, text, progress) as (path, named):
-            report = tuning.tune(
-                spec,
-                target,
-                max_kl=max_kl,
-                types=tried,
-                imatrix=path,
-                imatrix_name=named,
-                data=text,
-                progress=progress,
-            )
-    finally:
-        progress.clear()
+    with progress, importance_matrix(spec, imatrix, text, progress) as (path, named):
+        report = tuning.tune(
+            spec,
+            target,
+            max_kl=max_kl,
+            types=tried,
+            imatrix=path,
+            imatrix_name=named,
+            data=text,
+            progress=progress,
+        )
     _show(report, as_json, target)
 
 
@@ -187,14 +182,12 @@ def compare(
     if not kv and not others:
         raise typer.BadParameter("name a source and other files, or give --kv")
     spec, progress, text = _source(source), Progress(line_every_s=_LINE_EVERY_S), _text(data)
-    try:
+    with progress:
         if kv:
             report = compare_kv_types(spec, data=text, progress=progress)
         else:
             files = [read_model_spec(expanded(path)) for path in others or ()]
             report = compare_files(spec, files, data=text, progress=progress)
-    finally:
-        progress.clear()
     _show(report, as_json)
 
 

@@ -203,6 +203,12 @@ class Progress:
             sys.stderr.flush()
             self._line = line
 
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_problem: object) -> None:
+        self.clear()
+
     def clear(self) -> None:
         """Remove the line."""
         if self._line:

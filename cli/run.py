@@ -16,7 +16,7 @@ import typer
 from edgespec.cli import options
 from edgespec.cli.answer_options import FormatOptions, SamplingOptions
 from edgespec.cli.answer_writer import show_answer, with_progress
-from edgespec.cli.connect import RequestFields, connect_option, run_connected
+from edgespec.cli.connect import connect_option, request_fields, run_connected
 from edgespec.cli.options import PROMPT
 from edgespec.cli.render import memory_json, models_text, note, size_text
 from edgespec.cli.start import cancel_on_interrupt, load_engine
@@ -184,7 +184,7 @@ def _ask_server(
     if wanted.check:
         raise typer.BadParameter("--check decodes plainly, which a server is not asked to do")
     model, prompt = wanted.named(model)
-    settings = RequestFields.of(
+    settings = request_fields(
         model, wanted.max_tokens, wanted.stop, plan_options, sampling_options, format_options
     )
     text, images = wanted.text(prompt), wanted.images()

@@ -18,6 +18,7 @@ from edgespec.cli import options
 from edgespec.cli.answer_options import SamplingOptions, read_text
 from edgespec.cli.embed import PoolingOption
 from edgespec.cli.options import load_option
+from edgespec.cli.pool_options import PoolOptions
 from edgespec.cli.render import note
 from edgespec.cli.start import cancel_on_interrupt, load_engine
 from edgespec.errors import UnsupportedError
@@ -25,7 +26,6 @@ from edgespec.log import PROMPTS
 from edgespec.option_fields import option
 
 if TYPE_CHECKING:
-    from edgespec.cli.serve_pool import PoolChoice
     from edgespec.memory.plan.request import Request
     from edgespec.models.spec import ModelSpec
     from edgespec.sampling.params import SamplingParams
@@ -41,59 +41,33 @@ _TEMPERATURE = 0.8  # llama.cpp's, where neither the command nor the file has on
 
 @dataclass(frozen=True)
 class ServeOptions(options.Group):
-    """Who may ask for what, and which models answer."""
+    """Who may ask for what.
+
+    Args:
+        host: Address to listen on; any but this machine's own needs a key.
+        port: Port to listen on; 0: a free one.
+        api_key: Key that requests have to send. All of EDGESPEC_API_KEY is one key.
+        api_key_file: File with one key per line.
+        cors: Origin whose web pages may use the server; *: all.
+        allowed_host: Another name that clients use for the server: a proxy's, host.docker.internal.
+        max_tokens: Most tokens of an answer. Default: the rest of the context.
+        any_model: Answer requests for any model, whatever its name.
+        think_budget: Most tokens of a thought, before the answer begins. Default: no limit.
+        log_prompts: Log prompts and answers, too (-v or --log-file).
+    """
 
     TITLE: ClassVar = options.SERVER
 
-    folder: Path | None = option(
-        None, "Folder of GGUF files, which are loaded when asked for.", called="--models"
-    )
-    any_here: bool = option(
-        False, "Load any model that `models list` knows when asked for.", called="--any"
-    )
-    keep_alive: list[str] | None = option(
-        None,
-        "How long an idle model stays: 5m, 0 or always; for one model NAME=5m. Default: until "
-        "others need its memory.",
-    )
-    pin: list[str] | None = option(None, "Name of a model that is loaded at once and stays.")
-    host: str = option("127.0.0.1", "Address to listen on; any but this machine's own needs a key.")
-    port: int = option(
-        8080, "Port to listen on; 0: a free one.", low=0, high=65535, for_projects=False
-    )
-    api_key: list[str] | None = option(
-        None,
-        "Key that requests have to send. All of EDGESPEC_API_KEY is one key.",
-        more={"envvar": _KEY_VARIABLE},
-    )
-    api_key_file: Path | None = option(None, "File with one key per line.")
-    cors: list[str] | None = option(None, "Origin whose web pages may use the server; *: all.")
-    allowed_host: list[str] | None = option(
-        None, "Another name that clients use for the server: a proxy's, host.docker.internal."
-    )
-    alias: list[str] | None = option(
-        None,
-        "Name of the model for clients; of several models NAME=ALIAS. Default: the file's name.",
-    )
-    max_tokens: int | None = option(
-        None,
-        "Most tokens of an answer. Default: the rest of the context.",
-        also="-n",
-        panel=options.PROMPT,
-        low=1,
-    )
-    any_model: bool = option(
-        False, "Answer requests for any model, whatever its name.", panel=options.OTHERS
-    )
-    think_budget: int | None = option(
-        None,
-        "Most tokens of a thought, before the answer begins. Default: no limit.",
-        panel=options.OTHERS,
-        low=0,
-    )
-    log_prompts: bool = option(
-        False, "Log prompts and answers, too (-v or --log-file).", panel=options.LOG
-    )
+    host: str = option("127.0.0.1")
+    port: int = option(8080, low=0, high=65535, for_projects=False)
+    api_key: list[str] | None = option(None, more={"envvar": _KEY_VARIABLE})
+    api_key_file: Path | None = option(None)
+    cors: list[str] | None = option(None)
+    allowed_host: list[str] | None = option(None)
+    max_tokens: int | None = option(None, also="-n", panel=options.PROMPT, low=1)
+    any_model: bool = option(False, panel=options.OTHERS)
+    think_budget: int | None = option(None, panel=options.OTHERS, low=0)
+    log_prompts: bool = option(False, panel=options.LOG)
     pooling: PoolingOption = None
     users: int | None = load_option("users", default=None, panel=options.OTHERS)
     latency: float = load_option("latency", panel=options.OTHERS)
@@ -111,22 +85,6 @@ class ServeOptions(options.Group):
             pooling=self.pooling,
         )
 
-    def choice(self, models: options.ModelsOptions) -> PoolChoice:
-        """The models, where there are several. Several with --pooling are misuse."""
-        from edgespec.cli.serve_pool import PoolChoice
-
-        chosen = PoolChoice(
-            models.names,
-            self.folder,
-            self.any_here,
-            self.keep_alive or (),
-            self.pin or (),
-            self.alias or (),
-        )
-        if chosen.is_pool and self.pooling is not None:
-            raise typer.BadParameter("--pooling serves one model")
-        return chosen
-
     def access(self, context: typer.Context) -> dict[str, Any]:
         """Who may ask, as arguments of `Server`. Raises UnsupportedError for what is not safe."""
         from edgespec.serve.access import check_exposure, checked_keys, checked_origins
@@ -141,6 +99,7 @@ class ServeOptions(options.Group):
 def serve(
     context: typer.Context,
     models: options.ModelsOptions,
+    pool_options: PoolOptions,
     wanted: ServeOptions,
     plan_options: options.PlanOptions,
     sampling_options: SamplingOptions,
@@ -172,17 +131,21 @@ def serve(
     with bind(wanted.host, wanted.port, access["keys"] or ()) as listener, ExitStack() as opened:
         # Bound before loading: a port in use is told at once.
         threading.Thread(target=_import_server, daemon=True).start()
-        choice = wanted.choice(models)
-        spec = None if choice.is_pool else _one_model(models.paths(plan_options)[0], request)
+        is_pool = pool_options.is_pool(models.names)
+        if is_pool and wanted.pooling is not None:
+            raise typer.BadParameter("--pooling serves one model")
+        spec = None if is_pool else _one_model(models.paths(plan_options)[0], request)
         if spec is None or embeds(spec, request.pooling):
             if spec is not None:  # its texts need no engine
-                choice = replace(choice, keep_alive=["always"])
-            pool, shared = make_pool(choice, request, plan_options, defaults, wanted.any_model)
+                pool_options = replace(pool_options, keep_alive=["always"])
+            pool, shared = make_pool(
+                models.names, pool_options, request, plan_options, defaults, wanted.any_model
+            )
             _run(opened.enter_context(Server.of_pool(pool, shared, **access)), listener)
             return
         plan, engine = load_engine(spec, request, cancel_on_interrupt(), quiet=False)
         opened.enter_context(engine)
-        access |= {"names": wanted.alias or [spec.path.stem], "defaults": defaults(spec)}
+        access |= {"names": pool_options.alias or [spec.path.stem], "defaults": defaults(spec)}
         access |= {"any_model": wanted.any_model, "file_name": spec.path.name, "plan": plan}
         _run(opened.enter_context(Server(engine, **access)), listener)
 

@@ -200,8 +200,8 @@ def _arguments(name: str) -> str:
         shown = "" if default in (None, inspect.Parameter.empty) else f"={default!r}"
         if argument in known and known[argument].called:
             name = known[argument].names(argument)[0]
-            told = f"as `{name}`. {known[argument].python}".rstrip(". ")
-            rows.append(f"- `{argument}{shown}`: {told}")
+            more = " ".join(about.split()).partition(" More: ")[2].rstrip(".")
+            rows.append(f"- `{argument}{shown}`: as `{name}`{more and ', ' + more}")
         elif argument in options - _OTHER_MEANING:
             as_there.append(f"`{argument}{shown}`")
         else:

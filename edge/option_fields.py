@@ -6,13 +6,16 @@ made from it (`edgespec.cli.options`, `docs/generate.py`). It knows no library o
 
 from __future__ import annotations
 
+import functools
+import inspect
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from edgespec.errors import UnsupportedError
 
+_ARGUMENT = re.compile(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]i?b)", re.IGNORECASE)
 _UNITS = {
     f"{letter}{infix}b": base**power
@@ -25,15 +28,14 @@ _UNITS = {
 class Option:
     """One option. Its variable and its name in files follow from its name on the command line."""
 
-    help: str
-    python: str = ""  # what a program has to know besides
+    help: str = ""  # "": what the docstring of its class says of it, up to "More:"
     also: str = ""  # other names on the command line
     called: str = ""  # names there in place of the field's
     panel: str = ""  # title of its group in help, if another than its class says
     low: float | None = None
     high: float | None = None
     choices: tuple[str, ...] = ()
-    noun: str = ""  # what a choice is called
+    noun: str = ""  # what a choice is called, if not as the field
     none: str = ""  # text for None, where that is not the same as to leave the option out
     shown: str = ""  # text for the default, where it is not that value's own
     several: bool = False  # each of its parts is an option of its own on the command line
@@ -67,7 +69,7 @@ class Option:
         return text
 
 
-def option(default: Any, text: str, **known: Any) -> Any:
+def option(default: Any, text: str = "", **known: Any) -> Any:
     """A field that is an option: its default, its help, and more of `Option`."""
     return field(default=default, metadata={"option": Option(text, **known)})
 
@@ -77,41 +79,44 @@ def argument(text: str, *, default: Any = None, **known: Any) -> Any:
     return option(default, text, is_argument=True, **known)
 
 
-def known_of(one: Field[Any]) -> Option | None:
-    """What is known of a field that is an option."""
-    return one.metadata.get("option")
-
-
+@functools.cache
 def options_of(kind: Any) -> dict[str, Option]:
-    """The options among the fields of a dataclass."""
-    found = {one.name: known_of(one) for one in fields(kind)}
-    return {name: known for name, known in found.items() if known is not None}
+    """The options among the fields of a dataclass, by name."""
+    found = {one.name: one.metadata.get("option") for one in fields(kind)}
+    told = _told(kind)
+    return {
+        name: known if known.help else replace(known, help=told.get(name, ""))
+        for name, known in found.items()
+        if known is not None
+    }
+
+
+def _told(kind: Any) -> dict[str, str]:
+    """What docstrings say of each argument, up to "More:", for which help has no room."""
+    found: dict[str, str] = {}
+    for base in kind.__mro__:
+        for name, text in _ARGUMENT.findall(inspect.cleandoc(base.__doc__ or "")):
+            found.setdefault(name, " ".join(text.split()).partition(" More: ")[0])
+    return found
 
 
 def check_options(values: Any) -> None:
     """Raise UnsupportedError for values of a dataclass that are no choice, or out of range."""
-    for name, known in options_of(values).items():
+    kind: Any = type(values)
+    for name, known in options_of(kind).items():
         value = getattr(values, name)
         if value is None:
             continue
         if known.choices and value not in known.choices:
             raise UnsupportedError(
-                f"there is no {known.noun} {value!r}", hint=f"use {', '.join(known.choices)}"
+                f"there is no {known.noun or name} {value!r}",
+                hint=f"use {', '.join(known.choices)}",
             )
         if not known.is_in_range(value):
             raise UnsupportedError(
                 f"{known.names(name)[0]} {value} is not possible",
                 hint=f"use {known.low} to {known.high}",
             )
-
-
-def described(kind: Any) -> str:
-    """The part of a docstring that says what each option is."""
-    lines = [
-        f"        {name}: {known.help} {known.python}".rstrip()
-        for name, known in options_of(kind).items()
-    ]
-    return "\n".join(["    Args:", *lines])
 
 
 # -- values of texts -------------------------------------------------------------------------------

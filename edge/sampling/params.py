@@ -18,11 +18,13 @@ TOP_P, MIN_P, XTC, TEMPERATURE = "top_p", "min_p", "xtc", "temperature"
 ORDER = (PENALTIES, DRY, TOP_N_SIGMA, TOP_K, TYPICAL, TOP_P, MIN_P, XTC, TEMPERATURE)
 BREAKERS = ("\n", ":", '"', "*")
 MIROSTAT_2 = 2
+# llama.cpp's names of fields of a request, where ours are others.
+FIELD_NAMES = {"repetition_penalty": "repeat_penalty", "penalty_last_n": "repeat_last_n"}
 LOWEST = -(2.0 - 2.0**-23) * 2.0**127  # the least finite number of a logit's type
 
 
 # Other words for samplers, llama.cpp's among them.
-_WORDS = {"typical": TYPICAL, "typical_p": TYPICAL, "temp": TEMPERATURE, "nucleus": TOP_P}
+SAMPLER_WORDS = {"typical": TYPICAL, "typical_p": TYPICAL, "temp": TEMPERATURE, "nucleus": TOP_P}
 _MEDUSAS = 0.09  # epsilon of typical acceptance in the paper's runs (arXiv 2401.10774)
 
 
@@ -40,7 +42,7 @@ def _epsilon_of(text: str) -> float:
 def _order_of(text: str) -> tuple[str, ...]:
     """Names of samplers, with llama.cpp's semicolons or commas between them."""
     words = [word.strip().lower().replace("-", "_") for word in re.split("[;,]", text)]
-    return tuple(_WORDS.get(word, word) for word in words if word)
+    return tuple(SAMPLER_WORDS.get(word, word) for word in words if word)
 
 
 def _bias_of(text: str) -> tuple[int, float]:
@@ -55,89 +57,79 @@ def _bias_of(text: str) -> tuple[int, float]:
 class SamplingParams:
     """What to sample; the default is greedy decoding. Raises `UnsupportedError` out of range.
 
-    Meanings are llama.cpp's. `logit_bias` may be given as a mapping or as pairs, and is kept as
-    pairs sorted by token, so that two equal settings compare and hash as equal.
+    Meanings are llama.cpp's.
+
+    Args:
+        seed: The same seed gives the same answer. More: None draws one, which `Sampler.seed` tells.
+        temperature: 0: always the likeliest token; higher is more varied.
+        top_k: Keep this many of the likeliest tokens; 0: all.
+        top_p: Keep the likeliest tokens up to this total probability; 1: all.
+        min_p: Drop tokens less likely than this share of the likeliest; 0: none.
+        typical_p: Keep the most typical tokens up to this total; 1: all. More: those nearest to the
+            expected surprise (arXiv 2202.00666).
+        top_n_sigma: Keep logits within this many deviations of the best; 0: all. More: arXiv
+            2411.07641.
+        xtc_probability: How often the likeliest tokens are left out (XTC); 0: never. More: all that
+            count as likely, but for the last of them.
+        xtc_threshold: XTC: tokens above this probability count as likely. More: above 0.5 none do.
+        dynatemp_range: Vary the temperature by entropy, plus or minus this; 0: off.
+        dynatemp_exponent: Exponent from entropy to temperature. More: of the entropy as 0 to 1.
+        mirostat: 2: mirostat, in place of the other filters; 0: off. More: it keeps the surprise of
+            tokens near a target (arXiv 2007.14966); bias and temperature stay.
+        mirostat_tau: Mirostat: target entropy, in bits.
+        mirostat_eta: Mirostat: learning rate.
+        repetition_penalty: Make tokens already used less likely; 1: off. More: divides positive and
+            multiplies other logits (CTRL, arXiv 1909.05858).
+        penalty_last_n: Penalties look back this many tokens; -1: all. More: the prompt's, too.
+        presence_penalty: Subtracted from the logits of tokens already used.
+        frequency_penalty: Subtracted once for each time a token was used.
+        dry_multiplier: DRY: penalise tokens that extend a repetition; 0: off.
+        dry_base: DRY: growth of the penalty per repeated token.
+        dry_allowed_length: DRY: longest repetition without a penalty, in tokens.
+        dry_penalty_last_n: DRY: tokens to look back; -1: all.
+        dry_sequence_breakers: DRY: text that ends a repetition; none: no such text.
+        logit_bias: Add to the logit of a token id, as ID=BIAS: 42=-5. More: before everything else;
+            minus infinity forbids a token. A mapping or pairs, which are kept sorted by token, so
+            that two equal settings compare and hash as equal.
+        accept_typical: typical or typical=EPS takes likely drafts that the model would not have
+            picked: faster, another answer; exact: never. More: the epsilon (Medusa, arXiv
+            2401.10774); 0 is never. The only setting with which drafts change an answer.
+        samplers: The samplers to use, in order: top_k;top_p;temperature. More: what is left out is
+            off.
     """
 
-    seed: int | None = option(None, "The same seed gives the same answer.", also="-s")
-    temperature: float = option(
-        0.0, "0: always the likeliest token; higher is more varied.", also="--temp"
-    )
-    top_k: int = option(0, "Keep this many of the likeliest tokens; 0: all.")
-    top_p: float = option(1.0, "Keep the likeliest tokens up to this total probability; 1: all.")
-    min_p: float = option(0.0, "Drop tokens less likely than this share of the likeliest; 0: none.")
-    # Those nearest to the expected surprise (arXiv 2202.00666).
-    typical_p: float = option(
-        1.0,
-        "Keep the most typical tokens up to this total; 1: all.",
-        called="--typical --typical-p",
-    )
-    # arXiv 2411.07641
-    top_n_sigma: float = option(
-        0.0, "Keep logits within this many deviations of the best; 0: all.", also="--top-nsigma"
-    )
-    # All above the threshold but the last of them; a threshold above 0.5 is never.
-    xtc_probability: float = option(
-        0.0, "How often the likeliest tokens are left out (XTC); 0: never."
-    )
-    xtc_threshold: float = option(0.1, "XTC: tokens above this probability count as likely.")
-    dynatemp_range: float = option(
-        0.0, "Vary the temperature by entropy, plus or minus this; 0: off."
-    )
-    dynatemp_exponent: float = option(
-        1.0, "Exponent from entropy to temperature.", called="--dynatemp-exp"
-    )
-    # Keeps the surprise of tokens near a target (arXiv 2007.14966), in place of all but the bias
-    # and the temperature.
-    mirostat: int = option(0, "2: mirostat, in place of the other filters; 0: off.")
-    mirostat_tau: float = option(5.0, "Mirostat: target entropy, in bits.", called="--mirostat-ent")
-    mirostat_eta: float = option(0.1, "Mirostat: learning rate.", called="--mirostat-lr")
-    # Divides positive and multiplies other logits of recent tokens (CTRL, arXiv 1909.05858).
-    repetition_penalty: float = option(
-        1.0, "Make tokens already used less likely; 1: off.", called="--repeat-penalty"
-    )
-    # The prompt's are included.
-    penalty_last_n: int = option(
-        64, "Penalties look back this many tokens; -1: all.", called="--repeat-last-n"
-    )
-    presence_penalty: float = option(0.0, "Subtracted from the logits of tokens already used.")
-    frequency_penalty: float = option(0.0, "Subtracted once for each time a token was used.")
-    dry_multiplier: float = option(0.0, "DRY: penalise tokens that extend a repetition; 0: off.")
-    dry_base: float = option(1.75, "DRY: growth of the penalty per repeated token.")
-    dry_allowed_length: int = option(2, "DRY: longest repetition without a penalty, in tokens.")
-    dry_penalty_last_n: int = option(64, "DRY: tokens to look back; -1: all.")
+    seed: int | None = option(None, also="-s")
+    temperature: float = option(0.0, also="--temp")
+    top_k: int = option(0)
+    top_p: float = option(1.0)
+    min_p: float = option(0.0)
+    typical_p: float = option(1.0, called="--typical --typical-p")
+    top_n_sigma: float = option(0.0, also="--top-nsigma")
+    xtc_probability: float = option(0.0)
+    xtc_threshold: float = option(0.1)
+    dynatemp_range: float = option(0.0)
+    dynatemp_exponent: float = option(1.0, called="--dynatemp-exp")
+    mirostat: int = option(0)
+    mirostat_tau: float = option(5.0, called="--mirostat-ent")
+    mirostat_eta: float = option(0.1, called="--mirostat-lr")
+    repetition_penalty: float = option(1.0, called="--repeat-penalty")
+    penalty_last_n: int = option(64, called="--repeat-last-n")
+    presence_penalty: float = option(0.0)
+    frequency_penalty: float = option(0.0)
+    dry_multiplier: float = option(0.0)
+    dry_base: float = option(1.75)
+    dry_allowed_length: int = option(2)
+    dry_penalty_last_n: int = option(64)
     dry_sequence_breakers: tuple[str, ...] = option(
-        BREAKERS,
-        "DRY: text that ends a repetition; none: no such text.",
-        called="--dry-sequence-breaker",
-        several=True,
-        for_projects=True,
+        BREAKERS, called="--dry-sequence-breaker", several=True, for_projects=True
     )
-    # Added before everything else; minus infinity forbids a token.
     logit_bias: Mapping[int, float] | tuple[tuple[int, float], ...] = option(
-        (),
-        "Add to the logit of a token id, as ID=BIAS: 42=-5.",
-        several=True,
-        read=_bias_of,
-        for_projects=True,
+        (), several=True, read=_bias_of, for_projects=True
     )
-    # Epsilon (Medusa, arXiv 2401.10774), the only setting with which drafts change an answer.
     accept_typical: float = option(
-        0.0,
-        "typical or typical=EPS takes likely drafts that the model would not have picked: faster, "
-        "another answer; exact: never.",
-        called="--accept",
-        shown="exact",
-        read=_epsilon_of,
-        for_projects=True,
+        0.0, called="--accept", shown="exact", read=_epsilon_of, for_projects=True
     )
-    # What is left out is off.
-    samplers: tuple[str, ...] = option(
-        ORDER,
-        "The samplers to use, in order: top_k;top_p;temperature.",
-        read=_order_of,
-        for_projects=True,
-    )
+    samplers: tuple[str, ...] = option(ORDER, read=_order_of, for_projects=True)
 
     def __post_init__(self) -> None:
         check_types(self)

@@ -8,13 +8,12 @@ from math import isfinite
 from typing import Any
 
 from edgespec.memory.device.track import peak_resident_bytes, resident_bytes
-from edgespec.sampling.params import SamplingParams, bias_pairs
+from edgespec.sampling.params import FIELD_NAMES, SamplingParams, bias_pairs
 from edgespec.serve.pool import Member, Pool
 from edgespec.serve.service import Service, Shared, Totals
 from edgespec.serve.shapes import fingerprint
 from edgespec.serve.worker import Generation
 
-_NAMES = {"repetition_penalty": "repeat_penalty", "penalty_last_n": "repeat_last_n"}
 _HELP = {
     "generations": "Answers that ended.",
     "cancelled": "Answers whose client went away.",
@@ -85,7 +84,8 @@ def props(_pool: Pool, _shared: Shared, member: Member) -> dict[str, Any]:
 
 def settings_of(sampling: SamplingParams) -> dict[str, Any]:
     """How tokens are picked, under the names that llama.cpp's server gives the settings."""
-    told = {_NAMES.get(one.name, one.name): getattr(sampling, one.name) for one in fields(sampling)}
+    names = [one.name for one in fields(sampling)]
+    told = {FIELD_NAMES.get(name, name): getattr(sampling, name) for name in names}
     biases = [
         {"token": token, "bias": bias if isfinite(bias) else None}
         for token, bias in bias_pairs(sampling.logit_bias)

@@ -11,7 +11,6 @@ from edgespec.errors import UnsupportedError
 from edgespec.memory.bytes.shape import KV_TYPE_BYTES
 from edgespec.option_fields import (
     check_options,
-    described,
     layers_of,
     number_or_auto,
     option,
@@ -67,168 +66,79 @@ def experts_on_host(layers: int | None = None) -> str:
 class LoadOptions:
     """How to load a model; what is left open is chosen. Raises UnsupportedError where it cannot be.
 
-    All that is known of an option is here: what the command line, variables, files and the
-    documentation say of it follows.
+    All that is known of an option is here: the command line, variables, files of settings and the
+    documentation are made from it.
+
+    Args:
+        budget_bytes: Most memory to use: 512MiB, 1.5GiB, 800MB. Default: what is free. More: in
+            bytes, for the whole process.
+        prefer: speed, or context (longer, may use a smaller type of KV cache).
+        context_size: Tokens of context. Default: chosen to fit.
+        drafter: auto, none (or plain), or a list of suffix, recycling, model, head. More: in Python
+            the list is one text, such as "suffix,recycling", and there is no "plain".
+        draft_model: GGUF file that drafts: a smaller model, a head or an early exit. More: a
+            smaller model has the same vocabulary, and a head (EAGLE-3, DFlash) or an exit is of
+            this one. With `drafter="auto"` it is used unless it was seen not to pay.
+        switch: A smaller GGUF writes the tokens it is confident about. Changes the output.
+        draft_max: Most tokens drafted in one step. Default: as many as pay and fit.
+        kv_type: Type of the KV cache: f16, bf16, f32, q8_0, q4_0, or auto (f16, unless --exact,
+            --prefer context or ONNX Runtime need another). More: None is auto.
+        gpu_layers: Layers on GPUs and workers: a number, all, or auto (as many as fit on a GPU).
+            More: -1 is all, and None is auto: all that fit on a GPU, and on workers as many as is
+            fastest.
+        override_tensor: PATTERN=DEVICE,...: tensors whose name the regular expression is found in
+            lie there: CPU, or a device that `edgespec doctor` names. More: one text for each;
+            the first one that fits counts. None leaves experts of some layers on the host where
+            that is faster than whole layers; with an empty tuple no tensor is moved.
+        workers: HOST:PORT,... of `edgespec worker`: machines that lend their devices. More: one
+            text for each.
+        threads: Most CPU threads; fewer while other programs compute. Default: cores.
+        backend: auto, llamacpp, or onnx (ONNX Runtime). More: onnx converts the file on first
+            use.
+        device: auto, cpu, gpu, or npu (through ONNX Runtime).
+        kernels: edgespec's own CPU kernels: auto (if faster), on, off.
+        exact: Use only settings whose output equals plain decoding's.
+        mmproj: GGUF file of the projector that sees images, or none. Default: the one mmproj file
+            beside the model.
+        image_max_tokens: Most tokens of an image, where the projector leaves it open.
+        remember: Keep prompts and answers on disk, to draft from them later.
+        users: Answers at the same time, on one cache: a number or auto. More: None is auto.
+        latency: Most that reading one prompt adds to a step of other answers, in steps. More:
+            with 1.0 these keep half of their speed meanwhile. Each further prompt that waits
+            adds half as much.
     """
 
     budget_bytes: int | None = option(
-        None,
-        "Most memory to use: 512MiB, 1.5GiB, 800MB. Default: what is free.",
-        python="In bytes, for the whole process.",
-        called="--budget",
-        read=size_bytes,
-        low=1,
-        high=1 << 62,
-        for_projects=True,
+        None, called="--budget", read=size_bytes, low=1, high=1 << 62, for_projects=True
     )
-    prefer: str = option(
-        "speed",
-        "speed, or context (longer, may use a smaller type of KV cache).",
-        python="It is what a tight budget is spent on.",
-        choices=PREFERENCES,
-        noun="preference",
-        for_projects=True,
-    )
-    context_size: int | None = option(
-        None,
-        "Tokens of context. Default: chosen to fit.",
-        called="--ctx --ctx-size -c",
-        low=1,
-        high=1 << 31,
-    )
-    drafter: str = option(
-        "auto",
-        "auto, none (or plain), or a list of suffix, recycling, model, head.",
-        python='The list is one text, such as "suffix,recycling"; plain is "none" here.',
-        panel=DRAFTS,
-    )
+    prefer: str = option("speed", choices=PREFERENCES, noun="preference", for_projects=True)
+    context_size: int | None = option(None, called="--ctx --ctx-size -c", low=1, high=1 << 31)
+    drafter: str = option("auto", panel=DRAFTS)
     draft_model: str | os.PathLike[str] | None = option(
-        None,
-        "GGUF file that drafts: a smaller model, a head or an early exit.",
-        python="A smaller model has the same vocabulary, a head (EAGLE-3, DFlash) or an early exit "
-        'is of this one. With `drafter="auto"` it is used unless it was seen not to pay.',
-        also="--model-draft -md",
-        panel=DRAFTS,
-        for_one=True,
+        None, also="--model-draft -md", panel=DRAFTS, for_one=True
     )
-    switch: str | os.PathLike[str] | None = option(
-        None,
-        "A smaller GGUF writes the tokens it is confident about. Changes the output.",
-        python="Of the same vocabulary; faster where the pair allows it, and lossy.",
-        panel=DRAFTS,
-        for_one=True,
-    )
-    draft_max: int | None = option(
-        None,
-        "Most tokens drafted in one step. Default: as many as pay and fit.",
-        panel=DRAFTS,
-        low=0,
-        high=255,
-    )
+    switch: str | os.PathLike[str] | None = option(None, panel=DRAFTS, for_one=True)
+    draft_max: int | None = option(None, panel=DRAFTS, low=0, high=255)
     kv_type: str | None = option(
-        None,
-        "Type of the KV cache: f16, bf16, f32, q8_0, q4_0, or auto (f16, unless --exact, "
-        "--prefer context or ONNX Runtime need another).",
-        python="None is auto.",
-        choices=tuple(KV_TYPE_BYTES),
-        noun="KV cache type",
-        none="auto",
-        for_projects=True,
+        None, choices=tuple(KV_TYPE_BYTES), noun="KV cache type", none="auto", for_projects=True
     )
     gpu_layers: int | None = option(
-        None,
-        "Layers on GPUs and workers: a number, all, or auto (as many as fit on a GPU).",
-        python="-1 is all. None takes all that fit on a GPU, and leaves as many to workers as is "
-        "fastest.",
-        also="--n-gpu-layers -ngl",
-        none="auto",
-        read=layers_of,
-        for_projects=True,
+        None, also="--n-gpu-layers -ngl", none="auto", read=layers_of, for_projects=True
     )
-    override_tensor: tuple[str, ...] | None = option(
-        None,
-        "PATTERN=DEVICE,...: tensors whose name the regular expression is found in lie there: "
-        "CPU, or a device that `edgespec doctor` names.",
-        python="One text for each, whatever layer a tensor is of; the first one that fits counts. "
-        "None leaves experts of some layers on the host where that is faster than whole layers; "
-        "with an empty tuple no tensor is moved.",
-        also="-ot",
-        read=texts_of,
-    )
-    workers: tuple[str, ...] = option(
-        (),
-        "HOST:PORT,... of `edgespec worker`: machines that lend their devices.",
-        python="One text for each.",
-        read=texts_of,
-    )
-    threads: int | None = option(
-        None,
-        "Most CPU threads; fewer while other programs compute. Default: cores.",
-        python="These are the physical cores that this process may use.",
-        also="-t",
-        low=1,
-        high=1 << 16,
-    )
-    backend: str = option(
-        "auto",
-        "auto, llamacpp, or onnx (ONNX Runtime).",
-        python="onnx converts the file on first use.",
-        choices=BACKENDS,
-        noun="backend",
-    )
-    device: str = option(
-        "auto",
-        "auto, cpu, gpu, or npu (through ONNX Runtime).",
-        python="With llama.cpp a GPU is what `gpu_layers` offloads to.",
-        choices=DEVICES,
-        noun="device",
-    )
-    kernels: str = option(
-        "auto",
-        "edgespec's own CPU kernels: auto (if faster), on, off.",
-        python="auto uses them where they were measured to be faster than llama.cpp's.",
-        choices=KERNELS,
-        noun="choice of kernels",
-    )
-    exact: bool = option(
-        False,
-        "Use only settings whose output equals plain decoding's.",
-        python="In these a token's logits do not depend on what else is in its step.",
-        panel=DRAFTS,
-    )
-    mmproj: str | os.PathLike[str] | None = option(
-        None,
-        "GGUF file of the projector that sees images, or none. Default: the one mmproj file "
-        "beside the model.",
-        python="That one is taken if it fits.",
-        also="-mm",
-    )
-    image_max_tokens: int | None = option(
-        None, "Most tokens of an image, where the projector leaves it open.", low=1, high=1 << 16
-    )
-    remember: bool = option(
-        False, "Keep prompts and answers on disk, to draft from them later.", panel=DRAFTS
-    )
+    override_tensor: tuple[str, ...] | None = option(None, also="-ot", read=texts_of)
+    workers: tuple[str, ...] = option((), read=texts_of)
+    threads: int | None = option(None, also="-t", low=1, high=1 << 16)
+    backend: str = option("auto", choices=BACKENDS)
+    device: str = option("auto", choices=DEVICES)
+    kernels: str = option("auto", choices=KERNELS, noun="choice of kernels")
+    exact: bool = option(False, panel=DRAFTS)
+    mmproj: str | os.PathLike[str] | None = option(None, also="-mm")
+    image_max_tokens: int | None = option(None, low=1, high=1 << 16)
+    remember: bool = option(False, panel=DRAFTS)
     users: int | None = option(
-        1,
-        "Answers at the same time, on one cache: a number or auto.",
-        python="None is auto.",
-        none="auto",
-        read=number_or_auto,
-        low=1,
-        high=64,
-        for_projects=True,
-        of_servers=True,
+        1, none="auto", read=number_or_auto, low=1, high=64, for_projects=True, of_servers=True
     )
-    latency: float = option(
-        1.0,
-        "Most that reading one prompt adds to a step of other answers, in steps.",
-        python="With 1.0 these keep half of their speed meanwhile. Each further prompt that waits "
-        "adds half as much.",
-        low=0.0,
-        high=1e6,
-        of_servers=True,
-    )
+    latency: float = option(1.0, low=0.0, high=1e6, of_servers=True)
 
     def __post_init__(self) -> None:
         """Refuse values that no model could honour."""
@@ -246,6 +156,3 @@ class LoadOptions:
     def of(cls, options: LoadOptions | None, **changes: Unpack[LoadKeywords]) -> LoadOptions:
         """`options`, or the defaults, with these changes."""
         return replace(options or cls(), **changes)
-
-
-LoadOptions.__doc__ = f"{LoadOptions.__doc__}\n{described(LoadOptions)}\n"
