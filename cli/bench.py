@@ -9,45 +9,34 @@ import shutil
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from edgespec.cli import options
+from edgespec.cli.options import OUTPUT, PROMPT
 from edgespec.cli.render import Progress, note, printable, size_text, table
+from edgespec.option_fields import option
 
 _WIDE = 78  # columns that the whole table takes
 _SHORT = 9  # letters of a name that fits over a column
 
 
-@options.takes_shared_options
 def bench(
-    model: options.ModelOptions = options.EMBEDDED,
-    prompts: Annotated[
-        Path | None,
-        typer.Option(
-            "--prompts",
-            help="Prompts as JSON lines, like Spec-Bench's. Default: twenty built-in ones.",
-        ),
-    ] = None,
-    per_task: Annotated[
-        int | None,
-        typer.Option("--per-task", min=1, help="Use only this many prompts of each task."),
-    ] = None,
-    max_tokens: Annotated[
-        int, typer.Option("--max-tokens", "-n", min=2, help="Most tokens of an answer.")
-    ] = 128,
-    repeats: Annotated[
-        int,
-        typer.Option("--repeats", min=1, help="Answer all prompts this many times; medians count."),
-    ] = 1,
-    html: Annotated[
-        Path | None, typer.Option("--html", help="Write a web page with plots to this file.")
-    ] = None,
-    csv_file: Annotated[
-        Path | None, typer.Option("--csv", help="Write one row per answer to this file.")
-    ] = None,
-    settings: options.PlanOptionLists = options.LISTS,
+    model: options.ModelOptions,
+    settings: options.PlanOptionLists,
+    prompts: Path | None = option(
+        None,
+        "Prompts as JSON lines, like Spec-Bench's. Default: twenty built-in ones.",
+        panel=PROMPT,
+    ),
+    per_task: int | None = option(
+        None, "Use only this many prompts of each task.", panel=PROMPT, low=1
+    ),
+    max_tokens: int = option(128, "Most tokens of an answer.", also="-n", panel=PROMPT, low=2),
+    repeats: int = option(1, "Answer all prompts this many times; medians count.", low=1),
+    html: Path | None = option(None, "Write a web page with plots to this file.", panel=OUTPUT),
+    csv_file: Path | None = option(
+        None, "Write one row per answer to this file.", called="--csv", panel=OUTPUT
+    ),
     as_json: options.JsonOption = False,
 ) -> None:
     """Compare speeds by task. Example: edgespec bench model.gguf --drafter plain --drafter suffix
@@ -73,19 +62,16 @@ def bench(
     longest = most_prompt_tokens(spec, (prompt.text for prompt in chosen))
     sizes: dict[str, Any] = {"prompt_tokens": longest, "max_tokens": max_tokens}
     requests = [(label, one.request(**sizes, is_plain_greedy=True)) for label, one in settings.each]
-    progress = Progress()
-    try:
+    with Progress() as progress:
         measured = measure(
             spec,
             requests,
-            _drafters(settings.drafters),
+            [options.drafters_of(name) for name in settings.drafters or ("none", "auto")],
             chosen,
             max_tokens=max_tokens,
             repeats=repeats,
             progress=progress,
         )
-    finally:
-        progress.clear()
     _warn_if_busy(measured["busy_neighbours"])
     # First what took minutes: a file that cannot be written must not cost it.
     print(json.dumps(measured) if as_json else bench_text(measured), flush=True)
@@ -105,13 +91,6 @@ def _warn_if_busy(cores: float) -> None:
             f"warning: other programs kept {cores:.1f} cores busy meanwhile; an idle machine is "
             "faster, and ratios differ"
         )
-
-
-def _drafters(given: Sequence[str]) -> list[str]:
-    """Lists of drafters; "plain" is another word for "none"."""
-    for name in given:
-        options.check_drafter(name)
-    return ["none" if name == options.PLAIN else name for name in given or ("none", "auto")]
 
 
 def _page_writer(html: Path | None) -> Any:

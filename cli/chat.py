@@ -3,43 +3,38 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
-from edgespec.cli import answer_options, options
-from edgespec.cli.connect import ConnectOption, RequestFields, chat_connected
+from edgespec.cli import options
+from edgespec.cli.answer_options import FormatOptions, SamplingOptions
+from edgespec.cli.connect import chat_connected, connect_option, request_fields
+from edgespec.cli.options import PROMPT
 from edgespec.cli.render import error
-from edgespec.cli.tint import COLORS, NONE, ColorOption
+from edgespec.cli.tint import color_option
 from edgespec.errors import EdgespecError
+from edgespec.option_fields import option
 
 
-@options.takes_shared_options
 def chat(
-    model: options.ModelOptions = options.EMBEDDED,
-    system: Annotated[str | None, typer.Option("--system", help="System message.")] = None,
+    model: options.ModelOptions,
+    plan_options: options.PlanOptions,
+    sampling_options: SamplingOptions,
+    format_options: FormatOptions,
+    system: str | None = option(None, "System message.", panel=PROMPT),
     max_tokens: options.MaxTokensOption = 1024,
-    stop: Annotated[
-        list[str] | None, typer.Option("--stop", help="End an answer before this text.")
-    ] = None,
-    load: Annotated[
-        Path | None,
-        typer.Option("--load", help="Continue a conversation that /save wrote, with its settings."),
-    ] = None,
-    no_shift: Annotated[
-        bool,
-        typer.Option(
-            "--no-shift",
-            help="When the context is full, refuse a turn instead of dropping old ones.",
-        ),
-    ] = False,
-    color: ColorOption = NONE,
-    plan_options: options.PlanOptions = options.DEFAULTS,
-    sampling_options: answer_options.SamplingOptions = answer_options.GREEDY,
-    format_options: answer_options.FormatOptions = answer_options.ANY_FORMAT,
-    connect: ConnectOption = None,
+    stop: list[str] | None = option(
+        None, "End an answer before this text.", panel=PROMPT, for_projects=True
+    ),
+    load: Path | None = option(
+        None, "Continue a conversation that /save wrote, with its settings.", panel=PROMPT
+    ),
+    no_shift: bool = option(
+        False, "When the context is full, refuse a turn instead of dropping old ones.", panel=PROMPT
+    ),
+    color: str = color_option(),
+    connect: str | None = connect_option(),
 ) -> None:
     """Hold a conversation. Example: edgespec chat model.gguf --system "Be brief."
 
@@ -47,11 +42,10 @@ def chat(
     every line is a message or a command, and stdout carries nothing but the answers, with an empty
     line between two.
     """
-    options.one_of("--color", color, COLORS)
     if connect is not None:
         if load is not None or no_shift:
             raise typer.BadParameter("--load and --no-shift are for a model of this process")
-        settings = RequestFields.of(
+        settings = request_fields(
             model, max_tokens, stop, plan_options, sampling_options, format_options
         )
         chat_connected(connect, settings, system, color=color)
@@ -65,9 +59,12 @@ def chat(
 
     spec = read_model(model.path(plan_options))
     request = plan_options.request(
-        prompt_tokens=most_prompt_tokens(spec, [system or ""]), max_tokens=max_tokens, sees=True
+        prompt_tokens=most_prompt_tokens(spec, [system or ""]),
+        max_tokens=max_tokens,
+        sees=True,
+        interface_bytes=interface_bytes(),
+        keeps_to_form=any(texts.values()),
     )
-    request = replace(request, interface_bytes=interface_bytes(), keeps_to_form=any(texts.values()))
     with Chat(model.name, request, color=color, answer_format=texts) as talk:
         session = talk.session
         session.system, session.sampling, session.max_tokens = system, sampling, max_tokens

@@ -9,59 +9,26 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
+import typer
 from typer.core import TyperCommand, TyperGroup
 
 from edgespec.cli import settings
 from edgespec.cli.log import log_options, start_log
+from edgespec.cli.options import LOG, MEMORY, OTHERS, OUTPUT, PROMPT, SERVER, takes_options
 from edgespec.cli.render import note
+from edgespec.memory.plan.options import DRAFTS
 from edgespec.paths import text_of
 
-# Titles of groups, in this order, and the options of each by parameter; others come last. Classes
-# of options have a title of their own.
-_ARGUMENTS, _OTHERS, _LOG = "Arguments", "Options", "Log"
-_GROUPS = {
-    "Model and prompt": (
-        *(
-            "model",
-            "named",
-            "hf_repo",
-            "prompt",
-            "asked",
-            "file",
-            "image",
-            "audio",
-            "system",
-            "raw",
-            "load",
-        ),
-        *("images", "max_tokens", "stop", "no_shift", "prompts", "per_task", "connect"),
-    ),
-    "Server": (
-        *("host", "port", "api_key", "api_key_file", "cors", "allowed_host", "alias", "folder"),
-        *("any_here", "keep_alive", "pin"),
-    ),
-    "Sampling": (),
-    "Form of the answer": (),
-    "Memory and device": ("memory",),
-    "Drafts": (
-        *(
-            "drafter",
-            "draft_model",
-            "switch",
-            "draft_max",
-            "exact",
-            "remember",
-            "check",
-            "trace_drafts",
-        ),
-        *("large_share", "quality"),
-    ),
-    "Output": ("color", "html", "csv_file", "as_json", "output"),
-}
-_TITLES = {name: title for title, names in _GROUPS.items() for name in names}
-_TITLES |= dict.fromkeys(("verbose", "log_file", "log_format", "log_prompts"), _LOG)
+_Function = TypeVar("_Function", bound=Callable[..., None])
+_ARGUMENTS = "Arguments"
+# Titles of groups of options, in this order; others come last.
+TITLES = (
+    *(PROMPT, SERVER, "Sampling", "Form of the answer", MEMORY, DRAFTS),
+    OUTPUT,
+)
 # What stands for a value in help, by what the library calls its type.
 _VALUES = {
     **{"str": "TEXT", "list[str]": "TEXT", "path": "FILE", "float": "X", "float range": "X"},
@@ -73,6 +40,11 @@ _NOTE = (
     "Every option can also be set by a variable (EDGESPEC_CTX=8192) or a line of edgespec.toml "
     "(ctx = 8192). `edgespec config show` prints what is set."
 )
+
+
+def title_of(parameter: Any) -> str:
+    """The group of an option in help."""
+    return getattr(parameter, "rich_help_panel", None) or OTHERS
 
 
 def summary(command: Any) -> str:
@@ -108,13 +80,29 @@ class Group(TyperGroup):
             formatter.write_dl([(name, summary(self.get_command(ctx, name))) for name in names])
 
 
+class Commands(typer.Typer):
+    """Commands that take options as `edgespec.cli.options` makes them."""
+
+    def __init__(self, text: str, **more: Any) -> None:
+        super().__init__(cls=Group, help=text, no_args_is_help=True, rich_markup_mode=None, **more)
+
+    def add(self, name: str | None = None) -> Callable[[_Function], _Function]:
+        """What adds a function as a command, of its name or this."""
+
+        def added(function: _Function) -> _Function:
+            self.command(name, cls=Command)(takes_options(function))
+            return function
+
+        return added
+
+
 class Command(TyperCommand):
     """Help in groups; see `settings` for where values come from."""
 
     def __init__(self, name: str | None, **more: Any) -> None:
         super().__init__(name, **more)
         self.params += log_options()
-        settings.take_variables(self.params, name or "")
+        settings.take_variables(self.params, name or "", getattr(more["callback"], "known", {}))
         self.epilog = self.epilog or (_NOTE if len(self.params) > _FEW else None)
 
     def make_context(
@@ -140,20 +128,16 @@ class Command(TyperCommand):
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Arguments, then options under the titles of their groups."""
         sections: dict[str, list[tuple[str, str]]]
-        sections = {title: [] for title in (_ARGUMENTS, *_GROUPS, _OTHERS, _LOG)}
+        sections = {title: [] for title in (_ARGUMENTS, *TITLES, OTHERS, LOG)}
         for parameter in self.get_params(ctx):
             if (record := parameter.get_help_record(ctx)) is not None:
                 is_argument = parameter.param_type_name == "argument"
-                title = (
-                    _TITLES.get(parameter.name or "")
-                    or getattr(parameter, "rich_help_panel", "")
-                    or _OTHERS
-                )
+                title = title_of(parameter)
                 title = _ARGUMENTS if is_argument else title
                 sections[title].append((_readable(record[0], is_argument), record[1]))
-        if sum(bool(sections[title]) for title in _GROUPS) == 1:  # a small command has one list
-            group = next(title for title in _GROUPS if sections[title])
-            sections[_OTHERS] = sections.pop(group) + sections[_OTHERS]
+        if sum(bool(sections[title]) for title in TITLES) == 1:  # a small command has one list
+            group = next(title for title in TITLES if sections[title])
+            sections[OTHERS] = sections.pop(group) + sections[OTHERS]
         for title, records in sections.items():
             if records:
                 with formatter.section(title):

@@ -4,30 +4,24 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 from edgespec.cli import options, settings
-from edgespec.cli.command import Command, Group
+from edgespec.cli.command import Commands
 from edgespec.cli.render import note, printable, table
+from edgespec.option_fields import argument
 
 _SECRET, _HIDDEN = ("api-key",), "(set)"  # not for a screen
 
-config_app = typer.Typer(
-    cls=Group,
-    help="Show settings that come from files and variables.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+config_app = Commands("Show settings that come from files and variables.")
 
 
-@config_app.command(cls=Command)
+@config_app.add()
 def show(
     context: typer.Context,
-    command: Annotated[
-        str, typer.Argument(help="Whose options: run, chat, tune, and so on.")
-    ] = "run",
+    command: str = argument("Whose options: run, chat, tune, and so on.", default="run"),
     as_json: options.JsonOption = False,
 ) -> None:
     """Show the options of a command and who set them. Example: edgespec config show chat"""

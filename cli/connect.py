@@ -7,8 +7,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -16,63 +15,47 @@ from edgespec.cli import answer_options, options
 from edgespec.cli.answer_writer import show_answer
 from edgespec.cli.render import error, note
 from edgespec.errors import EdgespecError, UnsupportedError
+from edgespec.option_fields import option
+from edgespec.sampling.params import FIELD_NAMES
 
 if TYPE_CHECKING:
     from edgespec.models.images import Image
     from edgespec.serve.client import Client
 
-ConnectOption = Annotated[
-    str | None,
-    typer.Option("--connect", help="Ask the server at this URL; its key is EDGESPEC_API_KEY."),
-]
+
+def connect_option() -> Any:
+    """The server that is asked, as an option."""
+    text = "Ask the server at this URL; its key is EDGESPEC_API_KEY."
+    return option(None, text, panel=options.PROMPT)
+
+
 _HELP = "/system TEXT, /clear and /help are the commands with a server; Ctrl-C stops an answer"
 
 
-@dataclass(frozen=True)
-class RequestFields:
-    """What a server is asked for, as fields of a request."""
-
-    fields: dict[str, Any]
-
-    @classmethod
-    def of(
-        cls,
-        model: options.ModelOptions,
-        max_tokens: int,
-        stop: list[str] | None,
-        plan: options.PlanOptions,
-        sampling: answer_options.SamplingOptions,
-        answer_format: answer_options.FormatOptions,
-    ) -> RequestFields:
-        """Those of a command; options that a server plans by itself are misuse."""
-        if plan != options.DEFAULTS:
-            names = [one.name for one in fields(plan) if _differs(plan, one.name)]
-            name = names[0].replace("_", "-")
-            raise typer.BadParameter(f"--{name} is the server's to choose, with --connect")
-        params = sampling.params()
-        values: dict[str, Any] = {"max_tokens": max_tokens}
-        for one in fields(sampling):  # those of OpenAI's interface, and what was asked for
-            if one.name in ("temperature", "seed") or getattr(sampling, one.name) != one.default:
-                values[one.name] = getattr(sampling, one.name)
-        if params.logit_bias:
-            values["logit_bias"] = {
-                str(token): bias for token, bias in dict(params.logit_bias).items()
-            }
-        if model.name is not None:
-            values["model"] = model.name
-        if stop:
-            values["stop"] = stop
-        texts = answer_format.texts()
-        values["grammar"] = texts["grammar"]  # llama.cpp's field
-        if texts["regex"] is not None:
-            values["structured_outputs"] = {"regex": texts["regex"]}  # vLLM's
-        if texts["json_schema"] is not None:
-            values["response_format"] = _schema_format(texts["json_schema"])
-        return cls({name: value for name, value in values.items() if value is not None})
-
-
-def _differs(plan: options.PlanOptions, name: str) -> bool:
-    return bool(getattr(plan, name) != getattr(options.DEFAULTS, name))
+def request_fields(
+    model: options.ModelOptions,
+    max_tokens: int,
+    stop: list[str] | None,
+    plan: options.PlanOptions,
+    sampling: answer_options.SamplingOptions,
+    answer_format: answer_options.FormatOptions,
+) -> dict[str, Any]:
+    """What a server is asked for; options that it plans by itself are misuse."""
+    for name in plan.given:
+        named = plan.known()[name].names(name)[0]
+        raise typer.BadParameter(f"{named} is the server's to choose, with --connect")
+    params, texts = sampling.params(), answer_format.texts()
+    values: dict[str, Any] = {"max_tokens": max_tokens, "model": model.name, "stop": stop or None}
+    for name in ("temperature", "seed", *sampling.given):  # OpenAI's, and what was asked for
+        values[FIELD_NAMES.get(name, name)] = getattr(params, name)
+    if params.logit_bias:
+        values["logit_bias"] = {str(token): bias for token, bias in dict(params.logit_bias).items()}
+    values["grammar"] = texts["grammar"]  # llama.cpp's field
+    if texts["regex"] is not None:
+        values["structured_outputs"] = {"regex": texts["regex"]}  # vLLM's
+    if texts["json_schema"] is not None:
+        values["response_format"] = _schema_format(texts["json_schema"])
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _schema_format(text: str) -> dict[str, Any]:
@@ -140,7 +123,7 @@ def _show(answer: _Answer, cancel: threading.Event, color: str | None) -> None:
 
 def run_connected(
     url: str,
-    settings: RequestFields,
+    settings: dict[str, Any],
     system: str | None,
     text: str,
     images: Sequence[Image],
@@ -158,7 +141,7 @@ def run_connected(
         raise typer.BadParameter("--raw sends a text alone, and --image and --audio a message")
     content = [*shown, {"type": "text", "text": text}] if shown else text
     messages = [*head, {"role": "user", "content": content}]
-    body = {**settings.fields, **({"prompt": text} if raw else {"messages": messages})}
+    body = {**settings, **({"prompt": text} if raw else {"messages": messages})}
     cancel = cancel_on_interrupt()
     answer = _Answer(_client(url), "completions" if raw else "chat/completions", body)
     try:
@@ -176,7 +159,7 @@ def run_connected(
 class ConnectedChat:
     """A conversation whose answers come from a server."""
 
-    def __init__(self, url: str, settings: RequestFields, system: str | None, color: str) -> None:
+    def __init__(self, url: str, settings: dict[str, Any], system: str | None, color: str) -> None:
         from edgespec.cli.chat_loop import NextLine
 
         self._client, self._settings, self._system = _client(url), settings, system
@@ -211,7 +194,7 @@ class ConnectedChat:
 
         head = [] if self._system is None else [{"role": "system", "content": self._system}]
         asked = [*self._messages, {"role": "user", "content": text}]
-        body = {**self._settings.fields, "messages": [*head, *asked]}
+        body = {**self._settings, "messages": [*head, *asked]}
         answer = _Answer(self._client, "chat/completions", body)
         try:
             with stoppable() as cancel:
@@ -223,7 +206,7 @@ class ConnectedChat:
                 self._messages = [*asked, {"role": "assistant", "content": answer.text}]
 
 
-def chat_connected(url: str, settings: RequestFields, system: str | None, *, color: str) -> None:
+def chat_connected(url: str, settings: dict[str, Any], system: str | None, *, color: str) -> None:
     """`chat` with a server."""
     from edgespec.cli.chat_input import read_messages
 

@@ -12,15 +12,14 @@ import re
 import sys
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from edgespec.cli import options
 from edgespec.cli.render import note, printable, size_text, table
 from edgespec.errors import EdgespecError, UnsupportedError
 from edgespec.memory.device.llama_binary import PACKAGE, TESTED, is_tested, package_version
 from edgespec.models.writing import reason
+from edgespec.option_fields import option
 
 # Package, what it is for, and the command that installs it.
 _PACKAGES = (
@@ -45,12 +44,9 @@ _GPU_BUILDS = (
 
 
 def doctor(
-    report: Annotated[
-        Path | None,
-        typer.Option(
-            "--report", help="Write a file for a bug report: no prompts, no names, no paths."
-        ),
-    ] = None,
+    report: Path | None = option(
+        None, "Write a file for a bug report: no prompts, no names, no paths."
+    ),
     as_json: options.JsonOption = False,
 ) -> None:
     """Show what is installed, what this machine has, and what will be used."""

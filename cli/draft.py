@@ -6,17 +6,17 @@ import json
 from collections.abc import Mapping
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from edgespec.cli import options
-from edgespec.cli.command import Command, Group
+from edgespec.cli.command import Commands
+from edgespec.cli.options import OUTPUT, PROMPT
 from edgespec.cli.render import Progress, note, printable, size_text, table
 from edgespec.errors import UnsupportedError
 from edgespec.memory.plan.request import Request
 from edgespec.memory.plan.settings import settings_of
 from edgespec.memory.times.speed import predicted_speedup
+from edgespec.option_fields import argument, option
 from edgespec.paths import expanded
 from edgespec.setup.planning import make_run_plan
 from edgespec.setup.stored import stored_curve
@@ -30,58 +30,33 @@ if TYPE_CHECKING:
 
 _DRAFTS = (1, 2, 4, 8)  # in a round, that are told of
 
-draft_app = typer.Typer(
-    cls=Group,
-    help="Make and inspect drafters for a model.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+draft_app = Commands("Make and inspect drafters for a model.")
 
 
-@draft_app.command(cls=Command)
+@draft_app.add()
 def train(
-    model: Annotated[str | None, typer.Argument(help="GGUF file. Default: embedded.")] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            help="File to write. Default: of a head eagle3-MODEL beside the model, where it is "
-            "found; of an exit drafter.gguf.",
-        ),
-    ] = None,
-    kind: Annotated[
-        str,
-        typer.Option(
-            "--kind",
-            help="eagle3: a head that reads the model's states; exit: its first blocks; auto: a "
-            "head where the model has one.",
-        ),
-    ] = "auto",
-    quick: Annotated[bool, typer.Option("--quick", help="Take 12 minutes, not 120.")] = False,
-    minutes: Annotated[
-        float | None,
-        typer.Option("--minutes", min=0.01, help="Most minutes to take. Default: 120."),
-    ] = None,
-    data: Annotated[
-        Path | None,
-        typer.Option("--data", help="More prompts to answer: lines of text or JSON."),
-    ] = None,
-    begin: Annotated[
-        Path | None, typer.Option("--from", help="Train this earlier drafter further.")
-    ] = None,
-    exit_layer: Annotated[
-        int | None,
-        typer.Option("--exit-layer", min=1, help="First blocks to keep. Default: a sixth of them."),
-    ] = None,
-    head_size: Annotated[
-        int | None,
-        typer.Option(
-            "--head-size",
-            min=1,
-            help="Most frequent tokens it may draft. Default: 4096, of a head 8192.",
-        ),
-    ] = None,
+    model: str | None = argument("GGUF file. Default: embedded.", panel=PROMPT),
+    output: Path | None = option(
+        None,
+        "File to write. Default: of a head eagle3-MODEL beside the model, where it is found; of an "
+        "exit drafter.gguf.",
+        also="-o",
+        panel=OUTPUT,
+    ),
+    kind: str = option(
+        "auto",
+        "eagle3: a head that reads the model's states; exit: its first blocks; auto: a head where "
+        "the model has one.",
+        choices=_KINDS,
+    ),
+    quick: bool = option(False, "Take 12 minutes, not 120."),
+    minutes: float | None = option(None, "Most minutes to take. Default: 120.", low=0.01),
+    data: Path | None = option(None, "More prompts to answer: lines of text or JSON."),
+    begin: Path | None = option(None, "Train this earlier drafter further.", called="--from"),
+    exit_layer: int | None = option(None, "First blocks to keep. Default: a sixth of them.", low=1),
+    head_size: int | None = option(
+        None, "Most frequent tokens it may draft. Default: 4096, of a head 8192.", low=1
+    ),
     as_json: options.JsonOption = False,
 ) -> None:
     """Train a drafter for a model. Example: edgespec draft train model.gguf -o drafter.gguf
@@ -99,7 +74,6 @@ def train(
     from edgespec.models.spec import read_model_spec
     from edgespec.quantize.convert import check_target
 
-    options.one_of("--kind", kind, _KINDS)
     if kind == "eagle3" and exit_layer is not None:
         raise UnsupportedError(
             f"--exit-layer {exit_layer} is for early exits, and a head has none",
@@ -119,7 +93,7 @@ def train(
         progress.clear()
         note(text)
 
-    try:
+    with progress:
         report = train_drafter(
             spec,
             output,
@@ -132,8 +106,6 @@ def train(
             progress=progress,
             note=say,
         )
-    finally:
-        progress.clear()
     note(f"written: {output}")
     found = make_run_plan(spec, Request(draft_model=output)).choices
     for choice in (one for one in found if one.name in ("head", "early_exit")):
@@ -151,9 +123,9 @@ def _expected(spec: ModelSpec) -> str:
     return f"about {speed:.2f}x of plain decoding may be expected where text does not repeat"
 
 
-@draft_app.command(cls=Command)
+@draft_app.add()
 def info(
-    drafter: Annotated[Path, typer.Argument(help="A drafter's GGUF file.")],
+    drafter: Path = argument("A drafter's GGUF file.", default=...),
     as_json: options.JsonOption = False,
 ) -> None:
     """Show what a drafter file was made from, and how."""

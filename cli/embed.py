@@ -9,8 +9,10 @@ from typing import Annotated
 import typer
 
 from edgespec.cli import options
+from edgespec.cli.options import PROMPT, load_option, named_option
 from edgespec.cli.render import Progress, printable
 from edgespec.errors import ModelNotFoundError, UnsupportedError
+from edgespec.option_fields import argument, option
 from edgespec.paths import stdin_lines
 
 PoolingOption = Annotated[
@@ -24,36 +26,19 @@ PoolingOption = Annotated[
 
 def embed(
     context: typer.Context,
-    model: Annotated[
-        str | None, typer.Argument(help="GGUF file, hf:OWNER/REPO[:QUANT], ollama:NAME[:TAG].")
-    ] = None,
-    texts: Annotated[
-        list[str] | None, typer.Argument(help="The texts. Default: the lines of stdin.")
-    ] = None,
-    named: options.NamedOption = None,
+    model: str | None = argument(
+        "GGUF file, hf:OWNER/REPO[:QUANT], ollama:NAME[:TAG].", panel=PROMPT
+    ),
+    texts: list[str] | None = argument("The texts. Default: the lines of stdin."),
+    named: str | None = named_option(),
     pooling: PoolingOption = None,
-    dimensions: Annotated[
-        int | None,
-        typer.Option("--dimensions", min=1, help="Keep the first N, if the model allows it."),
-    ] = None,
-    truncate: Annotated[
-        bool, typer.Option("--truncate", help="Cut off texts that are longer than the context.")
-    ] = False,
-    budget: Annotated[
-        str | None,
-        typer.Option(
-            "--budget", help="Most memory to use: 512MiB, 1.5GiB, 800MB. Default: what is free."
-        ),
-    ] = None,
-    ctx: Annotated[
-        int | None,
-        typer.Option(
-            "--ctx", "--ctx-size", "-c", min=1, help="Tokens of the longest text. Default: 2048."
-        ),
-    ] = None,
-    threads: Annotated[
-        int | None, typer.Option("--threads", "-t", min=1, help="Most CPU threads. Default: cores.")
-    ] = None,
+    dimensions: int | None = option(None, "Keep the first N, if the model allows it.", low=1),
+    truncate: bool = option(False, "Cut off texts that are longer than the context."),
+    budget: int | None = load_option("budget_bytes"),
+    ctx: int | None = load_option(
+        "context_size", help="Tokens of the longest text. Default: 2048."
+    ),
+    threads: int | None = load_option("threads", help="Most CPU threads. Default: cores."),
     as_json: options.JsonOption = False,
 ) -> None:
     """Turn texts into vectors. Example: edgespec embed model.gguf "a text" "another text"
@@ -71,8 +56,7 @@ def embed(
         raise typer.BadParameter("no model: name it first, or with -m")
     if texts is None and sys.stdin.isatty():
         raise typer.BadParameter("no texts: give them as arguments, or one a line on stdin")
-    budget_bytes = None if budget is None else options.size_bytes("--budget", budget)
-    wanted = LoadOptions(budget_bytes=budget_bytes, context_size=ctx, threads=threads)
+    wanted = LoadOptions(budget_bytes=budget, context_size=ctx, threads=threads)
     progress = Progress()
     try:
         path = options.model_path(name)

@@ -16,6 +16,7 @@ from datetime import datetime, timezone
 import typer
 from typer.core import TyperOption
 
+from edgespec.cli.options import LOG
 from edgespec.cli.render import NOTES, printable
 from edgespec.errors import UnsupportedError
 from edgespec.log import PROMPTS, REQUEST_ID
@@ -34,18 +35,21 @@ def log_options() -> list[TyperOption]:
             count=True,
             default=0,
             help="Log on stderr what is done and what llama.cpp says; -vv: more of it.",
+            rich_help_panel=LOG,
         ),
         TyperOption(
             param_decls=["log_file", "--log-file"],
             type=str,
             metavar="FILE",
             help="Append the log to this file. It has no prompts and no answers.",
+            rich_help_panel=LOG,
         ),
         TyperOption(
             param_decls=["log_format", "--log-format"],
             type=str,
             default=_TEXT,
             help="text, or json: one document a line, on stderr and in the file.",
+            rich_help_panel=LOG,
         ),
     ]
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from edgespec.cli import settings
-from edgespec.cli.command import Command, Group
+from edgespec.cli.command import Commands
 from edgespec.cli.log import stop_log
 from edgespec.cli.render import NOTES, error, printable_streams, show_warnings
 from edgespec.errors import EdgespecError
@@ -40,25 +40,22 @@ _GROUPS = ("config", "draft", "models", "quantize")
 
 def application(*names: str) -> typer.Typer:
     """The command line, with these commands and groups, or all: reading one takes 5 ms."""
-    app = typer.Typer(
-        name="edgespec",
-        cls=Group,
-        help="Run quantized language models inside a memory budget, faster where text repeats.\n\n"
+    app = Commands(
+        "Run quantized language models inside a memory budget, faster where text repeats.\n\n"
         "First steps:\n\n\b\nedgespec doctor\nedgespec plan model.gguf\n"
         'edgespec run model.gguf "Hi there."',
-        no_args_is_help=True,
+        name="edgespec",
         add_completion=True,
-        rich_markup_mode=None,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     for name in names or (*_COMMANDS, *_GROUPS):
         module = import_module(f"edgespec.cli.{name}")
         if name in _COMMANDS:
-            app.command(cls=Command)(getattr(module, name))
+            app.add()(getattr(module, name))
         else:
             app.add_typer(getattr(module, f"{name}_app"), name=name)
-    app.command(cls=Command)(version)
+    app.add()(version)
     app.callback()(_options)
     return app
 

@@ -7,32 +7,26 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from edgespec.cli import options
-from edgespec.cli.command import Command, Group
+from edgespec.cli.command import Commands
+from edgespec.cli.options import OUTPUT
 from edgespec.cli.render import Progress, note, printable, size_text, table
 from edgespec.errors import EdgespecError, UnsupportedError
+from edgespec.option_fields import argument, option
 from edgespec.paths import expanded
 
 if TYPE_CHECKING:
     from edgespec.models.spec import ModelSpec
 
-models_app = typer.Typer(
-    cls=Group,
-    help="List, fetch, look at, remove or export models.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+models_app = Commands("List, fetch, look at, remove or export models.")
 
 
-@models_app.command(name="list", cls=Command)
-@options.takes_shared_options
-def list_(
-    plan_options: options.PlanOptions = options.DEFAULTS, as_json: options.JsonOption = False
-) -> None:
+@models_app.add("list")
+def list_(plan_options: options.PlanOptions, as_json: options.JsonOption = False) -> None:
     """List the models on this machine, with what they would take and how fast they would be.
 
     Looks into the caches of the Hugging Face hub, llama.cpp, Ollama and LM Studio, and into the
@@ -44,14 +38,11 @@ def list_(
     list_models(plan_options.request(is_plain_greedy=True), as_json=as_json)
 
 
-@models_app.command(cls=Command)
-@options.takes_shared_options
+@models_app.add()
 def pull(
-    name: Annotated[str, typer.Argument(help="hf:OWNER/REPO[:QUANT], or .../FILE.gguf.")],
-    force: Annotated[
-        bool, typer.Option("--force", help="Fetch it even if this machine could not run it.")
-    ] = False,
-    plan_options: options.PlanOptions = options.DEFAULTS,
+    plan_options: options.PlanOptions,
+    name: str = argument("hf:OWNER/REPO[:QUANT], or .../FILE.gguf.", default=...),
+    force: bool = option(False, "Fetch it even if this machine could not run it."),
 ) -> None:
     """Fetch a model of the Hugging Face hub. Example: edgespec models pull hf:OWNER/REPO:Q4_K_M
 
@@ -67,10 +58,10 @@ def pull(
     print(hub.pull(*found, None if force else plan_options.request(is_plain_greedy=True)))
 
 
-@models_app.command(cls=Command)
+@models_app.add()
 def remove(
-    name: Annotated[str, typer.Argument(help="A name that `models list` shows.")],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Remove it without asking.")] = False,
+    name: str = argument("A name that `models list` shows.", default=...),
+    yes: bool = option(False, "Remove it without asking.", also="-y"),
 ) -> None:
     """Remove a fetched model from the hub's cache. What other programs keep stays theirs."""
     from edgespec.models.hub import fetching
@@ -92,14 +83,10 @@ def remove(
         note(f"{file} stays: the cache had a link to it")
 
 
-@models_app.command(cls=Command)
-@options.takes_shared_options
+@models_app.add()
 def show(
-    model: options.ModelOptions = options.EMBEDDED,
-    pairs: Annotated[
-        Path | None,
-        typer.Option("--pairs", help="Show which GGUF files of this folder can draft for it."),
-    ] = None,
+    model: options.ModelOptions,
+    pairs: Path | None = option(None, "Show which GGUF files of this folder can draft for it."),
     as_json: options.JsonOption = False,
 ) -> None:
     """Show what a model file says about itself, without reading its weights."""
@@ -227,18 +214,15 @@ def _show_pairs(spec: ModelSpec, folder: Path, as_json: bool) -> None:
         print(printable(f"{row['file']}{shown}: {row['problem'] or 'can draft'}"))
 
 
-@models_app.command(cls=Command)
+@models_app.add()
 def export(
-    folder: Annotated[Path, typer.Argument(help="Folder of a Hugging Face model.")],
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Folder to write. Default: FOLDER-onnx.")
-    ] = None,
-    bits: Annotated[
-        int | None,
-        typer.Option(
-            "--bits", help="Bits per weight, 4 or 8. Default: 8 below 0.5B parameters, else 4."
-        ),
-    ] = None,
+    folder: Path = argument("Folder of a Hugging Face model.", default=...),
+    output: Path | None = option(
+        None, "Folder to write. Default: FOLDER-onnx.", also="-o", panel=OUTPUT
+    ),
+    bits: int | None = option(
+        None, "Bits per weight, 4 or 8. Default: 8 below 0.5B parameters, else 4."
+    ),
 ) -> None:
     """Export a Hugging Face folder to ONNX. Example: edgespec models export smollm2 -o smollm2-onnx
 
@@ -252,10 +236,8 @@ def export(
     folder = expanded(folder)
     target = expanded(output) if output else Path(f"{folder.resolve()}-onnx")
     progress, start = Progress(), perf_counter()
-    try:
+    with progress:
         export_model(folder, target, bits=bits, progress=progress)
-    finally:
-        progress.clear()
     spec = read_model(target)
     note(
         f"{printable(spec.name)} ({spec.arch}): {size_text(spec.file_bytes)} in {spec.file_type}, "
@@ -264,7 +246,7 @@ def export(
     print(target)
 
 
-@models_app.command(cls=Command)
+@models_app.add()
 def path() -> None:
     """Print the path of the embedded model."""
     print(options.model_path(None))

@@ -24,14 +24,12 @@ def list_models(request: Request, *, as_json: bool) -> None:
 
     machine, progress = this_machine(), Progress()
     locals_, rows = local_models(), []
-    try:
+    with progress:
         # One process says what all of them take, while the next header is read.
         with simulating(), ThreadPoolExecutor(1) as reader:
             for number, read in enumerate(reader.map(_read, locals_)):
                 progress("reading headers", number / len(locals_))
                 rows.append(_row(locals_[number], read, request, machine))
-    finally:
-        progress.clear()
     if as_json:
         print(json.dumps(rows))
     elif rows:

@@ -1,48 +1,204 @@
-"""Options that several commands share, and how their texts become values."""
+"""Options of commands: made from fields that say what they are, and shared by several of them."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 import itertools
-import re
-from collections.abc import Callable, Iterable, Iterator
+import os
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import Field, dataclass, field, fields, replace
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, ClassVar, get_args, get_type_hints
+from typing import Annotated, Any, ClassVar, NamedTuple, get_args, get_origin, get_type_hints
 
 import typer
 
 from edgespec.drafting.drafters import NAMES
-from edgespec.memory.bytes.shape import KV_TYPE_BYTES
-from edgespec.memory.plan.options import (
-    BACKENDS,
-    DEVICES,
-    KERNELS,
-    PREFERENCES,
-    experts_on_host,
-)
+from edgespec.errors import EdgespecError
+from edgespec.memory.plan.options import LoadOptions, experts_on_host
 from edgespec.memory.plan.request import Request
-
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]i?b)", re.IGNORECASE)
-_UNITS = {
-    f"{letter}{infix}b": base**power
-    for infix, base in (("", 1000), ("i", 1024))
-    for power, letter in enumerate("kmgt", 1)
-}
+from edgespec.option_fields import Option, argument, option, options_of
 
 MAX_TOKENS = 512
 _MOST_LAYERS = 512  # of a model, in llama.cpp
+_MOST_SHOWN = 1 << 16  # a larger limit tells a person nothing
 PLAIN = "plain"  # another word for the drafter "none"
+PROMPT, SERVER, OUTPUT = "Model and prompt", "Server", "Output"  # titles in help
+MEMORY, OTHERS, LOG = "Memory and device", "Options", "Log"
 MaxTokensOption = Annotated[
-    int, typer.Option("--max-tokens", "--n-predict", "-n", min=1, help="Most tokens of an answer.")
+    int,
+    typer.Option(
+        *("--max-tokens", "--n-predict", "-n"),
+        min=1,
+        help="Most tokens of an answer.",
+        rich_help_panel=PROMPT,
+    ),
 ]
-UsersOption = Annotated[
-    str, typer.Option("--users", help="Answers at the same time, on one cache: a number or auto.")
+JsonOption = Annotated[
+    bool,
+    typer.Option("--json", help="Print one JSON document on stdout.", rich_help_panel=OUTPUT),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+
+
+# -- from fields to options of a command -----------------------------------------------------------
+
+
+def load_option(name: str, **changes: Any) -> Any:
+    """An option of a load, for a command that takes some; with changes of its default and help."""
+    default, _, known = _own(LoadOptions)[name]
+    default = changes.pop("default", default)
+    assert known is not None
+    return field(default=default, metadata={"option": replace(known, **changes)})
+
+
+class _Own(NamedTuple):
+    """A field of a class of options."""
+
+    default: Any
+    hint: Any  # what it is annotated with
+    known: Option | None
+
+
+def _own(kind: Any) -> dict[str, _Own]:
+    hints, known = get_type_hints(kind, include_extras=True), options_of(kind)
+    return {
+        one.name: _Own(one.default, hints[one.name], known.get(one.name)) for one in fields(kind)
+    }
+
+
+def _parameter(name: str, own: _Own, title: str = "") -> inspect.Parameter:
+    """A field as a parameter of a command, as the library of the command line reads it."""
+    default, hint, known = own
+    if known is not None:
+        if known.shown or known.none:
+            is_default = default is None or not known.none
+            hint, default = str, (known.shown or known.none) if is_default else str(default)
+        elif known.several:
+            hint, default = list[str] | None, None
+        elif known.read or any(get_origin(part) is os.PathLike for part in get_args(hint)):
+            hint = str if default is ... else str | None
+            default = None if isinstance(default, tuple) else default
+        hint = Annotated[hint, _described(name, known, title)]
+    default = inspect.Parameter.empty if default is ... else default
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
+
+
+def _described(name: str, known: Option, title: str) -> Any:
+    """An option or an argument in the words of the library of the command line."""
+    more: dict[str, Any] = {"help": known.help, **(known.more or {})}
+    if known.is_argument:
+        return typer.Argument(rich_help_panel=known.panel or None, **more)
+    if known.read is None:
+        is_shown = known.high is not None and known.high <= _MOST_SHOWN
+        more |= {"min": known.low, "max": known.high if is_shown else None}
+    return typer.Option(*known.names(name), rich_help_panel=known.panel or title or None, **more)
+
+
+def values_of(known: Mapping[str, Option], texts: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of options; a text that is none is misuse."""
+    return {
+        name: _value(known[name].names(name)[0], known[name], text) if name in known else text
+        for name, text in texts.items()
+    }
+
+
+def _value(named: str, known: Option, text: Any) -> Any:
+    if known.several and isinstance(text, list):
+        return tuple(_value(named, known, one) for one in text)
+    try:
+        return known.value(text)
+    except EdgespecError:
+        raise
+    except ValueError as problem:
+        raise typer.BadParameter(f"{named} {text} {problem}") from None
+
+
+class Group:
+    """Options that commands take as one value. The classes below are dataclasses."""
+
+    TITLE: ClassVar = ""  # in help
+
+    @classmethod
+    def own(cls) -> dict[str, _Own]:
+        """Its fields."""
+        return _own(cls)
+
+    @classmethod
+    def known(cls) -> dict[str, Option]:
+        """What is known of each option."""
+        return {name: one.known for name, one in cls.own().items() if one.known is not None}
+
+    @classmethod
+    def parameters(cls) -> list[inspect.Parameter]:
+        """Of a command that takes them: arguments, then options."""
+        found = [_parameter(name, own, cls.TITLE) for name, own in cls.own().items()]
+        arguments = {name for name, known in cls.known().items() if known.is_argument}
+        return sorted(found, key=lambda one: one.name not in arguments)
+
+    @classmethod
+    def of(cls, values: dict[str, Any]) -> Any:
+        """From what was given for each of the parameters."""
+        return cls(**values_of(cls.known(), values))
+
+
+@dataclass(frozen=True)
+class Given(Group):
+    """Options that are fields of `SOURCE`, as texts where they have any.
+
+    `given` are those that differ from the defaults, in the order of help.
+    """
+
+    SOURCE: ClassVar[Any]
+
+    given: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def own(cls) -> dict[str, _Own]:
+        """The fields of the other class."""
+        return _own(cls.SOURCE)
+
+    @classmethod
+    def of(cls, values: dict[str, Any]) -> Any:
+        """From what was given for each of the parameters, or some."""
+        usual = {one.name: one.default for one in cls.parameters()}
+        return cls({name: value for name, value in values.items() if value != usual[name]})
+
+
+def takes_options(command: Callable[..., None]) -> Callable[..., None]:
+    """A command as the library reads it: options of a `Group` and those of fields written out."""
+    groups: dict[str, type[Group]] = {}
+    parameters: list[inspect.Parameter] = []
+    known: dict[str, Option] = {}
+    hints = get_type_hints(command, include_extras=True)
+    for name, parameter in inspect.signature(command).parameters.items():
+        hint, default = hints[name], parameter.default
+        if isinstance(hint, type) and issubclass(hint, Group):
+            groups[name] = hint
+            parameters += hint.parameters()
+            known |= hint.known()
+        elif isinstance(default, Field):
+            known[name] = default.metadata["option"]
+            parameters.append(_parameter(name, _Own(default.default, hint, known[name])))
+        else:
+            kind = inspect.Parameter.KEYWORD_ONLY
+            parameters.append(parameter.replace(kind=kind, annotation=hint))
+
+    @functools.wraps(command)
+    def wrapper(**values: Any) -> None:
+        chosen = {
+            name: group.of({one.name: values.pop(one.name) for one in group.parameters()})
+            for name, group in groups.items()
+        }
+        command(**chosen, **values_of(known, values))
+
+    wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    wrapper.known = known  # type: ignore[attr-defined]
+    return wrapper
+
+
+# -- which model -----------------------------------------------------------------------------------
 
 
 def _names_here(begun: str) -> list[str]:
@@ -52,65 +208,42 @@ def _names_here(begun: str) -> list[str]:
     return [one.name for one in local_models() if one.name.startswith(begun)]
 
 
-def users_of(text: str) -> int | None:
-    """The value of --users; None lets the planner choose."""
-    if text == "auto":
-        return None
-    if not re.fullmatch("[0-9]{1,4}", text):
-        raise typer.BadParameter(f"--users {text} is neither a number nor auto")
-    return int(text)
+def named_option() -> Any:
+    """The model, as an option."""
+    completed = {"autocompletion": _names_here}
+    text = "The model, instead of the argument."
+    return option(None, text, called="--model -m", panel=PROMPT, more=completed)
 
 
-def option(default: Any, text: str, *, also: str = "", called: str = "", **more: Any) -> Any:
-    """A field of a class of options, and the help of its option.
-
-    The option is called as the field is and `also` so, or only as `called` says.
-    """
-    return field(default=default, metadata={"help": text, "names": (also, called), "more": more})
-
-
-def parameters_of(group: type[Any]) -> Iterator[inspect.Parameter]:
-    """The fields of a class of options as parameters of a command."""
-    types = get_type_hints(group, include_extras=True)
-    for one in fields(group):
-        kind, told = types[one.name], one.metadata
-        if told:
-            also, called = told["names"]
-            names = (called or f"--{one.name.replace('_', '-')} {also}").split()
-            more = {"help": told["help"], "rich_help_panel": group.TITLE, **told["more"]}
-            kind = Annotated[kind, typer.Option(*names, **more)]
-        yield inspect.Parameter(
-            one.name, inspect.Parameter.KEYWORD_ONLY, default=one.default, annotation=kind
-        )
-
-
-NamedOption = Annotated[
-    str | None,
-    typer.Option(
-        "--model", "-m", help="The model, instead of the argument.", autocompletion=_names_here
-    ),
-]
-_HubRepo = Annotated[
-    str | None,
-    typer.Option("--hf-repo", "-hf", help="A model of the Hugging Face hub: OWNER/REPO[:QUANT]."),
-]
 _WHICH = "GGUF file, ONNX folder, hf:OWNER/REPO[:QUANT], ollama:NAME[:TAG]. Default: embedded."
 
 
 @dataclass(frozen=True)
-class ModelOptions:
+class _Named(Group):
+    """A model, by options in place of an argument."""
+
+    named: str | None = named_option()
+    hf_repo: str | None = option(
+        None, "A model of the Hugging Face hub: OWNER/REPO[:QUANT].", also="-hf", panel=PROMPT
+    )
+
+    @property
+    def other(self) -> str | None:
+        """What was named; None is the embedded model."""
+        return f"hf:{self.hf_repo.removeprefix('hf:')}" if self.hf_repo else self.named
+
+
+@dataclass(frozen=True)
+class ModelOptions(_Named):
     """Which model a command is about, for every command that takes one."""
 
-    model: Annotated[str | None, typer.Argument(help=_WHICH, autocompletion=_names_here)] = None
-    named: NamedOption = None
-    hf_repo: _HubRepo = None
+    model: str | None = argument(_WHICH, panel=PROMPT, more={"autocompletion": _names_here})
 
     @property
     def name(self) -> str | None:
         """What was named, in whichever way; None is the embedded model."""
-        if self.model is not None:
-            return self.model  # --model may be a variable that stands for every command
-        return f"hf:{self.hf_repo.removeprefix('hf:')}" if self.hf_repo else self.named
+        # --model may be a variable that stands for every command.
+        return self.other if self.model is None else self.model
 
     def path(self, plan_options: PlanOptions | None = None) -> Path:
         """The file or folder; see `model_path`."""
@@ -118,182 +251,110 @@ class ModelOptions:
 
 
 @dataclass(frozen=True)
-class ModelsOptions:
+class ModelsOptions(_Named):
     """The same, for commands that take several."""
 
-    models: Annotated[list[str] | None, typer.Argument(help=_WHICH, autocompletion=_names_here)] = (
-        None
-    )
-    named: NamedOption = None
-    hf_repo: _HubRepo = None
+    models: list[str] | None = argument(_WHICH, panel=PROMPT, more={"autocompletion": _names_here})
 
     @property
-    def names(self) -> list[str]:
+    def names(self) -> Sequence[str]:
         """What was named; nothing is the embedded model."""
-        other = ModelOptions(None, self.named, self.hf_repo).name
-        return self.models or ([] if other is None else [other])
+        return self.models or ([] if self.other is None else [self.other])
 
     def paths(self, plan_options: PlanOptions | None = None) -> list[Path]:
         """The files or folders; see `model_path`."""
-        named = [ModelOptions(one) for one in self.names] or [EMBEDDED]
-        return [one.path(plan_options) for one in named]
+        return [model_path(one, plan_options) for one in self.names or (None,)]
 
 
-SEVERAL = ModelsOptions()
-EMBEDDED = ModelOptions()
+# -- how to load it --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class PlanOptions:
-    """What every command that plans a run can be asked for; see `takes_shared_options`."""
+class _OtherWords(Group):
+    """llama.cpp's words for what a load is told by other options."""
 
-    TITLE: ClassVar = "Memory and device"
+    TITLE: ClassVar = MEMORY
 
-    budget: str | None = option(
-        None, "Most memory to use: 512MiB, 1.5GiB, 800MB. Default: what is free."
-    )
-    prefer: str = option(
-        "speed",
-        "speed, context (longer, may use a smaller type of KV cache), or energy (drafts by tokens "
-        "a joule, where the machine counts them).",
-    )
-    ctx: int | None = option(
-        None, "Tokens of context. Default: chosen to fit.", also="--ctx-size -c", min=1
-    )
-    drafter: str = option(
-        "auto", "auto, none (or plain), or a list of suffix, recycling, model, head."
-    )
-    draft_model: str | None = option(
-        None,
-        "GGUF file that drafts: a smaller model, a head or an early exit.",
-        also="--model-draft -md",
-    )
-    switch: str | None = option(
-        None, "A smaller GGUF writes the tokens it is confident about. Changes the output."
-    )
-    draft_max: int | None = option(
-        None, "Most tokens drafted in one step. Default: as many as pay and fit.", min=0, max=255
-    )
-    kv_type: str = option(
-        "auto",
-        "Type of the KV cache: f16, bf16, f32, q8_0, q4_0, or auto (f16, unless --exact, "
-        "--prefer context or ONNX Runtime need another).",
-    )
     cache_type_k: str | None = option(
-        None, "The same as --kv-type. Needs --cache-type-v.", also="-ctk"
+        None, "The same as --kv-type. Needs --cache-type-v.", also="-ctk", for_projects=True
     )
-    cache_type_v: str | None = option(None, "As --cache-type-k, of the same type.", also="-ctv")
-    gpu_layers: str = option(
-        "auto",
-        "Layers on GPUs and workers: a number, all, or auto (as many as fit on a GPU).",
-        also="--n-gpu-layers -ngl",
+    cache_type_v: str | None = option(
+        None, "As --cache-type-k, of the same type.", also="-ctv", for_projects=True
     )
     cpu_moe: bool = option(False, "Keep the experts of all layers on the CPU.", also="-cmoe")
     n_cpu_moe: int | None = option(
         None,
         "Keep the experts of the first N layers on the CPU. Default: as is fastest.",
         also="-ncmoe",
-        min=0,
+        low=0,
     )
-    override_tensor: str | None = option(
-        None,
-        "PATTERN=DEVICE,...: tensors whose name the regular expression is found in lie there: "
-        "CPU, or a device that `edgespec doctor` names.",
-        also="-ot",
-    )
-    workers: str | None = option(
-        None, "HOST:PORT,... of `edgespec worker`: machines that lend their devices."
-    )
-    threads: int | None = option(
-        None,
-        "Most CPU threads; fewer while other programs compute. Default: cores.",
-        also="-t",
-        min=1,
-    )
-    backend: str = option("auto", "auto, llamacpp, or onnx (ONNX Runtime).")
-    device: str = option("auto", "auto, cpu, gpu, or npu (through ONNX Runtime).")
-    kernels: str = option("auto", "edgespec's own CPU kernels: auto (if faster), on, off.")
-    exact: bool = option(False, "Use only settings whose output equals plain decoding's.")
 
-    mmproj: str | None = option(
-        None,
-        "GGUF file of the projector that sees images, or none. Default: the one mmproj file "
-        "beside the model.",
-        also="-mm",
-    )
-    image_max_tokens: int | None = option(
-        None, "Most tokens of an image, where the projector leaves it open.", min=1, max=1 << 16
-    )
-    remember: bool = option(False, "Keep prompts and answers on disk, to draft from them later.")
 
-    def request(
-        self,
-        *,
-        prompt_tokens: int = 0,
-        max_tokens: int = 0,
-        is_plain_greedy: bool = False,
-        sees: bool = False,
-        images: int = 0,
-    ) -> Request:
-        """A planner's request; a text that is no value of its option is misuse.
+# The words that stand in help behind an option.
+_BEHIND = {"kv_type": ("cache_type_k", "cache_type_v"), "gpu_layers": ("cpu_moe", "n_cpu_moe")}
+
+
+@dataclass(frozen=True)
+class PlanOptions(Given):
+    """What a command that plans a run was told of the load."""
+
+    SOURCE, TITLE = LoadOptions, MEMORY
+
+    @classmethod
+    def own(cls) -> dict[str, _Own]:
+        """Those of `LoadOptions`, with other words for some."""
+        words, found = _OtherWords.own(), {}
+        for name, own in super().own().items():
+            if own.known is not None and not own.known.of_servers:
+                found[name] = own
+                found |= {word: words[word] for word in _BEHIND.get(name, ())}
+        return found
+
+    def request(self, *, sees: bool = False, **more: Any) -> Request:
+        """A planner's request, of `more` fields; a text that is no value of its option is misuse.
 
         A projector is looked for where the command `sees` images, or the prompt has some.
         """
-        one_of("--backend", self.backend, BACKENDS)
-        one_of("--device", self.device, DEVICES)
-        check_drafter(self.drafter)
-        kv_type = self._kv_type()
-        one_of("--prefer", self.prefer, PREFERENCES)
-        one_of("--kernels", self.kernels, KERNELS)
-        layers = "-1" if self.gpu_layers == "all" else self.gpu_layers
-        if layers != "auto" and not re.fullmatch("-?[0-9]+", layers):
-            raise typer.BadParameter(f"--gpu-layers {layers} is neither a number, all nor auto")
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        budget, values["context_size"] = values.pop("budget"), values.pop("ctx")
-        values["budget_bytes"] = None if budget is None else size_bytes("--budget", budget)
-        for name in ("draft_model", "switch"):
-            values[name] = None if values[name] is None else model_path(values[name])
-        values["mmproj"] = self.mmproj or (None if sees or images else "none")
-        del values["cache_type_k"], values["cache_type_v"]
-        values["kv_type"] = None if kv_type == "auto" else kv_type
-        values["drafter"] = "none" if self.drafter == PLAIN else self.drafter
-        values["override_tensor"] = self._overrides()
-        del values["cpu_moe"], values["n_cpu_moe"]
-        values["gpu_layers"] = None if layers == "auto" else int(layers)
-        named = (self.workers or "").split(",")
-        values["workers"] = tuple(one.strip() for one in named if one.strip())
-        return Request(
-            **values,
-            prompt_tokens=prompt_tokens,
-            max_tokens=max_tokens,
-            is_plain_greedy=is_plain_greedy,
-            images=images,
-        )
+        given = {**self.given, **self._kv_type()}
+        words = _OtherWords.known()
+        texts = {name: text for name, text in given.items() if name not in words}
+        values = values_of(self.known(), texts)
+        for name, read in _READ.items():
+            if values.get(name) is not None:
+                values[name] = read(values[name])
+        if not values.get("mmproj"):
+            values["mmproj"] = None if sees or more.get("images") else "none"
+        return Request(**{**values, **self._experts(values.get("override_tensor"))}, **more)
 
-    def _overrides(self) -> tuple[str, ...] | None:
-        """Tensors on devices of their own, by any of three options; None lets the planner choose.
+    def _experts(self, named: tuple[str, ...] | None) -> dict[str, Any]:
+        """Tensors on devices of their own, where experts are kept on the host.
 
         The first pattern that fits counts, so that those of --override-tensor go before.
         """
-        if not self.cpu_moe and self.n_cpu_moe is None and self.override_tensor is None:
-            return None
-        named = [one.strip() for one in (self.override_tensor or "").split(",") if one.strip()]
-        if self.cpu_moe:
-            named.append(experts_on_host())
-        elif self.n_cpu_moe:
-            named.append(experts_on_host(min(self.n_cpu_moe, _MOST_LAYERS)))
-        return tuple(named)
+        layers = self.given.get("n_cpu_moe")
+        if self.given.get("cpu_moe"):
+            return {"override_tensor": (*(named or ()), experts_on_host())}
+        if layers:
+            return {"override_tensor": (*(named or ()), experts_on_host(min(layers, _MOST_LAYERS)))}
+        return {} if layers is None else {"override_tensor": named or ()}
 
-    def _kv_type(self) -> str:
-        """The cache type, by either program's options."""
-        named = {self.cache_type_k, self.cache_type_v} - {None}
-        if named and (len(named) > 1 or None in (self.cache_type_k, self.cache_type_v)):
+    def _kv_type(self) -> dict[str, str]:
+        """The cache type, by llama.cpp's options."""
+        given = [self.given.get(name) for name in _BEHIND["kv_type"]]
+        if given == [None, None]:
+            return {}
+        if given[0] != given[1]:
             raise typer.BadParameter(
                 "--cache-type-k and --cache-type-v go together and are one type; or use --kv-type"
             )
-        kv_type = named.pop() or "auto" if named else self.kv_type
-        one_of("--kv-type", kv_type, ("auto", *KV_TYPE_BYTES))
-        return kv_type
+        return {"kv_type": given[0] or "auto"}
+
+
+def drafters_of(text: str) -> str:
+    """A list of drafters, "auto", "none" or "plain"; another name is misuse."""
+    for name in text.split(","):
+        one_of("--drafter", name.strip(), ("auto", "none", PLAIN, *NAMES))
+    return "none" if text == PLAIN else text
 
 
 DEFAULTS = PlanOptions()
@@ -302,8 +363,8 @@ _NOT_IN_LISTS = ("remember",)  # what was answered before would be drafted again
 
 
 @dataclass(frozen=True)
-class PlanOptionLists:
-    """`PlanOptions` of which each may be given several times; see `takes_shared_options`.
+class PlanOptionLists(Group):
+    """`PlanOptions` of which each may be given several times.
 
     `each` is the cross product of all but the drafters, every one with a text that tells it from
     the others.
@@ -319,88 +380,39 @@ class PlanOptionLists:
         given = {name: value for name, value in values.items() if value not in (None, [])}
         lists = [value if isinstance(value, list) else [value] for value in given.values()]
         varied = [name for name, several in zip(given, lists, strict=True) if len(several) > 1]
-        each = []
+        known, each = cls.known(), []
         for chosen in itertools.product(*lists):
             one = dict(zip(given, chosen, strict=True))
-            label = " ".join(f"--{name.replace('_', '-')} {one[name]}" for name in varied)
-            each.append((label, replace(DEFAULTS, **one)))
+            label = " ".join(f"{known[name].names(name)[0]} {one[name]}" for name in varied)
+            each.append((label, PlanOptions.of(one)))
         return cls(drafters, tuple(each))
 
-    @staticmethod
-    def parameters() -> Iterable[inspect.Parameter]:
-        """Of a command: as those of `PlanOptions`, with lists for whatever takes a value."""
-        for parameter in parameters_of(PlanOptions):
-            value, option = get_args(parameter.annotation)
+    @classmethod
+    def own(cls) -> dict[str, _Own]:
+        """Those of `PlanOptions`."""
+        return PlanOptions.own()
+
+    @classmethod
+    def parameters(cls) -> list[inspect.Parameter]:
+        """Those of `PlanOptions`, with lists for whatever takes a value."""
+        found = []
+        for parameter in PlanOptions.parameters():
+            value, about = get_args(parameter.annotation)
             kind = next(part for part in get_args(value) or (value,) if part is not NoneType)
             if kind is not bool:
-                shown = copy(option)
+                shown = copy(about)
                 shown.metavar = ("N" if kind is int else "TEXT") + "..."
                 several: Any = Annotated[list[kind] | None, shown]  # type: ignore[valid-type]
                 parameter = parameter.replace(annotation=several, default=None)
             if parameter.name not in _NOT_IN_LISTS:
-                yield parameter
-
-
-LISTS = PlanOptionLists()
-
-
-def takes_shared_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options of a class above in place of a parameter.
-
-    Such a parameter has an instance of the class as its default: `LISTS` for lists. Typer reads
-    options from a signature, so the command gets one with all of them written out.
-    """
-    groups: dict[str, type[Any]] = {}
-    parameters: list[inspect.Parameter] = []
-    lists = ""  # the parameter whose options may be given several times
-    for parameter in inspect.signature(command, eval_str=True).parameters.values():
-        if parameter.default is LISTS:
-            lists = parameter.name
-            parameters += PlanOptionLists.parameters()
-        elif is_dataclass(parameter.default):
-            groups[parameter.name] = group = type(parameter.default)
-            parameters += parameters_of(group)
-        else:
-            parameters.append(parameter)
-
-    @functools.wraps(command)
-    def wrapper(**values: Any) -> None:
-        chosen: dict[str, Any] = {
-            name: group(**{field.name: values.pop(field.name) for field in fields(group)})
-            for name, group in groups.items()
-        }
-        if lists:
-            names = [parameter.name for parameter in PlanOptionLists.parameters()]
-            chosen[lists] = PlanOptionLists.of({name: values.pop(name) for name in names})
-        command(**chosen, **values)
-
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    replaced = [parameter.replace(kind=keyword) for parameter in parameters]
-    wrapper.__signature__ = inspect.Signature(replaced)  # type: ignore[attr-defined]
-    return wrapper
-
-
-def size_bytes(option: str, text: str) -> int:
-    """Bytes of a size such as 1.5GiB; a number alone has no unit and is misuse."""
-    match = _SIZE.fullmatch(text.strip())
-    if match is None:
-        raise typer.BadParameter(f"{option} {text} is no size such as 512MiB, 1.5GiB or 800MB")
-    size = float(match[1]) * _UNITS[match[2].lower()]
-    if not 1 <= size < 1 << 62:
-        raise typer.BadParameter(f"{option} {text} is out of range")
-    return int(size)
+                found.append(parameter)
+        return found
 
 
 def one_of(option: str, value: str, values: tuple[str, ...]) -> None:
     """Misuse unless `value` is one of `values`."""
     if value not in values:
         raise typer.BadParameter(f"{option} {value} is none of {', '.join(values)}")
-
-
-def check_drafter(text: str) -> None:
-    """Misuse unless `text` is a list of drafters, "auto", "none" or "plain"."""
-    for name in text.split(","):
-        one_of("--drafter", name.strip(), ("auto", "none", PLAIN, *NAMES))
 
 
 def model_path(model: str | None, plan_options: PlanOptions | None = None) -> Path:
@@ -416,3 +428,11 @@ def model_path(model: str | None, plan_options: PlanOptions | None = None) -> Pa
     if model is None:
         return embedded_model()
     return model_file(model, fetcher((plan_options or DEFAULTS).request))
+
+
+# Values of a load that are more than their texts say.
+_READ: Mapping[str, Callable[[str], Any]] = {
+    "drafter": drafters_of,
+    "draft_model": model_path,
+    "switch": model_path,
+}

@@ -6,30 +6,25 @@ import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from edgespec.cli import options
 from edgespec.cli.answer_options import read_text
+from edgespec.cli.options import PROMPT, load_option
 from edgespec.cli.render import memory_json, printable, size_text, table
 from edgespec.memory.plan.plan import Alternative, Part, Plan
 from edgespec.memory.plan.request import Request
 from edgespec.models.spec import ModelSpec
+from edgespec.option_fields import option
 
 
-@options.takes_shared_options
 def plan(
-    models: options.ModelsOptions = options.SEVERAL,
-    file: Annotated[
-        Path | None, typer.Option("--file", "-f", help="Plan for the prompt in this file.")
-    ] = None,
-    images: Annotated[
-        int, typer.Option("--images", min=0, help="Images that the prompt shows.")
-    ] = 0,
+    models: options.ModelsOptions,
+    plan_options: options.PlanOptions,
+    file: Path | None = option(None, "Plan for the prompt in this file.", also="-f", panel=PROMPT),
+    images: int = option(0, "Images that the prompt shows.", panel=PROMPT, low=0),
     max_tokens: options.MaxTokensOption = options.MAX_TOKENS,
-    users: options.UsersOption = "1",
-    plan_options: options.PlanOptions = options.DEFAULTS,
+    users: int | None = load_option("users"),
     as_json: options.JsonOption = False,
 ) -> None:
     """Show what a run would allocate and choose, without loading weights.
@@ -49,8 +44,8 @@ def plan(
         is_plain_greedy=True,
         sees=True,
         images=images,
+        users=users,
     )
-    request = dataclasses.replace(request, users=options.users_of(users))
     if others:
         found = _set_document([spec, *others], request)
         print(json.dumps(found) if as_json else set_text(found))

@@ -4,33 +4,27 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 from edgespec.cli import options
+from edgespec.cli.options import OUTPUT
 from edgespec.cli.render import Progress, note, printable, size_text, table
+from edgespec.memory.plan.options import DRAFTS
+from edgespec.option_fields import option
 
 
-@options.takes_shared_options
 def profile(
-    model: options.ModelOptions = options.EMBEDDED,
-    html: Annotated[
-        Path | None, typer.Option("--html", help="Write a report as a web page to this file.")
-    ] = None,
-    large_share: Annotated[
-        float | None,
-        typer.Option(
-            "--large-share", help="With --switch: share of tokens by the large model; 0.4 is 40%."
-        ),
-    ] = None,
-    quality: Annotated[
-        float | None,
-        typer.Option(
-            "--quality", help="With --switch: part of the disagreement to remove; 0.9 is 90%."
-        ),
-    ] = None,
-    plan_options: options.PlanOptions = options.DEFAULTS,
+    model: options.ModelOptions,
+    plan_options: options.PlanOptions,
+    html: Path | None = option(None, "Write a report as a web page to this file.", panel=OUTPUT),
+    large_share: float | None = option(
+        None, "With --switch: share of tokens by the large model; 0.4 is 40%.", panel=DRAFTS
+    ),
+    quality: float | None = option(
+        None, "With --switch: part of the disagreement to remove; 0.9 is 90%.", panel=DRAFTS
+    ),
     as_json: options.JsonOption = False,
 ) -> None:
     """Measure step times, memory and speed. Example: edgespec profile model.gguf --html out.html
@@ -42,16 +36,16 @@ def profile(
 
     if large_share is not None and quality is not None:
         raise typer.BadParameter("give --large-share or --quality, not both")
-    if plan_options.switch is None and (large_share is not None or quality is not None):
+    is_pair = "switch" in plan_options.given
+    if not is_pair and (large_share is not None or quality is not None):
         raise typer.BadParameter("--large-share and --quality belong to --switch")
-    if plan_options.switch is not None and html is not None:
+    if is_pair and html is not None:
         raise typer.BadParameter("--html draws a profile of one model, and no pair")
     write_profile = _report_writer(html)
     spec = read_model(model.path(plan_options))
     request = plan_options.request(is_plain_greedy=True)
-    progress = Progress()
     measured: dict[str, Any]
-    try:
+    with Progress() as progress:
         if request.switch is None:
             from edgespec.bench.profiling import profile as measure
 
@@ -62,8 +56,6 @@ def profile(
             measured = calibrate(
                 spec, request, large_share=large_share, quality=quality, progress=progress
             )
-    finally:
-        progress.clear()
     text = _text if request.switch is None else _switch_text
     # First what took time: a file that cannot be written must not cost it.
     print(json.dumps(measured) if as_json else text(measured), flush=True)

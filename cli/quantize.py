@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from edgespec.cli import options
-from edgespec.cli.command import Command, Group
+from edgespec.cli.command import Commands
 from edgespec.cli.quantize_text import report_text
 from edgespec.cli.render import Progress, note, printable
+from edgespec.option_fields import argument, option, size_bytes
 from edgespec.paths import expanded
 
 if TYPE_CHECKING:
@@ -21,41 +22,25 @@ if TYPE_CHECKING:
 _LINE_EVERY_S = 15.0  # of progress, where stderr is no terminal
 
 
-quantize_app = typer.Typer(
-    cls=Group,
-    help="Make smaller or faster model files, and compare them.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+quantize_app = Commands("Make smaller or faster model files, and compare them.")
 
-SourceArgument = Annotated[str, typer.Argument(help="The model to start from.")]
-TargetArgument = Annotated[Path, typer.Argument(help="The file to write.")]
-ImatrixOption = Annotated[
-    str | None,
-    typer.Option("--imatrix", help="Importance matrix: a file of llama.cpp's, or auto."),
-]
-DataOption = Annotated[
-    Path | None, typer.Option("--data", help="Text to measure with. Default: the model writes it.")
-]
+_SOURCE: Any = argument("The model to start from.", default=...)
+_TARGET: Any = argument("The file to write.", default=...)
+_MATRIX = "Importance matrix: a file of llama.cpp's, or auto."
+_DATA: Any = option(None, "Text to measure with. Default: the model writes it.")
 
 
-@quantize_app.command("type", cls=Command)
+@quantize_app.add("type")
 def change_type(
-    source: SourceArgument,
-    target: TargetArgument,
-    file_type: Annotated[
-        str, typer.Argument(metavar="TYPE", help="One of llama.cpp's file types, e.g. Q4_K_M.")
-    ],
-    tensor: Annotated[
-        list[str] | None,
-        typer.Option("--tensor", help="PATTERN=TYPE for some tensors, e.g. ffn_down=Q6_K."),
-    ] = None,
-    imatrix: ImatrixOption = None,
-    data: DataOption = None,
-    threads: Annotated[
-        int | None,
-        typer.Option("--threads", "-t", min=1, help="CPU threads. Default: physical cores."),
-    ] = None,
+    source: str = _SOURCE,
+    target: Path = _TARGET,
+    file_type: str = argument(
+        "One of llama.cpp's file types, e.g. Q4_K_M.", default=..., more={"metavar": "TYPE"}
+    ),
+    tensor: list[str] | None = option(None, "PATTERN=TYPE for some tensors, e.g. ffn_down=Q6_K."),
+    imatrix: str | None = option(None, _MATRIX),
+    data: Path | None = _DATA,
+    threads: int | None = option(None, "CPU threads. Default: physical cores.", also="-t", low=1),
     as_json: options.JsonOption = False,
 ) -> None:
     """Change a file's type. Example: edgespec quantize type model.gguf small.gguf Q4_K_M
@@ -68,35 +53,22 @@ def change_type(
         raise typer.BadParameter("--data goes with --imatrix auto here")
     recipe = Recipe(file_type_named(file_type), tuple(map(_override, tensor or ())))
     spec, progress = _source(source), Progress(line_every_s=_LINE_EVERY_S)
-    try:
+    with progress:
         _convert(spec, target, recipe, imatrix, _text(data), threads, progress)
-    finally:
-        progress.clear()
     _show({"target": str(target), "type": recipe.file_type, **_sizes(spec, target)}, as_json)
 
 
-@quantize_app.command(cls=Command)
+@quantize_app.add()
 def fit(
-    source: SourceArgument,
-    target: TargetArgument,
-    size: Annotated[str, typer.Argument(help="Most bytes of the file, such as 90MiB.")],
-    types: Annotated[
-        str | None,
-        typer.Option("--types", help="Tensor types to choose from, with commas. Default: all."),
-    ] = None,
-    data: DataOption = None,
-    minutes: Annotated[
-        float | None,
-        typer.Option(
-            "--minutes",
-            min=0.01,
-            help="Most minutes of measuring. Default: as it takes.",
-        ),
-    ] = None,
-    work: Annotated[
-        Path | None,
-        typer.Option("--work", help="Keep measurements in this folder, for other sizes."),
-    ] = None,
+    source: str = _SOURCE,
+    target: Path = _TARGET,
+    size: int = argument("Most bytes of the file, such as 90MiB.", default=..., read=size_bytes),
+    types: str | None = option(None, "Tensor types to choose from, with commas. Default: all."),
+    data: Path | None = _DATA,
+    minutes: float | None = option(
+        None, "Most minutes of measuring. Default: as it takes.", low=0.01
+    ),
+    work: Path | None = option(None, "Keep measurements in this folder, for other sizes."),
     as_json: options.JsonOption = False,
 ) -> None:
     """Find the best mixture of types for a size.
@@ -108,13 +80,12 @@ def fit(
     """
     from edgespec.files.quantizing import fit_file
 
-    most_bytes = options.size_bytes("SIZE", size)
     spec, progress = _source(source), Progress(line_every_s=_LINE_EVERY_S)
     try:
         found = fit_file(
             spec,
             target,
-            most_bytes,
+            size,
             work=work and expanded(work),
             types=_names(types),
             data=_text(data),
@@ -152,26 +123,16 @@ def fit(
         raise typer.Exit(130)
 
 
-@quantize_app.command(cls=Command)
+@quantize_app.add()
 def tune(
-    source: SourceArgument,
-    target: Annotated[
-        Path | None, typer.Argument(help="The file to write. Default: only measure.")
-    ] = None,
-    max_kl: Annotated[
-        float | None,
-        typer.Option(
-            "--max-kl",
-            min=0.0,
-            help="Most loss, as KL divergence. Default: 1.1 times that of Q4_0.",
-        ),
-    ] = None,
-    types: Annotated[
-        str | None,
-        typer.Option("--types", help="File types to try, with commas. Default: 20 of them."),
-    ] = None,
-    imatrix: ImatrixOption = "auto",
-    data: DataOption = None,
+    source: str = _SOURCE,
+    target: Path | None = argument("The file to write. Default: only measure."),
+    max_kl: float | None = option(
+        None, "Most loss, as KL divergence. Default: 1.1 times that of Q4_0.", low=0.0
+    ),
+    types: str | None = option(None, "File types to try, with commas. Default: 20 of them."),
+    imatrix: str | None = option("auto", _MATRIX),
+    data: Path | None = _DATA,
     as_json: options.JsonOption = False,
 ) -> None:
     """Find the type that is fastest on this device.
@@ -186,33 +147,26 @@ def tune(
     if target is not None:
         check_target(target, spec.files)
     tried = [file_type_named(name) for name in _names(types) or tuning.CANDIDATES]
-    try:
-        with importance_matrix(spec, imatrix, text, progress) as (path, named):
-            report = tuning.tune(
-                spec,
-                target,
-                max_kl=max_kl,
-                types=tried,
-                imatrix=path,
-                imatrix_name=named,
-                data=text,
-                progress=progress,
-            )
-    finally:
-        progress.clear()
+    with progress, importance_matrix(spec, imatrix, text, progress) as (path, named):
+        report = tuning.tune(
+            spec,
+            target,
+            max_kl=max_kl,
+            types=tried,
+            imatrix=path,
+            imatrix_name=named,
+            data=text,
+            progress=progress,
+        )
     _show(report, as_json, target)
 
 
-@quantize_app.command(cls=Command)
+@quantize_app.add()
 def compare(
-    source: SourceArgument,
-    others: Annotated[
-        list[Path] | None, typer.Argument(help="Files made from it. None with --kv.")
-    ] = None,
-    kv: Annotated[
-        bool, typer.Option("--kv", help="Compare types of the source's KV cache instead.")
-    ] = False,
-    data: DataOption = None,
+    source: str = _SOURCE,
+    others: list[Path] | None = argument("Files made from it. None with --kv."),
+    kv: bool = option(False, "Compare types of the source's KV cache instead."),
+    data: Path | None = _DATA,
     as_json: options.JsonOption = False,
 ) -> None:
     """Measure the loss and speed of files.
@@ -228,14 +182,12 @@ def compare(
     if not kv and not others:
         raise typer.BadParameter("name a source and other files, or give --kv")
     spec, progress, text = _source(source), Progress(line_every_s=_LINE_EVERY_S), _text(data)
-    try:
+    with progress:
         if kv:
             report = compare_kv_types(spec, data=text, progress=progress)
         else:
             files = [read_model_spec(expanded(path)) for path in others or ()]
             report = compare_files(spec, files, data=text, progress=progress)
-    finally:
-        progress.clear()
     _show(report, as_json)
 
 

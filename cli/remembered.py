@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import Annotated
-
-import typer
 
 from edgespec.cli import options
 from edgespec.cli.render import note, printable, size_text, table
+from edgespec.option_fields import option
 
 
 def remembered(
-    clear: Annotated[bool, typer.Option("--clear", help="Delete all of it.")] = False,
+    clear: bool = option(False, "Delete all of it."),
     as_json: options.JsonOption = False,
 ) -> None:
     """Show or clear the prompts and answers that --remember keeps to draft from."""

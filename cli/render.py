@@ -134,8 +134,8 @@ def table(rows: Sequence[Sequence[str]]) -> str:
     columns = max(40, shutil.get_terminal_size((100, 24)).columns)
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
     indent = sum(widths) + 2 * len(widths)
-    room = max(1, columns - indent)
-    below = room < min(16, max(len(row[-1]) for row in rows))  # no room beside the others
+    room = columns - indent
+    below = room < 16 < max(len(row[-1]) for row in rows)  # no room for its words beside the others
     indent = 4 if below else indent
     lines = []
     for row in rows:
@@ -202,6 +202,12 @@ class Progress:
             _unfiltered(sys.stderr).write("\r" + line.ljust(len(self._line)))
             sys.stderr.flush()
             self._line = line
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_problem: object) -> None:
+        self.clear()
 
     def clear(self) -> None:
         """Remove the line."""

@@ -9,17 +9,21 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import typer
 
-from edgespec.cli import answer_options, options
+from edgespec.cli import options
+from edgespec.cli.answer_options import FormatOptions, SamplingOptions
 from edgespec.cli.answer_writer import show_answer, with_progress
-from edgespec.cli.connect import ConnectOption, RequestFields, run_connected
+from edgespec.cli.connect import connect_option, request_fields, run_connected
+from edgespec.cli.options import PROMPT
 from edgespec.cli.render import memory_json, models_text, note, size_text
 from edgespec.cli.start import cancel_on_interrupt, load_engine
-from edgespec.cli.tint import COLORS, NONE, ColorOption
+from edgespec.cli.tint import color_option
 from edgespec.errors import UnsupportedError
+from edgespec.memory.plan.options import DRAFTS
+from edgespec.option_fields import argument, option
 from edgespec.paths import read_stdin, read_text
 
 if TYPE_CHECKING:
@@ -37,194 +41,194 @@ _LOG = logging.getLogger("edgespec.drafts")
 _WORTH_TELLING = 0.1  # of the steps
 
 
-@options.takes_shared_options
+@dataclasses.dataclass(frozen=True)
+class RunOptions(options.Group):
+    """What is asked, and what comes of the answer."""
+
+    TITLE: ClassVar = PROMPT
+
+    prompt: str | None = argument("The prompt. Default: --file, or stdin.", panel=PROMPT)
+    asked: str | None = option(None, "The prompt, instead of the argument.", called="--prompt -p")
+    file: Path | None = option(None, "Read the prompt from this file.", also="-f")
+    system: str | None = option(None, "System message.")
+    image: list[str] | None = option(
+        None, "Show this image with the prompt; - reads it from stdin."
+    )
+    audio: list[str] | None = option(
+        None, "Play this sound with the prompt; - reads it from stdin."
+    )
+    raw: bool = option(False, "Send the prompt as it is, without the model's chat format.")
+    max_tokens: options.MaxTokensOption = options.MAX_TOKENS
+    stop: list[str] | None = option(None, "End the answer before this text.", for_projects=True)
+    color: str = color_option()
+    check: bool = option(False, "Answer again without drafts, and compare.", panel=DRAFTS)
+    trace_drafts: Path | None = option(
+        None, "Write to this file, as JSON lines, why each round drafted what it did.", panel=DRAFTS
+    )
+    connect: str | None = connect_option()
+    as_json: options.JsonOption = False
+
+    def named(self, model: options.ModelOptions) -> tuple[options.ModelOptions, str | None]:
+        """Tell what names a model from a prompt, where only one argument is given.
+
+        Raises ModelNotFoundError for a word that is neither.
+        """
+        from edgespec.models.hub.resolve import is_name, missing
+
+        given, prompt = model.model, self.asked if self.prompt is None else self.prompt
+        if self.connect is not None:  # the server has the model: one argument is the prompt
+            if prompt is not None:
+                return model, prompt
+            return dataclasses.replace(model, model=None), given
+        if self.asked is not None and self.prompt is not None:
+            raise typer.BadParameter("give the prompt as an argument or with --prompt, not both")
+        if given is None or self.prompt is not None or is_name(given):
+            return model, prompt
+        is_named = model.named is not None or model.hf_repo is not None
+        is_text = not given.strip() or " " in given.strip() or "\n" in given
+        if self.asked is None and (is_named or is_text):
+            return dataclasses.replace(model, model=None), given
+        problem = missing(given)
+        problem.hint = f"a prompt of one word is --prompt {given[:40]}; {problem.hint}"
+        raise problem
+
+    def text(self, prompt: str | None) -> str:
+        """The prompt, of --file or stdin where there is none; an empty one is misuse."""
+        if prompt is not None and self.file is not None:
+            raise typer.BadParameter("give the prompt as an argument or with --file, not both")
+        if self.file is not None:
+            prompt = read_text(self.file)
+        elif prompt is None:
+            if sys.stdin.isatty():
+                raise typer.BadParameter(
+                    "no prompt: give one as an argument, with --file, or on stdin"
+                )
+            prompt = read_stdin()
+        if not prompt.strip():
+            raise typer.BadParameter("the prompt is empty")
+        return prompt
+
+    def images(self) -> list[Image]:
+        """Images and sounds of files, or of stdin. Raises UnsupportedError."""
+        from edgespec.models.images import MAX_BYTES, read_image
+
+        names = [*(self.image or []), *(self.audio or [])]
+        if names.count("-") > 1:
+            raise typer.BadParameter("stdin, which - reads, is there once")
+        return [
+            read_image(sys.stdin.buffer.read(MAX_BYTES + 1) if name == "-" else name)
+            for name in names
+        ]
+
+    def messages(self, text: str, spec: ModelSpec, images: Sequence[Image]) -> str | list[Message]:
+        """What a model of this process is asked. Raises UnsupportedError without a template."""
+        if self.raw or self.system is None:
+            return text
+        if spec.chat_template is None:
+            raise UnsupportedError("this model has no chat template, so --system has no place")
+        shown = [image.part for image in images]
+        content = [*shown, {"type": "text", "text": text}] if shown else text
+        return [
+            {"role": "system", "content": self.system},
+            {"role": "user", "content": content},
+        ]
+
+
 def run(
-    model: options.ModelOptions = options.EMBEDDED,
-    prompt: Annotated[
-        str | None, typer.Argument(help="The prompt. Default: --file, or stdin.")
-    ] = None,
-    asked: Annotated[
-        str | None, typer.Option("--prompt", "-p", help="The prompt, instead of the argument.")
-    ] = None,
-    file: Annotated[
-        Path | None, typer.Option("--file", "-f", help="Read the prompt from this file.")
-    ] = None,
-    system: Annotated[str | None, typer.Option("--system", help="System message.")] = None,
-    image: Annotated[
-        list[str] | None,
-        typer.Option("--image", help="Show this image with the prompt; - reads it from stdin."),
-    ] = None,
-    audio: Annotated[
-        list[str] | None,
-        typer.Option("--audio", help="Play this sound with the prompt; - reads it from stdin."),
-    ] = None,
-    raw: Annotated[
-        bool,
-        typer.Option("--raw", help="Send the prompt as it is, without the model's chat format."),
-    ] = False,
-    max_tokens: options.MaxTokensOption = options.MAX_TOKENS,
-    stop: Annotated[
-        list[str] | None, typer.Option("--stop", help="End the answer before this text.")
-    ] = None,
-    plan_options: options.PlanOptions = options.DEFAULTS,
-    sampling_options: answer_options.SamplingOptions = answer_options.GREEDY,
-    format_options: answer_options.FormatOptions = answer_options.ANY_FORMAT,
-    color: ColorOption = NONE,
-    check: Annotated[
-        bool, typer.Option("--check", help="Answer again without drafts, and compare.")
-    ] = False,
-    trace_drafts: Annotated[
-        Path | None,
-        typer.Option(
-            "--trace-drafts",
-            help="Write to this file, as JSON lines, why each round drafted what it did.",
-        ),
-    ] = None,
-    connect: ConnectOption = None,
-    as_json: options.JsonOption = False,
+    model: options.ModelOptions,
+    plan_options: options.PlanOptions,
+    sampling_options: SamplingOptions,
+    format_options: FormatOptions,
+    wanted: RunOptions,
 ) -> None:
     """Answer one prompt. Example: edgespec run model.gguf "Why is the sky blue?"
 
     One argument with a space in it is a prompt for the embedded model; one word names a model.
     """
-    from edgespec.memory.device.energy import measured_energy
+    if wanted.connect is not None:
+        _ask_server(wanted.connect, model, wanted, plan_options, sampling_options, format_options)
+        return
     from edgespec.models.images import Sound
     from edgespec.models.onnx.folder import read_model
     from edgespec.setup.prompt_size import most_prompt_tokens
 
-    options.one_of("--color", color, COLORS)
-    if connect is not None:
-        _refuse_connected(check, trace_drafts)
-        model, prompt = _served_and_prompt(model, prompt, asked)
-        settings = RequestFields.of(
-            model, max_tokens, stop, plan_options, sampling_options, format_options
-        )
-        text = _prompt_text(prompt, file)
-        sent = _images([*(image or []), *(audio or [])])
-        run_connected(connect, settings, system, text, sent, raw=raw, color=color, as_json=as_json)
-        return
-    model, prompt = _model_and_prompt(model, prompt, asked)
-    images = _images([*(image or []), *(audio or [])])
-    text = _prompt_text(prompt, file)
-    sampling = sampling_options.params()
-    texts = format_options.texts()
+    model, prompt = wanted.named(model)
+    images, text = wanted.images(), wanted.text(prompt)
+    sampling, texts = sampling_options.params(), format_options.texts()
     spec = read_model(model.path(plan_options))
-    messages = text if raw else _messages(system, text, spec, images)
+    messages = wanted.messages(text, spec, images)
     request = plan_options.request(
-        prompt_tokens=most_prompt_tokens(spec, [messages], raw=raw),
-        max_tokens=max_tokens,
+        prompt_tokens=most_prompt_tokens(spec, [messages], raw=wanted.raw),
+        max_tokens=wanted.max_tokens,
         images=len(images),
         is_plain_greedy=sampling.is_plain_greedy and not any(texts.values()),
+        keeps_to_form=any(texts.values()),
+        sounds_s=tuple(one.seconds for one in images if isinstance(one, Sound)),
     )
-    sounds_s = tuple(one.seconds for one in images if isinstance(one, Sound))
-    request = dataclasses.replace(request, keeps_to_form=any(texts.values()), sounds_s=sounds_s)
-    if check:
+    if wanted.check:
         _require_comparable(request, sampling)
+    shown = images if isinstance(messages, str) else ()
+    _answer(wanted, spec, request, messages, sampling, {"images": shown, **texts})
+
+
+def _ask_server(
+    url: str,
+    model: options.ModelOptions,
+    wanted: RunOptions,
+    plan_options: options.PlanOptions,
+    sampling_options: SamplingOptions,
+    format_options: FormatOptions,
+) -> None:
+    if wanted.trace_drafts is not None:
+        raise typer.BadParameter("--trace-drafts needs a model of this process")
+    if wanted.check:
+        raise typer.BadParameter("--check decodes plainly, which a server is not asked to do")
+    model, prompt = wanted.named(model)
+    settings = request_fields(
+        model, wanted.max_tokens, wanted.stop, plan_options, sampling_options, format_options
+    )
+    text, images = wanted.text(prompt), wanted.images()
+    how: Any = {"raw": wanted.raw, "color": wanted.color, "as_json": wanted.as_json}
+    run_connected(url, settings, wanted.system, text, images, **how)
+
+
+def _answer(
+    wanted: RunOptions,
+    spec: ModelSpec,
+    request: Request,
+    messages: Prompt,
+    sampling: SamplingParams,
+    more: dict[str, Any],
+) -> None:
+    """Load the model, answer, and say what it took; `more` are arguments of `Engine.stream`."""
+    from edgespec.memory.device.energy import measured_energy
+
     cancel = cancel_on_interrupt()
-    plan, engine = load_engine(spec, request, cancel, quiet=as_json)
-    with engine, _traced(engine, trace_drafts):
-        arguments: dict[str, Any] = {
-            "max_tokens": max_tokens,
-            "stop": stop or (),
-            "raw": raw,
-            "cancel": cancel,
-            "images": images if isinstance(messages, str) else (),
-            **texts,
-        }
-        shown = None if as_json else color
-        with measured_energy(idle=as_json) as energy:
+    arguments = {
+        "max_tokens": wanted.max_tokens,
+        "stop": wanted.stop or (),
+        "raw": wanted.raw,
+        "cancel": cancel,
+        **more,
+    }
+    plan, engine = load_engine(spec, request, cancel, quiet=wanted.as_json)
+    with engine, _traced(engine, wanted.trace_drafts):
+        shown = None if wanted.as_json else wanted.color
+        with measured_energy(idle=wanted.as_json) as energy:
             result, seed_used = _generate(engine, messages, sampling, arguments, shown)
         checked = None
-        if check and result.finish_reason != "cancelled":
+        if wanted.check and result.finish_reason != "cancelled":
             checked = _check(engine, messages, sampling, seed_used, arguments, result)
             checked = None if cancel.is_set() else checked  # then it compared only a part
         measured = _report(plan, engine, result, seed_used, checked)
         _LOG.info("drafts: %s", _reasons(plan, engine))
         measured |= energy.as_json(len(result.token_ids))
-    if as_json:
+    if wanted.as_json:
         print(json.dumps(measured))
     else:
         note(_summary(measured))
     if cancel.is_set():
         raise typer.Exit(130)
-
-
-# -- what to run ---------------------------------------------------------------------------
-
-
-def _model_and_prompt(
-    model: options.ModelOptions, prompt: str | None, asked: str | None
-) -> tuple[options.ModelOptions, str | None]:
-    """Tell what names a model from a prompt, where only one argument is given.
-
-    Raises ModelNotFoundError for a word that is neither.
-    """
-    from edgespec.models.hub.resolve import is_name, missing
-
-    if asked is not None and prompt is not None:
-        raise typer.BadParameter("give the prompt as an argument or with --prompt, not both")
-    given = model.model
-    if given is None or prompt is not None or is_name(given):
-        return model, asked if prompt is None else prompt
-    is_named = model.named is not None or model.hf_repo is not None
-    if asked is None and (is_named or not given.strip() or " " in given.strip() or "\n" in given):
-        return dataclasses.replace(model, model=None), given
-    problem = missing(given)
-    problem.hint = f"a prompt of one word is --prompt {given[:40]}; {problem.hint}"
-    raise problem
-
-
-def _served_and_prompt(
-    model: options.ModelOptions, prompt: str | None, asked: str | None
-) -> tuple[options.ModelOptions, str | None]:
-    """The same where a server has the model: one argument is the prompt."""
-    if prompt is None and asked is None:
-        return dataclasses.replace(model, model=None), model.model
-    return model, asked if prompt is None else prompt
-
-
-def _prompt_text(prompt: str | None, file: Path | None) -> str:
-    if prompt is not None and file is not None:
-        raise typer.BadParameter("give the prompt as an argument or with --file, not both")
-    if file is not None:
-        prompt = read_text(file)
-    elif prompt is None:
-        if sys.stdin.isatty():
-            raise typer.BadParameter("no prompt: give one as an argument, with --file, or on stdin")
-        prompt = read_stdin()
-    if not prompt.strip():
-        raise typer.BadParameter("the prompt is empty")
-    return prompt
-
-
-def _refuse_connected(check: bool, trace_drafts: Path | None) -> None:
-    if trace_drafts is not None:
-        raise typer.BadParameter("--trace-drafts needs a model of this process")
-    if check:
-        raise typer.BadParameter("--check decodes plainly, which a server is not asked to do")
-
-
-def _messages(
-    system: str | None, text: str, spec: ModelSpec, images: Sequence[Image]
-) -> str | list[Message]:
-    if system is None:
-        return text
-    if spec.chat_template is None:
-        raise UnsupportedError("this model has no chat template, so --system has no place")
-    shown = [image.part for image in images]
-    content = [*shown, {"type": "text", "text": text}] if shown else text
-    return [{"role": "system", "content": system}, {"role": "user", "content": content}]
-
-
-def _images(names: Sequence[str]) -> list[Image]:
-    """Images and sounds of files, or of stdin; each is shown once. Raises UnsupportedError."""
-    from edgespec.models.images import MAX_BYTES, read_image
-
-    if names.count("-") > 1:
-        raise typer.BadParameter("stdin, which - reads, is there once")
-    return [
-        read_image(sys.stdin.buffer.read(MAX_BYTES + 1) if name == "-" else name) for name in names
-    ]
 
 
 def _require_comparable(request: Request, sampling: SamplingParams) -> None:

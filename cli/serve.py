@@ -8,20 +8,25 @@ import os
 import socket
 import threading
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import typer
 
-from edgespec.cli import answer_options, options
+from edgespec.cli import options
+from edgespec.cli.answer_options import SamplingOptions, read_text
 from edgespec.cli.embed import PoolingOption
+from edgespec.cli.options import load_option
+from edgespec.cli.pool_options import PoolOptions
 from edgespec.cli.render import note
 from edgespec.cli.start import cancel_on_interrupt, load_engine
 from edgespec.errors import UnsupportedError
 from edgespec.log import PROMPTS
+from edgespec.option_fields import option
 
 if TYPE_CHECKING:
+    from edgespec.memory.plan.request import Request
     from edgespec.models.spec import ModelSpec
     from edgespec.sampling.params import SamplingParams
     from edgespec.serve.server import Server
@@ -34,105 +39,70 @@ _INTERFACE_BYTES = (24 << 20) + (8 << 20)
 _TEMPERATURE = 0.8  # llama.cpp's, where neither the command nor the file has one
 
 
-@options.takes_shared_options
+@dataclass(frozen=True)
+class ServeOptions(options.Group):
+    """Who may ask for what.
+
+    Args:
+        host: Address to listen on; any but this machine's own needs a key.
+        port: Port to listen on; 0: a free one.
+        api_key: Key that requests have to send. All of EDGESPEC_API_KEY is one key.
+        api_key_file: File with one key per line.
+        cors: Origin whose web pages may use the server; *: all.
+        allowed_host: Another name that clients use for the server: a proxy's, host.docker.internal.
+        max_tokens: Most tokens of an answer. Default: the rest of the context.
+        any_model: Answer requests for any model, whatever its name.
+        think_budget: Most tokens of a thought, before the answer begins. Default: no limit.
+        log_prompts: Log prompts and answers, too (-v or --log-file).
+    """
+
+    TITLE: ClassVar = options.SERVER
+
+    host: str = option("127.0.0.1")
+    port: int = option(8080, low=0, high=65535, for_projects=False)
+    api_key: list[str] | None = option(None, more={"envvar": _KEY_VARIABLE})
+    api_key_file: Path | None = option(None)
+    cors: list[str] | None = option(None)
+    allowed_host: list[str] | None = option(None)
+    max_tokens: int | None = option(None, also="-n", panel=options.PROMPT, low=1)
+    any_model: bool = option(False, panel=options.OTHERS)
+    think_budget: int | None = option(None, panel=options.OTHERS, low=0)
+    log_prompts: bool = option(False, panel=options.LOG)
+    pooling: PoolingOption = None
+    users: int | None = load_option("users", default=None, panel=options.OTHERS)
+    latency: float = load_option("latency", panel=options.OTHERS)
+
+    def request(self, plan_options: options.PlanOptions) -> Request:
+        """What each model is planned for."""
+        return plan_options.request(
+            max_tokens=self.max_tokens or 0,
+            sees=True,
+            users=self.users,
+            latency=self.latency,
+            keeps_to_form=True,  # whatever is asked for
+            interface_bytes=_INTERFACE_BYTES,
+            serves=True,
+            pooling=self.pooling,
+        )
+
+    def access(self, context: typer.Context) -> dict[str, Any]:
+        """Who may ask, as arguments of `Server`. Raises UnsupportedError for what is not safe."""
+        from edgespec.serve.access import check_exposure, checked_keys, checked_origins
+
+        given = [*_given_keys(context, self.api_key), *_keys_of(self.api_key_file)]
+        keys = checked_keys(given) if given else ()
+        check_exposure(self.host, keys)
+        origins = checked_origins(self.cors or ())
+        return {"keys": keys or None, "origins": origins, "hosts": self.allowed_host or ()}
+
+
 def serve(
     context: typer.Context,
-    models: options.ModelsOptions = options.SEVERAL,
-    folder: Annotated[
-        Path | None,
-        typer.Option("--models", help="Folder of GGUF files, which are loaded when asked for."),
-    ] = None,
-    any_here: Annotated[
-        bool, typer.Option("--any", help="Load any model that `models list` knows when asked for.")
-    ] = False,
-    keep_alive: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--keep-alive",
-            help="How long an idle model stays: 5m, 0 or always; for one model NAME=5m. Default: "
-            "until others need its memory.",
-        ),
-    ] = None,
-    pin: Annotated[
-        list[str] | None,
-        typer.Option("--pin", help="Name of a model that is loaded at once and stays."),
-    ] = None,
-    host: Annotated[
-        str,
-        typer.Option(
-            "--host", help="Address to listen on; any but this machine's own needs a key."
-        ),
-    ] = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option("--port", min=0, max=65535, help="Port to listen on; 0: a free one.")
-    ] = 8080,
-    api_key: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--api-key",
-            envvar=_KEY_VARIABLE,
-            help="Key that requests have to send. All of EDGESPEC_API_KEY is one key.",
-        ),
-    ] = None,
-    api_key_file: Annotated[
-        Path | None, typer.Option("--api-key-file", help="File with one key per line.")
-    ] = None,
-    cors: Annotated[
-        list[str] | None,
-        typer.Option("--cors", help="Origin whose web pages may use the server; *: all."),
-    ] = None,
-    allowed_host: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--allowed-host",
-            help="Another name that clients use for the server: a proxy's, host.docker.internal.",
-        ),
-    ] = None,
-    alias: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--alias",
-            help="Name of the model for clients; of several models NAME=ALIAS. Default: the "
-            "file's name.",
-        ),
-    ] = None,
-    max_tokens: Annotated[
-        int | None,
-        typer.Option(
-            "--max-tokens",
-            "-n",
-            min=1,
-            help="Most tokens of an answer. Default: the rest of the context.",
-        ),
-    ] = None,
-    any_model: Annotated[
-        bool,
-        typer.Option("--any-model", help="Answer requests for any model, whatever its name."),
-    ] = False,
-    think_budget: Annotated[
-        int | None,
-        typer.Option(
-            "--think-budget",
-            min=0,
-            help="Most tokens of a thought, before the answer begins. Default: no limit.",
-        ),
-    ] = None,
-    log_prompts: Annotated[
-        bool,
-        typer.Option("--log-prompts", help="Log prompts and answers, too (-v or --log-file)."),
-    ] = False,
-    pooling: PoolingOption = None,
-    users: options.UsersOption = "auto",
-    latency: Annotated[
-        float,
-        typer.Option(
-            "--latency",
-            min=0.0,
-            help="Most that reading one prompt adds to a step of other answers, in steps.",
-        ),
-    ] = 1.0,
-    plan_options: options.PlanOptions = options.DEFAULTS,
-    sampling_options: answer_options.SamplingOptions = answer_options.GREEDY,
+    models: options.ModelsOptions,
+    pool_options: PoolOptions,
+    wanted: ServeOptions,
+    plan_options: options.PlanOptions,
+    sampling_options: SamplingOptions,
 ) -> None:
     """Serve OpenAI's interface and a chat page. Example: edgespec serve model.gguf --port 8080
 
@@ -145,55 +115,50 @@ def serve(
 
     require_packages()
     use_one_arena()
-    from edgespec.cli.serve_pool import PoolChoice, make_pool
-    from edgespec.memory.plan.embedding import check_options, embeds
-    from edgespec.models.onnx.folder import read_model
-    from edgespec.serve.access import check_exposure, checked_keys, checked_origins
+    from edgespec.cli.serve_pool import make_pool
+    from edgespec.memory.plan.embedding import embeds
     from edgespec.serve.asked import Defaults
     from edgespec.serve.server import Server, bind
 
-    if log_prompts:
+    if wanted.log_prompts:
         PROMPTS.setLevel(logging.INFO)
-    given = [*_given_keys(context, api_key), *_keys_of(api_key_file)]
-    keys = checked_keys(given) if given else ()
-    check_exposure(host, keys)
-    origins = checked_origins(cors or ())
-    request = replace(
-        plan_options.request(max_tokens=max_tokens or 0, sees=True),
-        users=options.users_of(users),
-        latency=latency,
-        keeps_to_form=True,  # whatever is asked for
-        interface_bytes=_INTERFACE_BYTES,
-        serves=True,
-        pooling=pooling,
-    )
+    access, request = wanted.access(context), wanted.request(plan_options)
 
     def defaults(spec: ModelSpec) -> Defaults:
-        return Defaults(_sampling(context, sampling_options, spec), max_tokens, think_budget)
+        sampling = _sampling(context, sampling_options, spec)
+        return Defaults(sampling, wanted.max_tokens, wanted.think_budget)
 
-    access: dict[str, Any] = {"keys": keys or None, "origins": origins, "hosts": allowed_host or ()}
-    with bind(host, port, keys) as listener, ExitStack() as opened:
+    with bind(wanted.host, wanted.port, access["keys"] or ()) as listener, ExitStack() as opened:
         # Bound before loading: a port in use is told at once.
         threading.Thread(target=_import_server, daemon=True).start()
-        choice = PoolChoice(
-            models.names, folder, any_here, keep_alive or (), pin or (), alias or ()
-        )
-        if choice.is_pool and pooling is not None:
+        is_pool = pool_options.is_pool(models.names)
+        if is_pool and wanted.pooling is not None:
             raise typer.BadParameter("--pooling serves one model")
-        if not choice.is_pool:
-            spec = read_model(models.paths(plan_options)[0])
-            if embeds(spec, pooling):
-                check_options(spec, request)
-                choice = replace(choice, keep_alive=["always"])
-        if choice.is_pool:
-            pool, shared = make_pool(choice, request, plan_options, defaults, any_model)
+        spec = None if is_pool else _one_model(models.paths(plan_options)[0], request)
+        if spec is None or embeds(spec, request.pooling):
+            if spec is not None:  # its texts need no engine
+                pool_options = replace(pool_options, keep_alive=["always"])
+            pool, shared = make_pool(
+                models.names, pool_options, request, plan_options, defaults, wanted.any_model
+            )
             _run(opened.enter_context(Server.of_pool(pool, shared, **access)), listener)
             return
         plan, engine = load_engine(spec, request, cancel_on_interrupt(), quiet=False)
         opened.enter_context(engine)
-        access |= {"names": alias or [spec.path.stem], "defaults": defaults(spec), "plan": plan}
-        access |= {"any_model": any_model, "file_name": spec.path.name}
+        access |= {"names": pool_options.alias or [spec.path.stem], "defaults": defaults(spec)}
+        access |= {"any_model": wanted.any_model, "file_name": spec.path.name, "plan": plan}
         _run(opened.enter_context(Server(engine, **access)), listener)
+
+
+def _one_model(path: Path, request: Request) -> ModelSpec:
+    """The only model. Raises UnsupportedError for options that mean nothing to it."""
+    from edgespec.memory.plan.embedding import check_options, embeds
+    from edgespec.models.onnx.folder import read_model
+
+    spec = read_model(path)
+    if embeds(spec, request.pooling):
+        check_options(spec, request)
+    return spec
 
 
 def _run(server: Server, listener: socket.socket) -> None:
@@ -208,16 +173,14 @@ def _run(server: Server, listener: socket.socket) -> None:
     note("stopped")
 
 
-def _sampling(
-    context: typer.Context, given: answer_options.SamplingOptions, spec: ModelSpec
-) -> SamplingParams:
+def _sampling(context: typer.Context, given: SamplingOptions, spec: ModelSpec) -> SamplingParams:
     """How tokens are picked: what the command does not say is the file's, as in llama.cpp."""
     more: dict[str, Any] = {
         name: value
         for name, value in {"temperature": _TEMPERATURE, **spec.sampling}.items()
         if (source := context.get_parameter_source(name)) is None or source.name == "DEFAULT"
     }
-    return replace(given, **more).params()
+    return SamplingOptions({**given.given, **more}).params()
 
 
 def _given_keys(context: typer.Context, keys: list[str] | None) -> list[str]:
@@ -242,9 +205,7 @@ def _keys_of(file: Path | None) -> list[str]:
     """The keys in a file. Raises UnsupportedError where there are none."""
     if file is None:
         return []
-    keys = [
-        line.strip() for line in (answer_options.read_text(file) or "").splitlines() if line.strip()
-    ]
+    keys = [line.strip() for line in (read_text(file) or "").splitlines() if line.strip()]
     if not keys:
         raise UnsupportedError(f"there is no key in {file}", hint="write one key a line")
     return keys

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf
 from pathlib import Path
 
 from edgespec.cli import options
+from edgespec.cli.pool_options import PoolOptions
 from edgespec.cli.render import note, printable, size_text
 from edgespec.decode.engine import Engine
 from edgespec.errors import DoesNotFitError, UnsupportedError
@@ -20,6 +21,7 @@ from edgespec.models.hub.caches import gguf_files, local_models
 from edgespec.models.onnx.folder import read_model
 from edgespec.models.projector import is_projector
 from edgespec.models.spec import ModelSpec
+from edgespec.option_fields import options_of
 from edgespec.paths import expanded
 from edgespec.serve.asked import Defaults
 from edgespec.serve.embeddings import EmbeddingService
@@ -36,26 +38,9 @@ _BLOB = "sha256-"  # how Ollama calls files
 _SETS = 4  # that are told
 
 
-@dataclass(frozen=True)
-class PoolChoice:
-    """What the command says of its models."""
-
-    named: Sequence[str]
-    folder: Path | None
-    any_here: bool
-    keep_alive: Sequence[str]
-    pins: Sequence[str]
-    aliases: Sequence[str]
-
-    @property
-    def is_pool(self) -> bool:
-        """Whether models are loaded when they are asked for: not one model that stays."""
-        is_chosen = self.folder or self.any_here or self.keep_alive or self.pins
-        return len(self.named) > 1 or bool(is_chosen)
-
-
 def make_pool(
-    choice: PoolChoice,
+    named: Sequence[str],
+    choice: PoolOptions,
     request: Request,
     plan_options: options.PlanOptions,
     defaults: Callable[[ModelSpec], Defaults],
@@ -66,10 +51,10 @@ def make_pool(
     Raises ModelNotFoundError, ModelFileError or DoesNotFitError for one that it names, and
     UnsupportedError for options that fit no model.
     """
-    for option, value in (("--draft-model", request.draft_model), ("--switch", request.switch)):
-        if value is not None:
+    for name, known in options_of(Request).items():
+        if known.for_one and getattr(request, name) is not None:
             raise UnsupportedError(
-                f"{option} is for one model, and several are served",
+                f"{known.names(name)[0]} is for one model, and several are served",
                 hint="serve that model alone, without --keep-alive and --pin",
             )
     shared, machine = Shared(Limits()), this_machine(request.workers)
@@ -90,7 +75,7 @@ def make_pool(
             owns_engine=True,
         )
 
-    found = list(_found(choice, plan_options))
+    found = list(_found(named, choice, plan_options))
     files = [ModelFile(names, path, request, machine, serve) for names, path, _ in found]
     members = [Member(one) for one in files]
     _settle(members, choice)
@@ -102,11 +87,11 @@ def make_pool(
 
 
 def _found(
-    choice: PoolChoice, plan_options: options.PlanOptions
+    named: Sequence[str], choice: PoolOptions, plan_options: options.PlanOptions
 ) -> Iterator[tuple[list[str], Path, bool]]:
     """Names of each file, which are no other one's, its path, and whether it was named."""
     given: list[tuple[str | None, Path, bool]] = [
-        (name, options.model_path(name, plan_options), True) for name in choice.named
+        (name, options.model_path(name, plan_options), True) for name in named
     ]
     if choice.folder is not None:
         folder = expanded(choice.folder)
@@ -134,18 +119,19 @@ def _found(
         yield names, path, is_named
 
 
-def _settle(found: Sequence[Member], choice: PoolChoice) -> None:
+def _settle(found: Sequence[Member], choice: PoolOptions) -> None:
     """What options say of models: names, how long each stays, and which ones always do."""
-    for text in choice.aliases:
+    for text in choice.alias or ():
         one, alias = _meant(found, text, "--alias", "NAME=ALIAS")
         one.model.names = (alias, *one.model.names)
-    for text in sorted(choice.keep_alive, key=lambda text: "=" in text):  # that of all goes first
+    # That of all goes first.
+    for text in sorted(choice.keep_alive or (), key=lambda text: "=" in text):
         if "=" in text:
             one, value = _meant(found, text, "--keep-alive", "NAME=5m")
             _set_keep_alive([one], value)
         else:
             _set_keep_alive(found, text)
-    for text in choice.pins:
+    for text in choice.pin or ():
         _meant(found, f"{text}=", "--pin", "NAME")[0].is_pinned = True
 
 

@@ -16,13 +16,14 @@ answer, is ignored there, and said to be.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from edgespec.errors import UnsupportedError
+from edgespec.option_fields import Option
 from edgespec.paths import read_text
 
 FILE_NAME = "edgespec.toml"
@@ -40,12 +41,6 @@ _SAID_ALONE = {"worker": ("host",)}
 
 _PATHS = ("path", "file", "filename", "directory")
 _WHOLE, _NUMBERS = ("int", "integer", "int range", "integer range"), ("float", "float range")
-# Of a project's file: numbers but these name nothing; these texts are sampling or sizes.
-_OUTWARD_NUMBERS = ("port", "verbose")
-_PROJECT_TEXTS = (
-    *("budget", "cache-type-k", "cache-type-v", "gpu-layers", "kv-type", "prefer", "users"),
-    *("dry-sequence-breaker", "logit-bias", "samplers", "stop", "accept"),
-)
 
 
 class Told(NamedTuple):
@@ -77,18 +72,22 @@ def variable(parameter: Any, command: str = "") -> str:
     return _PREFIX + name.upper().replace("-", "_")
 
 
-def take_variables(parameters: Sequence[Any], command: str) -> None:
-    """Let every option be given by its variable, too."""
+def take_variables(parameters: Sequence[Any], command: str, known: Mapping[str, Option]) -> None:
+    """Let every option be given by its variable, too; with what is `known` of each."""
     for parameter in parameters:
+        parameter.known = known.get(parameter.name)
         if variable(parameter, command) and not parameter.envvar:
             parameter.envvar, parameter.show_envvar = variable(parameter, command), False
 
 
 def is_for_projects(parameter: Any) -> bool:
-    """Whether a project's file may set an option: sampling and sizes."""
-    name = option_name(parameter)
-    is_number = parameter.type.name in (*_WHOLE, *_NUMBERS) and name not in _OUTWARD_NUMBERS
-    return is_number or name in _PROJECT_TEXTS
+    """Whether a project's file may set an option: sampling and sizes.
+
+    Numbers name nothing, unless it is said of one that it does.
+    """
+    if parameter.known is not None and parameter.known.for_projects is not None:
+        return bool(parameter.known.for_projects)
+    return parameter.type.name in (*_WHOLE, *_NUMBERS) and not parameter.count
 
 
 def project_file() -> Path | None:

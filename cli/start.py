@@ -39,17 +39,12 @@ def load_engine(
     """Plan and load a model with a progress line; KeyboardInterrupt when cancelled meanwhile."""
     from edgespec.setup.loading import load_plan, plan_to_load
 
-    progress = Progress()
-    try:
+    with Progress() as progress:
         plan = plan_to_load(spec, request, progress)
-    finally:
-        progress.clear()
     if not quiet:
         note(headline(spec, plan))
-    try:
+    with progress:
         engine = load_plan(spec, plan, progress=progress)
-    finally:
-        progress.clear()
     if cancel.is_set():
         engine.close()
         raise KeyboardInterrupt

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Any
 
-import typer
-
+from edgespec.cli.options import OUTPUT
 from edgespec.cli.render import printable
 from edgespec.decode.stats import LARGE
+from edgespec.option_fields import option
 
 if TYPE_CHECKING:
     from edgespec.decode.generation import Chunk
@@ -18,10 +18,11 @@ COLORS = (NONE, DRAFTED, MODEL)
 _CYAN, _NO_COLOR = "\x1b[36m", "\x1b[39m"
 _UNDERLINE, _NO_UNDERLINE = "\x1b[4m", "\x1b[24m"
 
-ColorOption = Annotated[
-    str,
-    typer.Option("--color", help="Tint tokens: drafted, or model (of the large one of --switch)."),
-]
+
+def color_option() -> Any:
+    """What is tinted, as an option."""
+    text = "Tint tokens: drafted, or model (of the large one of --switch)."
+    return option(NONE, text, choices=COLORS, panel=OUTPUT)
 
 
 def is_dumb() -> bool:

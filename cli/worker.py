@@ -3,35 +3,38 @@
 from __future__ import annotations
 
 import socket
-from typing import Annotated
-
-import typer
 
 from edgespec.cli import options
+from edgespec.cli.options import SERVER
 from edgespec.cli.render import note
 from edgespec.errors import UnsupportedError
+from edgespec.option_fields import option, size_bytes
 from edgespec.serve.access import is_loopback
 
 _PORT = 50052  # that of llama.cpp's server
 
 
 def worker(
-    host: Annotated[
-        str, typer.Option("--host", help="Address to listen on; any other needs --insecure.")
-    ] = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option("--port", "-p", min=0, max=65535, help="Port; 0: a free one.")
-    ] = _PORT,
-    memory: Annotated[
-        str | None,
-        typer.Option("--memory", help="Most memory to lend: 4GiB, 800MB. Default: what is free."),
-    ] = None,
-    threads: Annotated[
-        int | None, typer.Option("--threads", "-t", min=1, help="CPU threads. Default: cores.")
-    ] = None,
-    insecure: Annotated[
-        bool, typer.Option("--insecure", help="Let whoever reaches --host run code here.")
-    ] = False,
+    host: str = option(
+        "127.0.0.1", "Address to listen on; any other needs --insecure.", panel=SERVER
+    ),
+    port: int = option(
+        _PORT,
+        "Port; 0: a free one.",
+        also="-p",
+        panel=SERVER,
+        low=0,
+        high=65535,
+        for_projects=False,
+    ),
+    memory: int | None = option(
+        None,
+        "Most memory to lend: 4GiB, 800MB. Default: what is free.",
+        read=size_bytes,
+        panel=options.MEMORY,
+    ),
+    threads: int | None = option(None, "CPU threads. Default: cores.", also="-t", low=1),
+    insecure: bool = option(False, "Let whoever reaches --host run code here."),
 ) -> None:
     """Lend this machine's devices to another one. Example: edgespec worker --memory 4GiB
 
@@ -51,7 +54,6 @@ def worker(
             hint="use an ssh tunnel to 127.0.0.1, or add --insecure in a network where you trust "
             "everybody",
         )
-    memory_bytes = None if memory is None else options.size_bytes("--memory", memory)
     with _bind(host, port) as listener:  # before anything is measured
         if not is_loopback(host):
             note(
@@ -60,7 +62,7 @@ def worker(
             )
         require_rpc()
         silence_c()
-        served = Worker(memory_bytes, threads or usable_cores(), note)
+        served = Worker(memory, threads or usable_cores(), note)
         address, number = listener.getsockname()[:2]
         note(f"lending {served.describe()} at {address}:{number}; Ctrl-C stops")
         served.run(listener)

@@ -25,8 +25,11 @@ import typer
 import edgespec
 from edgespec.bench.ratios import interval_text
 from edgespec.cli.chat_commands import COMMANDS
-from edgespec.cli.command import _GROUPS, _OTHERS, _TITLES
+from edgespec.cli.command import TITLES, title_of
 from edgespec.cli.main import app
+from edgespec.cli.options import OTHERS
+from edgespec.cli.settings import option_name
+from edgespec.option_fields import options_of
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -60,7 +63,7 @@ def _shared() -> dict[str, list[tuple[str, str]]]:
     commands = _every_command(typer.main.get_command(app), "")
     counts = Counter(chain(*(_option_rows(one) for _, one in commands)))
     shared: dict[str, list[tuple[str, str]]] = {
-        title: [] for title in (*_GROUPS, _OTHERS, _EVERY_COMMAND)
+        title: [] for title in (*TITLES, OTHERS, _EVERY_COMMAND)
     }
     for row, count in counts.items():
         if count == len(commands):
@@ -108,8 +111,7 @@ def _option_rows(command: Any) -> list[tuple[str, str, str]]:
             longs_first = sorted(one.opts, key=lambda option: not option.startswith("--"))
             names = ", ".join(f"`{option}`" for option in longs_first)
             text = (one.help or "") + _default(one)
-        title = _TITLES.get(one.name) or getattr(one, "rich_help_panel", None) or _OTHERS
-        rows.append((title, names, _one_line(text)))
+        rows.append((title_of(one), names, _one_line(text)))
     return rows
 
 
@@ -187,13 +189,20 @@ def _arguments(name: str) -> str:
     defaults = inspect.signature(function).parameters
     text = str(inspect.getdoc(function)).split("Args:\n")[1].split("\n\n")[0]
     commands = _every_command(typer.main.get_command(app), "")
-    options = {one.name for _, command in commands for one in command.params}
+    options = {
+        option_name(one).replace("-", "_") for _, command in commands for one in command.params
+    }
+    known = options_of(function)
     as_there, rows = [], []
     for part in re.split(r"\n {4}(?=\w)", "\n" + text)[1:]:
         argument, _, about = part.partition(": ")
         default = defaults[argument].default
         shown = "" if default in (None, inspect.Parameter.empty) else f"={default!r}"
-        if argument in options - _OTHER_MEANING:
+        if argument in known and known[argument].called:
+            name = known[argument].names(argument)[0]
+            more = " ".join(about.split()).partition(" More: ")[2].rstrip(".")
+            rows.append(f"- `{argument}{shown}`: as `{name}`{more and ', ' + more}")
+        elif argument in options - _OTHER_MEANING:
             as_there.append(f"`{argument}{shown}`")
         else:
             first = " ".join(about.split()).split(". ")[0].rstrip(".")

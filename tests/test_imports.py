@@ -106,7 +106,8 @@ ROOMS = (
     *("measure", "sampling", "quantize", "backends", "memory", "models"),
 )
 BASE = tuple(  # everybody's
-    f"edgespec.{name}" for name in ("annotations", "errors", "log", "progress", "paths", "prefix")
+    f"edgespec.{name}"
+    for name in ("annotations", "errors", "log", "option_fields", "paths", "prefix", "progress")
 )
 
 # Rooms that know no inference library, and what they may import of the backends; and the library

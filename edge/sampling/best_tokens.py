@@ -11,8 +11,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.sampling.params import LOWEST
+
 # The smallest finite logit: at or above it is every token that is not masked.
-LOWEST = float(np.finfo(np.float32).min)
 # Keeps 1/temperature away from 0 and infinity, where float32 would turn 0 * inf into NaN.
 _INVERSE_TEMPERATURE_RANGE = (1e-30, 1e30)
 # How many of the best tokens to sort before sorting all of them.

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from edgespec.sampling import params as names
 from edgespec.sampling.best_tokens import (
-    LOWEST,
     Head,
     floor_of_best,
     head_above,
@@ -25,7 +24,7 @@ from edgespec.sampling.best_tokens import (
     softmax_weights,
 )
 from edgespec.sampling.history import Dry, Penalties
-from edgespec.sampling.params import SamplingParams
+from edgespec.sampling.params import LOWEST, SamplingParams
 
 
 class Left(NamedTuple):

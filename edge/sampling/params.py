@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
 from edgespec.annotations import check_types
 from edgespec.errors import UnsupportedError
-from edgespec.sampling.best_tokens import LOWEST
+from edgespec.option_fields import option
 
 PENALTIES, DRY, TOP_N_SIGMA, TOP_K, TYPICAL = "penalties", "dry", "top_n_sigma", "top_k", "typ_p"
 TOP_P, MIN_P, XTC, TEMPERATURE = "top_p", "min_p", "xtc", "temperature"
@@ -17,70 +18,118 @@ TOP_P, MIN_P, XTC, TEMPERATURE = "top_p", "min_p", "xtc", "temperature"
 ORDER = (PENALTIES, DRY, TOP_N_SIGMA, TOP_K, TYPICAL, TOP_P, MIN_P, XTC, TEMPERATURE)
 BREAKERS = ("\n", ":", '"', "*")
 MIROSTAT_2 = 2
+# llama.cpp's names of fields of a request, where ours are others.
+FIELD_NAMES = {"repetition_penalty": "repeat_penalty", "penalty_last_n": "repeat_last_n"}
+LOWEST = -(2.0 - 2.0**-23) * 2.0**127  # the least finite number of a logit's type
+
+
+# Other words for samplers, llama.cpp's among them.
+SAMPLER_WORDS = {"typical": TYPICAL, "typical_p": TYPICAL, "temp": TEMPERATURE, "nucleus": TOP_P}
+_MEDUSAS = 0.09  # epsilon of typical acceptance in the paper's runs (arXiv 2401.10774)
+
+
+def _epsilon_of(text: str) -> float:
+    """Of typical acceptance; 0 where drafts change nothing."""
+    name, _, number = text.partition("=")
+    if text != "exact" and name != "typical":
+        raise ValueError("is not exact, typical or typical=EPS")
+    try:
+        return 0.0 if text == "exact" else float(number or _MEDUSAS)
+    except ValueError:
+        raise ValueError("is not exact, typical or typical=EPS") from None
+
+
+def _order_of(text: str) -> tuple[str, ...]:
+    """Names of samplers, with llama.cpp's semicolons or commas between them."""
+    words = [word.strip().lower().replace("-", "_") for word in re.split("[;,]", text)]
+    return tuple(SAMPLER_WORDS.get(word, word) for word in words if word)
+
+
+def _bias_of(text: str) -> tuple[int, float]:
+    token, _, bias = text.partition("=")
+    try:
+        return int(token), float(bias)
+    except ValueError:
+        raise ValueError("is not TOKEN=BIAS") from None
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """What to sample; the default is greedy decoding. Raises `UnsupportedError` out of range.
 
-    Names and meanings are llama.cpp's. `logit_bias` may be given as a mapping or as pairs and is
-    kept as pairs sorted by token, so that two equal settings compare and hash as equal.
+    Meanings are llama.cpp's.
+
+    Args:
+        seed: The same seed gives the same answer. More: None draws one, which `Sampler.seed` tells.
+        temperature: 0: always the likeliest token; higher is more varied.
+        top_k: Keep this many of the likeliest tokens; 0: all.
+        top_p: Keep the likeliest tokens up to this total probability; 1: all.
+        min_p: Drop tokens less likely than this share of the likeliest; 0: none.
+        typical_p: Keep the most typical tokens up to this total; 1: all. More: those nearest to the
+            expected surprise (arXiv 2202.00666).
+        top_n_sigma: Keep logits within this many deviations of the best; 0: all. More: arXiv
+            2411.07641.
+        xtc_probability: How often the likeliest tokens are left out (XTC); 0: never. More: all that
+            count as likely, but for the last of them.
+        xtc_threshold: XTC: tokens above this probability count as likely. More: above 0.5 none do.
+        dynatemp_range: Vary the temperature by entropy, plus or minus this; 0: off.
+        dynatemp_exponent: Exponent from entropy to temperature. More: of the entropy as 0 to 1.
+        mirostat: 2: mirostat, in place of the other filters; 0: off. More: it keeps the surprise of
+            tokens near a target (arXiv 2007.14966); bias and temperature stay.
+        mirostat_tau: Mirostat: target entropy, in bits.
+        mirostat_eta: Mirostat: learning rate.
+        repetition_penalty: Make tokens already used less likely; 1: off. More: divides positive and
+            multiplies other logits (CTRL, arXiv 1909.05858).
+        penalty_last_n: Penalties look back this many tokens; -1: all. More: the prompt's, too.
+        presence_penalty: Subtracted from the logits of tokens already used.
+        frequency_penalty: Subtracted once for each time a token was used.
+        dry_multiplier: DRY: penalise tokens that extend a repetition; 0: off.
+        dry_base: DRY: growth of the penalty per repeated token.
+        dry_allowed_length: DRY: longest repetition without a penalty, in tokens.
+        dry_penalty_last_n: DRY: tokens to look back; -1: all.
+        dry_sequence_breakers: DRY: text that ends a repetition; none: no such text.
+        logit_bias: Add to the logit of a token id, as ID=BIAS: 42=-5. More: before everything else;
+            minus infinity forbids a token. A mapping or pairs, which are kept sorted by token, so
+            that two equal settings compare and hash as equal.
+        accept_typical: typical or typical=EPS takes likely drafts that the model would not have
+            picked: faster, another answer; exact: never. More: the epsilon (Medusa, arXiv
+            2401.10774); 0 is never. The only setting with which drafts change an answer.
+        samplers: The samplers to use, in order: top_k;top_p;temperature. More: what is left out is
+            off.
     """
 
-    # 0 is greedy.
-    temperature: float = 0.0
-    # Keep this many of the best tokens; 0 keeps all.
-    top_k: int = 0
-    # Keep the fewest best tokens whose probabilities sum to this; 1 keeps all.
-    top_p: float = 1.0
-    # Keep the tokens with at least this fraction of the best one's probability; 0 keeps all.
-    min_p: float = 0.0
-    # Divides positive and multiplies other logits of recent tokens (CTRL, arXiv 1909.05858).
-    repetition_penalty: float = 1.0
-    # Subtracted once from the logit of every recent token.
-    presence_penalty: float = 0.0
-    # Subtracted for every occurrence of a recent token.
-    frequency_penalty: float = 0.0
-    # How many last tokens are recent, the prompt's included; 0 is none, -1 all.
-    penalty_last_n: int = 64
-    # Added to logits before everything else; minus infinity forbids a token.
-    logit_bias: Mapping[int, float] | tuple[tuple[int, float], ...] = ()
-    # None draws a seed; `Sampler.seed` tells which.
-    seed: int | None = None
-    # Keep logits within this many standard deviations of the best (arXiv 2411.07641); 0 keeps all.
-    top_n_sigma: float = 0.0
-    # Keep the tokens nearest to the expected surprise, up to this mass (arXiv 2202.00666); 1: all.
-    typical_p: float = 1.0
-    # How often tokens above a threshold are left out but for the last of them; 0 is never.
-    xtc_probability: float = 0.0
-    # The probability from which they are; above 0.5 never.
-    xtc_threshold: float = 0.1
-    # The temperature goes up and down by this with the entropy of what is left; 0 is fixed.
-    dynatemp_range: float = 0.0
-    # How the entropy, 0..1, becomes a temperature: raised to this.
-    dynatemp_exponent: float = 1.0
-    # Subtracted from tokens that would go on with a repetition; 0 is off.
-    dry_multiplier: float = 0.0
-    # The penalty grows by this factor with every token of the repetition.
-    dry_base: float = 1.75
-    # Tokens of a repetition that cost nothing.
-    dry_allowed_length: int = 2
-    # How many last tokens are searched for repetitions; 0 is none, -1 all.
-    dry_penalty_last_n: int = 64
-    # No repetition goes on across these texts.
-    dry_sequence_breakers: tuple[str, ...] = BREAKERS
-    # 2 keeps the surprise of tokens near a target (arXiv 2007.14966), in place of all but the bias
-    # and the temperature; 0 is off.
-    mirostat: int = 0
-    # That target, in bits.
-    mirostat_tau: float = 5.0
-    # How fast it is approached.
-    mirostat_eta: float = 0.1
-    # Epsilon of typical acceptance (Medusa, arXiv 2401.10774), the only setting with which drafts
-    # change an answer: a likely one is taken in place of the pick. 0 is off.
-    accept_typical: float = 0.0
-    # Which samplers run, and in which order; what is left out is off.
-    samplers: tuple[str, ...] = ORDER
+    seed: int | None = option(None, also="-s")
+    temperature: float = option(0.0, also="--temp")
+    top_k: int = option(0)
+    top_p: float = option(1.0)
+    min_p: float = option(0.0)
+    typical_p: float = option(1.0, called="--typical --typical-p")
+    top_n_sigma: float = option(0.0, also="--top-nsigma")
+    xtc_probability: float = option(0.0)
+    xtc_threshold: float = option(0.1)
+    dynatemp_range: float = option(0.0)
+    dynatemp_exponent: float = option(1.0, called="--dynatemp-exp")
+    mirostat: int = option(0)
+    mirostat_tau: float = option(5.0, called="--mirostat-ent")
+    mirostat_eta: float = option(0.1, called="--mirostat-lr")
+    repetition_penalty: float = option(1.0, called="--repeat-penalty")
+    penalty_last_n: int = option(64, called="--repeat-last-n")
+    presence_penalty: float = option(0.0)
+    frequency_penalty: float = option(0.0)
+    dry_multiplier: float = option(0.0)
+    dry_base: float = option(1.75)
+    dry_allowed_length: int = option(2)
+    dry_penalty_last_n: int = option(64)
+    dry_sequence_breakers: tuple[str, ...] = option(
+        BREAKERS, called="--dry-sequence-breaker", several=True, for_projects=True
+    )
+    logit_bias: Mapping[int, float] | tuple[tuple[int, float], ...] = option(
+        (), several=True, read=_bias_of, for_projects=True
+    )
+    accept_typical: float = option(
+        0.0, called="--accept", shown="exact", read=_epsilon_of, for_projects=True
+    )
+    samplers: tuple[str, ...] = option(ORDER, read=_order_of, for_projects=True)
 
     def __post_init__(self) -> None:
         check_types(self)

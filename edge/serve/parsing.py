@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NoReturn, TypedDict
 
 from edgespec.memory.bytes.projector import BODY_BYTES, MOST_BODIES
-from edgespec.sampling.params import ORDER, TEMPERATURE, TOP_P, TYPICAL, SamplingParams
+from edgespec.sampling.params import ORDER, SAMPLER_WORDS, SamplingParams
 from edgespec.serve.api_error import LOGGER, ApiError
 
 _SHOWN_CHARS = 40
@@ -342,10 +342,9 @@ _NUMBERS = (
     *("dynatemp_exponent", "dry_multiplier", "dry_base", "mirostat_tau", "mirostat_eta"),
 )
 _COUNTS = ("dry_allowed_length", "dry_penalty_last_n", "mirostat")
-# Other names that llama.cpp takes for its samplers, and its letters for them. What "infill" would
-# pick at the end of a gap's filling is left to the model here.
+# llama.cpp's letters for its samplers. What "infill" would pick at the end of a gap's filling is
+# left to the model here.
 _INFILL = "infill"
-_NAMES = {"typical_p": TYPICAL, "typical": TYPICAL, "temp": TEMPERATURE, "nucleus": TOP_P}
 _LETTERS = dict(zip("edskypmxti", (*ORDER, _INFILL), strict=True))
 
 
@@ -422,7 +421,7 @@ def _samplers(fields: Fields, limits: Limits) -> tuple[str, ...]:
         value = [_LETTERS[one] for one in value] if is_letters else value.split(";")
     names = _texts(Fields({"samplers": value}, fields.path), "samplers", limits)
     known = (name.replace("-", "_") for name in names)
-    return tuple(_NAMES.get(name, name) for name in known if name != _INFILL)
+    return tuple(SAMPLER_WORDS.get(name, name) for name in known if name != _INFILL)
 
 
 def _texts(fields: Fields, field: str, limits: Limits) -> tuple[str, ...]:

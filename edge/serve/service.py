@@ -25,7 +25,7 @@ from edgespec.memory.device.energy import energy_meter
 from edgespec.memory.device.track import peak_resident_bytes, resident_bytes
 from edgespec.memory.plan.plan import Plan
 from edgespec.sampling.constrained import make_grammar
-from edgespec.sampling.params import SamplingParams, bias_pairs
+from edgespec.sampling.params import FIELD_NAMES, SamplingParams, bias_pairs
 from edgespec.serve.access import HISTORY
 from edgespec.serve.api_error import LOGGER, ApiError
 from edgespec.serve.asked import Defaults, Setup
@@ -239,7 +239,6 @@ class Service:
             self.prompts.learn(generation.text, generation.prompt_ids, result)
 
 
-_NAMES = {"repetition_penalty": "repeat_penalty", "penalty_last_n": "repeat_last_n"}
 _HELP = {
     "generations": "Answers that ended.",
     "cancelled": "Answers whose client went away.",
@@ -310,7 +309,8 @@ def props(_pool: Pool, _shared: Shared, member: Member) -> dict[str, Any]:
 
 def settings_of(sampling: SamplingParams) -> dict[str, Any]:
     """How tokens are picked, under the names that llama.cpp's server gives the settings."""
-    told = {_NAMES.get(one.name, one.name): getattr(sampling, one.name) for one in fields(sampling)}
+    names = [one.name for one in fields(sampling)]
+    told = {FIELD_NAMES.get(name, name): getattr(sampling, name) for name in names}
     biases = [
         {"token": token, "bias": bias if isfinite(bias) else None}
         for token, bias in bias_pairs(sampling.logit_bias)

@@ -9,6 +9,14 @@ from typing import TYPE_CHECKING
 from edgespec.annotations import check_types
 from edgespec.errors import UnsupportedError
 from edgespec.memory.bytes.shape import KV_TYPE_BYTES
+from edgespec.option_fields import (
+    check_options,
+    layers_of,
+    number_or_auto,
+    option,
+    size_bytes,
+    texts_of,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import TypedDict, Unpack
@@ -18,25 +26,25 @@ if TYPE_CHECKING:
 
         budget_bytes: int | None
         prefer: str
-        backend: str
-        device: str
         context_size: int | None
-        threads: int | None
-        kv_type: str | None
-        gpu_layers: int | None
-        override_tensor: tuple[str, ...] | None
-        workers: tuple[str, ...]
         drafter: str
         draft_model: str | os.PathLike[str] | None
         switch: str | os.PathLike[str] | None
         draft_max: int | None
-        exact: bool
-        remember: bool
+        kv_type: str | None
+        gpu_layers: int | None
+        override_tensor: tuple[str, ...] | None
+        workers: tuple[str, ...]
+        threads: int | None
+        backend: str
+        device: str
         kernels: str
-        users: int | None
-        latency: float
+        exact: bool
         mmproj: str | os.PathLike[str] | None
         image_max_tokens: int | None
+        remember: bool
+        users: int | None
+        latency: float
 
 
 LLAMACPP, ONNX = "llamacpp", "onnx"
@@ -44,6 +52,7 @@ BACKENDS = ("auto", LLAMACPP, ONNX)
 DEVICES = ("auto", "cpu", "gpu", "npu")
 PREFERENCES = ("speed", "context", "energy")
 KERNELS = ("auto", "on", "off")
+DRAFTS = "Drafts"  # a title in help
 _LONGEST_PATTERN, _SHOWN = 4096, 80  # characters
 
 
@@ -57,104 +66,91 @@ def experts_on_host(layers: int | None = None) -> str:
 class LoadOptions:
     """How to load a model; what is left open is chosen. Raises UnsupportedError where it cannot be.
 
+    All that is known of an option is here: the command line, variables, files of settings and the
+    documentation are made from it.
+
     Args:
-        budget_bytes: most memory the whole process may take; None takes what is free.
-        prefer: "speed" or "context": what a tight budget is spent on. "energy" is as "speed", and
-            drafts are chosen by tokens a joule where the machine counts them.
-        backend: "auto", "llamacpp" or "onnx" (ONNX Runtime; converts the file on first use).
-        device: "auto", "cpu", "gpu" or "npu"; with llama.cpp a GPU is what `gpu_layers` offloads
-            to, an NPU is reached through ONNX Runtime alone.
-        context_size: tokens of context; None lets the planner choose.
-        threads: most CPU threads; None takes the physical cores this process may use. Steps take
-            fewer while other programs compute.
-        kv_type: f16, q8_0 or q4_0.
-        gpu_layers: layers on GPUs and workers; None takes all that fit on a GPU, and leaves as many
-            to workers as is fastest.
-        override_tensor: PATTERN=DEVICE each: tensors with a name in which the regular expression is
-            found lie there, whatever layer they are of; the first one that fits counts. A device is
-            CPU, or one as `edgespec doctor` names it. None leaves experts of some layers on the
-            host where that is faster than whole layers; with an empty tuple no tensor is moved.
-        workers: HOST:PORT of `edgespec worker` on other machines, whose devices take layers, too.
-        drafter: "auto", "none" or a list of `edgespec.drafting.drafters.NAMES`, such as
-            "suffix,recycling".
-        draft_model: a smaller GGUF model with the same vocabulary, or an EAGLE-3 or DFlash head or
-            an early exit of this one, which with `drafter="auto"` are used unless they were seen
-            not to pay.
-        switch: a smaller GGUF model with the same vocabulary, which writes the tokens
-            it is confident about: faster where the pair allows it, and lossy.
-        draft_max: most tokens drafted at once.
-        exact: only settings in which a token's logits do not depend on what else is in its step.
-        remember: keep prompts and answers in the cache directory, to draft from them later.
-        kernels: "on" and "off" for edgespec's own matrix kernels on the CPU; "auto" uses them
-            where they were measured to be faster than llama.cpp's.
-        users: generations that may run at once, on one cache; None lets the planner choose.
-        latency: most that reading one prompt may add to a step of other answers, in steps: with 1.0
-            these keep half of their speed meanwhile. Each further prompt that waits adds half as
-            much.
-        mmproj: the projector of a model that sees images, a GGUF file; None takes the one file
-            `mmproj*.gguf` beside the model if it fits, and "none" takes none.
-        image_max_tokens: most tokens of an image, where the projector leaves it open.
+        budget_bytes: Most memory to use: 512MiB, 1.5GiB, 800MB. Default: what is free. More: in
+            bytes, for the whole process.
+        prefer: speed, context (longer, may use a smaller type of KV cache), or energy (drafts by
+            tokens a joule, where the machine counts them).
+        context_size: Tokens of context. Default: chosen to fit.
+        drafter: auto, none (or plain), or a list of suffix, recycling, model, head. More: in Python
+            the list is one text, such as "suffix,recycling", and there is no "plain".
+        draft_model: GGUF file that drafts: a smaller model, a head or an early exit. More: a
+            smaller model has the same vocabulary, and a head (EAGLE-3, DFlash) or an exit is of
+            this one. With `drafter="auto"` it is used unless it was seen not to pay.
+        switch: A smaller GGUF writes the tokens it is confident about. Changes the output.
+        draft_max: Most tokens drafted in one step. Default: as many as pay and fit.
+        kv_type: Type of the KV cache: f16, bf16, f32, q8_0, q4_0, or auto (f16, unless --exact,
+            --prefer context or ONNX Runtime need another). More: None is auto.
+        gpu_layers: Layers on GPUs and workers: a number, all, or auto (as many as fit on a GPU).
+            More: -1 is all, and None is auto: all that fit on a GPU, and on workers as many as is
+            fastest.
+        override_tensor: PATTERN=DEVICE,...: tensors whose name the regular expression is found in
+            lie there: CPU, or a device that `edgespec doctor` names. More: one text for each;
+            the first one that fits counts. None leaves experts of some layers on the host where
+            that is faster than whole layers; with an empty tuple no tensor is moved.
+        workers: HOST:PORT,... of `edgespec worker`: machines that lend their devices. More: one
+            text for each.
+        threads: Most CPU threads; fewer while other programs compute. Default: cores.
+        backend: auto, llamacpp, or onnx (ONNX Runtime). More: onnx converts the file on first
+            use.
+        device: auto, cpu, gpu, or npu (through ONNX Runtime).
+        kernels: edgespec's own CPU kernels: auto (if faster), on, off.
+        exact: Use only settings whose output equals plain decoding's.
+        mmproj: GGUF file of the projector that sees images, or none. Default: the one mmproj file
+            beside the model.
+        image_max_tokens: Most tokens of an image, where the projector leaves it open.
+        remember: Keep prompts and answers on disk, to draft from them later.
+        users: Answers at the same time, on one cache: a number or auto. More: None is auto.
+        latency: Most that reading one prompt adds to a step of other answers, in steps. More:
+            with 1.0 these keep half of their speed meanwhile. Each further prompt that waits
+            adds half as much.
     """
 
-    budget_bytes: int | None = None
-    prefer: str = "speed"
-    backend: str = "auto"
-    device: str = "auto"
-    context_size: int | None = None
-    threads: int | None = None
-    kv_type: str | None = None
-    gpu_layers: int | None = None
-    override_tensor: tuple[str, ...] | None = None
-    workers: tuple[str, ...] = ()
-    drafter: str = "auto"
-    draft_model: str | os.PathLike[str] | None = None
-    switch: str | os.PathLike[str] | None = None
-    draft_max: int | None = None
-    exact: bool = False
-    remember: bool = False
-    kernels: str = "auto"
-    users: int | None = 1
-    latency: float = 1.0
-    mmproj: str | os.PathLike[str] | None = None
-    image_max_tokens: int | None = None
+    budget_bytes: int | None = option(
+        None, called="--budget", read=size_bytes, low=1, high=1 << 62, for_projects=True
+    )
+    prefer: str = option("speed", choices=PREFERENCES, noun="preference", for_projects=True)
+    context_size: int | None = option(None, called="--ctx --ctx-size -c", low=1, high=1 << 31)
+    drafter: str = option("auto", panel=DRAFTS)
+    draft_model: str | os.PathLike[str] | None = option(
+        None, also="--model-draft -md", panel=DRAFTS, for_one=True
+    )
+    switch: str | os.PathLike[str] | None = option(None, panel=DRAFTS, for_one=True)
+    draft_max: int | None = option(None, panel=DRAFTS, low=0, high=255)
+    kv_type: str | None = option(
+        None, choices=tuple(KV_TYPE_BYTES), noun="KV cache type", none="auto", for_projects=True
+    )
+    gpu_layers: int | None = option(
+        None, also="--n-gpu-layers -ngl", none="auto", read=layers_of, for_projects=True
+    )
+    override_tensor: tuple[str, ...] | None = option(None, also="-ot", read=texts_of)
+    workers: tuple[str, ...] = option((), read=texts_of)
+    threads: int | None = option(None, also="-t", low=1, high=1 << 16)
+    backend: str = option("auto", choices=BACKENDS)
+    device: str = option("auto", choices=DEVICES)
+    kernels: str = option("auto", choices=KERNELS, noun="choice of kernels")
+    exact: bool = option(False, panel=DRAFTS)
+    mmproj: str | os.PathLike[str] | None = option(None, also="-mm")
+    image_max_tokens: int | None = option(None, low=1, high=1 << 16)
+    remember: bool = option(False, panel=DRAFTS)
+    users: int | None = option(
+        1, none="auto", read=number_or_auto, low=1, high=64, for_projects=True, of_servers=True
+    )
+    latency: float = option(1.0, low=0.0, high=1e6, of_servers=True)
 
     def __post_init__(self) -> None:
         """Refuse values that no model could honour."""
         check_types(self)
-        if self.kv_type is not None and self.kv_type not in KV_TYPE_BYTES:
-            raise UnsupportedError(
-                f"there is no KV cache type {self.kv_type!r}",
-                hint=f"use one of {', '.join(KV_TYPE_BYTES)}",
-            )
-        for name, value, values in (
-            ("preference", self.prefer, PREFERENCES),
-            ("backend", self.backend, BACKENDS),
-            ("device", self.device, DEVICES),
-            ("choice of kernels", self.kernels, KERNELS),
-        ):
-            if value not in values:
-                raise UnsupportedError(
-                    f"there is no {name} {value!r}", hint=f"use {', '.join(values)}"
-                )
+        check_options(self)
         for text in self.override_tensor or ():
             pattern, _, device = text.rpartition("=")
             if not pattern or not device.strip() or "\0" in text or len(text) > _LONGEST_PATTERN:
                 raise UnsupportedError(
                     f"--override-tensor {text[:_SHOWN]} is not PATTERN=DEVICE",
                     hint=r"for example: --override-tensor 'blk\.[0-3]\.ffn_.*_exps=CPU'",
-                )
-        for option, number, low, high in (
-            ("--threads", self.threads, 1, 1 << 16),
-            ("--draft-max", self.draft_max, 0, 255),
-            ("--ctx", self.context_size, 1, 1 << 31),
-            ("--budget", self.budget_bytes, 1, 1 << 62),
-            ("--users", self.users, 1, 64),
-            ("--latency", self.latency, 0.0, 1e6),
-            ("--image-max-tokens", self.image_max_tokens, 1, 1 << 16),
-        ):
-            if number is not None and not low <= number <= high:
-                raise UnsupportedError(
-                    f"{option} {number} is not possible", hint=f"use {low} to {high}"
                 )
 
     @classmethod

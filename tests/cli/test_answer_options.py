@@ -8,32 +8,45 @@ from pathlib import Path
 import pytest
 import typer
 
-from edgespec.cli.answer_options import GREEDY, FormatOptions, SamplingOptions
+from edgespec.cli.answer_options import FormatOptions, SamplingOptions
 from edgespec.errors import UnsupportedError
 from edgespec.sampling.params import SamplingParams
 
 
 def test_without_options_all_is_as_in_python() -> None:
-    assert GREEDY.params() == SamplingParams()
+    assert SamplingOptions().params() == SamplingParams()
 
 
 def test_every_setting_of_a_sampler_has_an_option() -> None:
-    """Options have llama.cpp's names; four of them are not the settings'."""
-    names = {field.name for field in fields(SamplingOptions)}
-    others = {"repetition_penalty", "penalty_last_n", "dry_sequence_breakers", "accept_typical"}
-    assert {field.name for field in fields(SamplingParams)} - names == others
-    found = SamplingOptions(repeat_penalty=1.1, repeat_last_n=32).params()
+    names = {one.name for one in SamplingOptions.parameters()}
+    assert {field.name for field in fields(SamplingParams)} == names
+    found = SamplingOptions({"repetition_penalty": 1.1, "penalty_last_n": 32}).params()
     assert (found.repetition_penalty, found.penalty_last_n) == (1.1, 32)
 
 
+def test_options_have_llama_cpps_names_too() -> None:
+    known = SamplingOptions.known()
+    assert known["repetition_penalty"].names("")[0] == "--repeat-penalty"
+    assert known["mirostat_tau"].names("")[0] == "--mirostat-ent"
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("exact", 0.0), ("typical", 0.09), ("typical=0.2", 0.2)]
+)
+def test_drafts_may_change_an_answer_where_it_is_said(text: str, value: float) -> None:
+    assert SamplingOptions({"accept_typical": text}).params().accept_typical == value
+
+
 def test_samplers_may_have_any_of_their_names() -> None:
-    found = SamplingOptions(samplers="Temp; top-k,typical;;nucleus").params()
+    found = SamplingOptions({"samplers": "Temp; top-k,typical;;nucleus"}).params()
     assert found.samplers == ("temperature", "top_k", "typ_p", "top_p")
-    assert SamplingOptions(samplers="").params().samplers == ()
+    assert SamplingOptions({"samplers": ""}).params().samplers == ()
 
 
 def test_lists() -> None:
-    found = SamplingOptions(logit_bias=["7=-5", "2=-inf"], dry_sequence_breaker=["none", "."])
+    found = SamplingOptions(
+        {"logit_bias": ["7=-5", "2=-inf"], "dry_sequence_breakers": ["none", "."]}
+    )
     assert found.params().logit_bias == ((2, float("-inf")), (7, -5.0))
     assert found.params().dry_sequence_breakers == (".",)
 
@@ -41,10 +54,12 @@ def test_lists() -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        SamplingOptions(top_p=2.0),
-        SamplingOptions(samplers="top_k;magic"),
-        SamplingOptions(logit_bias=["7"]),
-        SamplingOptions(logit_bias=["x=1"]),
+        SamplingOptions({"top_p": 2.0}),
+        SamplingOptions({"samplers": "top_k;magic"}),
+        SamplingOptions({"logit_bias": ["7"]}),
+        SamplingOptions({"logit_bias": ["x=1"]}),
+        SamplingOptions({"accept_typical": "typical=much"}),
+        SamplingOptions({"accept_typical": "nearly"}),
     ],
 )
 def test_values_that_nobody_could_honour_are_misuse(options: SamplingOptions) -> None:

@@ -50,7 +50,7 @@ def test_a_server_takes_what_commands_ask_for_unless_told_otherwise(bert: Path) 
     spec = read_model_spec(bert)
     check_options(spec, DEFAULTS.request())
     with pytest.raises(UnsupportedError, match="--kv-type is about writing text"):
-        check_options(spec, PlanOptions(kv_type="q8_0").request())
+        check_options(spec, PlanOptions({"kv_type": "q8_0"}).request())
 
 
 def test_one_document(command: Command, bert: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from command_line import Command, run
 
 from edgespec.cli.log import start_log, stop_log
-from edgespec.cli.options import ModelOptions
+from edgespec.cli.options import ModelsOptions
 from edgespec.log import REQUEST_ID
 
 QUESTION = "What is a quokka made of?"
@@ -120,10 +120,10 @@ def test_a_bug_leaves_its_place_and_no_text(
 ) -> None:
     """Messages of exceptions may quote a prompt."""
 
-    def fail(model: ModelOptions, *_more: object) -> None:
-        raise KeyError(model.name)
+    def fail(models: ModelsOptions, *_more: object) -> None:
+        raise KeyError(models.names)
 
-    monkeypatch.setattr(ModelOptions, "path", fail)
+    monkeypatch.setattr(ModelsOptions, "paths", fail)
     with pytest.raises(KeyError):
         command("plan", "private text", "--log-file", str(tmp_path / "log"))
     told = (tmp_path / "log").read_text(encoding="utf-8")

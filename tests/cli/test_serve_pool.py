@@ -14,7 +14,8 @@ from command_line import Command
 from random_gguf import F32, write_model
 
 from edgespec.cli.options import DEFAULTS
-from edgespec.cli.serve_pool import PoolChoice, make_pool
+from edgespec.cli.pool_options import PoolOptions
+from edgespec.cli.serve_pool import make_pool
 from edgespec.errors import DoesNotFitError, ModelNotFoundError, UnsupportedError
 from edgespec.memory.plan.request import Request
 from edgespec.serve.asked import Defaults
@@ -34,15 +35,13 @@ def made(folder: Path) -> Iterator[Any]:
     with ExitStack() as opened:
 
         def make(*named: str, request: Request | None = None, **choice: Any) -> Pool:
-            texts = ("keep_alive", "pins", "aliases")
-            asked = PoolChoice(
-                [str(folder / f"{name}.gguf") for name in named],
-                choice.get("folder"),
-                choice.get("any_here", False),
-                *(choice.get(text, ()) for text in texts),
-            )
             pool, _ = make_pool(
-                asked, request or Request(users=2), DEFAULTS, lambda _spec: Defaults(), False
+                [str(folder / f"{name}.gguf") for name in named],
+                PoolOptions(**choice),
+                request or Request(users=2),
+                DEFAULTS,
+                lambda _spec: Defaults(),
+                False,
             )
             opened.callback(pool.close)
             return pool
@@ -96,7 +95,7 @@ def test_files_of_one_name_have_names_of_their_own(made: Any, folder: Path) -> N
 
 
 def test_options_are_about_all_or_about_one(made: Any) -> None:
-    pool = made(*"abc", keep_alive=["b=always", "5m", "c=0"], pins=["a"], aliases=["c=gpt-4o"])
+    pool = made(*"abc", keep_alive=["b=always", "5m", "c=0"], pin=["a"], alias=["c=gpt-4o"])
     a, b, c = pool.members
     assert (a.keep_alive_s, a.is_pinned) == (300.0, True)
     assert (b.keep_alive_s, b.is_pinned) == (inf, True)
@@ -105,17 +104,17 @@ def test_options_are_about_all_or_about_one(made: Any) -> None:
 
 
 def test_one_model_needs_no_name(made: Any) -> None:
-    pool = made("a", keep_alive=["5m"], aliases=["mine"])
+    pool = made("a", keep_alive=["5m"], alias=["mine"])
     assert pool.members[0].name == "mine" and pool.members[0].keep_alive_s == 300.0
 
 
 @pytest.mark.parametrize(
     ("choice", "told"),
     [
-        ({"pins": ["d"]}, "--pin d names no model that is served"),
+        ({"pin": ["d"]}, "--pin d names no model that is served"),
         ({"keep_alive": ["d=5m"]}, "--keep-alive d=5m names no model"),
         ({"keep_alive": ["soon"]}, '--keep-alive "soon" is no time'),
-        ({"aliases": ["other"]}, "--alias other names no model"),
+        ({"alias": ["other"]}, "--alias other names no model"),
         ({"folder": Path("nowhere")}, "nowhere is no folder"),
         ({"request": Request(switch="a.gguf")}, "--switch is for one model"),
     ],
@@ -129,7 +128,7 @@ def test_what_fits_no_model_is_told(made: Any, choice: dict[str, Any], told: str
 def test_pinned_models_have_to_fit_together(made: Any) -> None:
     alone = made("a").planned_bytes + made("a").members[0].nbytes
     with pytest.raises(DoesNotFitError):
-        made("a", "b", pins=["a", "b"], request=Request(users=2, budget_bytes=alone + (1 << 20)))
+        made("a", "b", pin=["a", "b"], request=Request(users=2, budget_bytes=alone + (1 << 20)))
 
 
 def test_a_missing_file_is_told_before_there_is_a_server(made: Any, say: Command) -> None:

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import ast
+import re
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
+import typer
 
 import edgespec
+from edgespec.cli import settings
+from edgespec.cli.main import application
 from edgespec.cli.options import PlanOptions
 from edgespec.errors import UnsupportedError
 from edgespec.memory.plan import options as module
 from edgespec.memory.plan.options import LoadOptions
 from edgespec.memory.plan.request import Request
+from edgespec.option_fields import options_of
+
+DOCS = Path(__file__).parents[3] / "docs"
 
 
 def test_keywords_are_the_fields() -> None:
@@ -28,11 +35,27 @@ def test_keywords_are_the_fields() -> None:
     assert keywords == {field.name: field.type for field in fields(LoadOptions)}
 
 
-def test_the_command_line_has_all_of_them() -> None:
-    shorter = {"context_size": "ctx", "budget_bytes": "budget"}
-    wanted = {shorter.get(field.name, field.name) for field in fields(LoadOptions)}
-    wanted -= {"users", "latency"}  # of servers
-    assert wanted <= {field.name for field in fields(PlanOptions)}
+def test_every_field_is_an_option_a_variable_and_a_line_of_the_documentation() -> None:
+    """All of these are made from what stands beside the field."""
+    serve = typer.main.get_command(application("serve")).commands["serve"]  # type: ignore[attr-defined]
+    parameters = {one.name: one for one in serve.params}
+    command_page = (DOCS / "commands.md").read_text(encoding="utf-8")
+    python_page = (DOCS / "api.md").read_text(encoding="utf-8")
+    known = options_of(LoadOptions)
+    assert known.keys() == {field.name for field in fields(LoadOptions)}
+    for name, option in known.items():
+        longest = option.names(name)[0]
+        assert longest in parameters[name].opts
+        assert parameters[name].help == option.help
+        variable = "EDGESPEC_" + longest[2:].upper().replace("-", "_")
+        assert parameters[name].envvar == variable
+        assert longest[2:] in settings._option_names(serve, "serve"), "in files of settings"
+        assert f"`{longest}`" in command_page
+        assert re.search(f"`{name}[`=]", python_page)
+        assert f" {name}: {option.help}" in " ".join(str(LoadOptions.__doc__).split())
+
+
+def test_without_options_a_command_asks_for_what_python_asks_for() -> None:
     assert PlanOptions().request(sees=True) == Request() == Request.loading(LoadOptions())
 
 
