@@ -47,7 +47,7 @@ class RunOptions(options.Group):
 
     TITLE: ClassVar = PROMPT
 
-    prompt: str | None = argument("The prompt. Default: --file, or stdin.", panel=PROMPT)
+    prompt: str | None = argument("The prompt. Default: --file, or stdin, as -.", panel=PROMPT)
     asked: str | None = option(None, "The prompt, instead of the argument.", called="--prompt -p")
     file: Path | None = option(None, "Read the prompt from this file.", also="-f")
     system: str | None = option(None, "System message.")
@@ -76,6 +76,10 @@ class RunOptions(options.Group):
         from edgespec.models.hub.resolve import is_name, missing
 
         given, prompt = model.model, self.asked if self.prompt is None else self.prompt
+        if self.prompt == "-":  # as of many programs: stdin has it
+            return model, self.asked
+        if given == "-" and self.prompt is None:
+            return dataclasses.replace(model, model=None), self.asked
         if self.connect is not None:  # the server has the model: one argument is the prompt
             if prompt is not None:
                 return model, prompt

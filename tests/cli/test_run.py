@@ -209,6 +209,13 @@ def test_models_and_prompts_are_arguments_or_options(
 
 
 @pytest.mark.model
+@pytest.mark.parametrize("arguments", [("-",), ("embedded", "-"), ("-m", "embedded", "-"), ()])
+def test_a_dash_is_stdin(command: Command, arguments: tuple[str, ...]) -> None:
+    done = command("run", *arguments, "--ctx", "256", stdin="Say one word. " * 100)
+    assert done.status == 1 and "error: the prompt has 431 tokens" in done.err, done.err
+
+
+@pytest.mark.model
 @pytest.mark.parametrize(
     "prompt",
     ["Say one word. " * 30, "~nobody was here", "/a/b or c?", "*.txt or so", "é " * 200],
