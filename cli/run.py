@@ -47,7 +47,7 @@ class RunOptions(options.Group):
 
     TITLE: ClassVar = PROMPT
 
-    prompt: str | None = argument("The prompt. Default: --file, or stdin, as -.", panel=PROMPT)
+    prompt: str | None = argument("The prompt. Default: --file, or stdin (-).", panel=PROMPT)
     asked: str | None = option(None, "The prompt, instead of the argument.", called="--prompt -p")
     file: Path | None = option(None, "Read the prompt from this file.", also="-f")
     system: str | None = option(None, "System message.")
