@@ -31,7 +31,7 @@ def test_a_worker_that_ends_by_itself_is_an_error_and_not_a_deadlock(
 
 _CHATTING = f"""
 import sys
-sys.path.append({str(Path(__file__).parents[1])!r})
+sys.path.append({str(Path(dying.__file__).parent)!r})
 import dying
 import edgespec.bench.worker as worker
 from edgespec.memory.plan.request import Request
