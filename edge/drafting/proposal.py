@@ -108,16 +108,11 @@ class StepContext:
         """Relative standard deviation of the predicted time of a step."""
         return self.curve.standard_error(num_nodes + self.extra, self.depth)
 
-    def step_ms(self, num_nodes: int) -> float:
+    def estimated_ms(self, num_nodes: int) -> float:
         """Predicted time of a target step over `num_nodes`, the root included.
 
-        Infinite where that size was not measured.
+        Estimated where that size was not measured.
         """
-        curve, size = self.curve, num_nodes + self.extra
-        return curve.scale * curve.power(size) * curve.step_ms(size, self.depth, self.previous)
-
-    def estimated_ms(self, num_nodes: int) -> float:
-        """As `step_ms`, of a step that is no choice: estimated where it was not measured."""
         curve, size = self.curve, num_nodes + self.extra
         return curve.scale * curve.power(size) * curve.estimated_ms(size, self.depth, self.previous)
 

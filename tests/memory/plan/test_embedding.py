@@ -69,7 +69,7 @@ def test_bf16_is_llama_cpps_where_the_processor_multiplies_it(
     spec: ModelSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if missing_kernels():
-        pytest.skip("no kernels here")
+        pytest.skip("edgespec has no matrix kernels for this processor or llama.cpp")
     bf16 = {name: replace(one, type=GGML_TYPES[30]) for name, one in spec.tensors.items()}
     file = replace(spec, tensors=bf16)
 
