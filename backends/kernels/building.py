@@ -30,7 +30,8 @@ class BuildKernels(build_ext):
             newest = max(changed, Path(source).stat().st_mtime)
             if Path(made).exists() and Path(made).stat().st_mtime > newest:
                 return [made]
-            return compile_files([source], **options)
+            compiled: list[str] = compile_files([source], **options)
+            return compiled
 
         def compile_at_once(sources: list[str], **options: Any) -> list[str]:
             del options["output_dir"]
