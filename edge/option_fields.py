@@ -34,6 +34,7 @@ class Option:
     panel: str = ""  # title of its group in help, if another than its class says
     low: float | None = None
     high: float | None = None
+    usual: str = ""  # values that are, as a hint where one is out of range
     choices: tuple[str, ...] = ()
     noun: str = ""  # what a choice is called, if not as the field
     none: str = ""  # text for None, where that is not the same as to leave the option out
@@ -56,6 +57,12 @@ class Option:
         """Whether a number is neither too small nor too large; other values have no limits."""
         is_enough = self.low is None or self.low <= value
         return bool(is_enough and (self.high is None or value <= self.high))
+
+    @property
+    def shown_range(self) -> str:
+        """The range in words; there is one."""
+        low = shown_number(self.low or 0)
+        return f"{low} or more" if self.high is None else f"from {low} to {shown_number(self.high)}"
 
     def value(self, text: Any) -> Any:
         """The value of a field. Raises ValueError with what a text is not."""
@@ -117,6 +124,11 @@ def check_options(values: Any) -> None:
                 f"{known.names(name)[0]} {value} is not possible",
                 hint=f"use {known.low} to {known.high}",
             )
+
+
+def shown_number(value: float) -> str:
+    """As people write it: 0.5, 1e6."""
+    return f"{value:g}".replace("e-0", "e-").replace("e+0", "e")
 
 
 # -- values of texts -------------------------------------------------------------------------------

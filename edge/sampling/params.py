@@ -10,7 +10,7 @@ from itertools import pairwise
 
 from edgespec.annotations import check_types
 from edgespec.errors import UnsupportedError
-from edgespec.option_fields import option
+from edgespec.option_fields import option, options_of
 
 PENALTIES, DRY, TOP_N_SIGMA, TOP_K, TYPICAL = "penalties", "dry", "top_n_sigma", "top_k", "typ_p"
 TOP_P, MIN_P, XTC, TEMPERATURE = "top_p", "min_p", "xtc", "temperature"
@@ -20,6 +20,7 @@ BREAKERS = ("\n", ":", '"', "*")
 MIROSTAT_2 = 2
 # llama.cpp's names of fields of a request, where ours are others.
 FIELD_NAMES = {"repetition_penalty": "repeat_penalty", "penalty_last_n": "repeat_last_n"}
+LARGE = 1e6  # penalties up to this size leave finite logits finite
 LOWEST = -(2.0 - 2.0**-23) * 2.0**127  # the least finite number of a logit's type
 
 
@@ -99,27 +100,49 @@ class SamplingParams:
     """
 
     seed: int | None = option(None, also="-s")
-    temperature: float = option(0.0, also="--temp")
-    top_k: int = option(0)
-    top_p: float = option(1.0)
-    min_p: float = option(0.0)
-    typical_p: float = option(1.0, called="--typical --typical-p")
-    top_n_sigma: float = option(0.0, also="--top-nsigma")
-    xtc_probability: float = option(0.0)
-    xtc_threshold: float = option(0.1)
-    dynatemp_range: float = option(0.0)
-    dynatemp_exponent: float = option(1.0, called="--dynatemp-exp")
-    mirostat: int = option(0)
-    mirostat_tau: float = option(5.0, called="--mirostat-ent")
-    mirostat_eta: float = option(0.1, called="--mirostat-lr")
-    repetition_penalty: float = option(1.0, called="--repeat-penalty")
-    penalty_last_n: int = option(64, called="--repeat-last-n")
-    presence_penalty: float = option(0.0)
-    frequency_penalty: float = option(0.0)
-    dry_multiplier: float = option(0.0)
-    dry_base: float = option(1.75)
-    dry_allowed_length: int = option(2)
-    dry_penalty_last_n: int = option(64)
+    temperature: float = option(
+        0.0, also="--temp", low=0, usual="0 is greedy, 0.8 is llama.cpp's default"
+    )
+    top_k: int = option(0, low=0, usual="0 keeps all tokens, 40 is llama.cpp's default")
+    top_p: float = option(1.0, low=0, high=1, usual="1 keeps all tokens")
+    min_p: float = option(0.0, low=0, high=1, usual="0 keeps all tokens")
+    typical_p: float = option(
+        1.0, called="--typical --typical-p", low=0, high=1, usual="1 keeps all tokens"
+    )
+    top_n_sigma: float = option(
+        0.0, also="--top-nsigma", low=-1, high=LARGE, usual="0 keeps all tokens, 1 is a usual value"
+    )
+    xtc_probability: float = option(0.0, low=0, high=1, usual="0 is off, 0.5 is a usual value")
+    xtc_threshold: float = option(
+        0.1, low=0, high=1, usual="0.1 is the default; above 0.5 it is off"
+    )
+    dynatemp_range: float = option(0.0, low=0, high=LARGE, usual="0 is a fixed temperature")
+    dynatemp_exponent: float = option(
+        1.0, called="--dynatemp-exp", low=0, high=LARGE, usual="1 is the default"
+    )
+    mirostat: int = option(0, low=0, high=2, usual="2 is mirostat, 0 is off")
+    mirostat_tau: float = option(
+        5.0, called="--mirostat-ent", low=0, high=LARGE, usual="5 is the default"
+    )
+    mirostat_eta: float = option(
+        0.1, called="--mirostat-lr", low=0, high=1, usual="0.1 is the default"
+    )
+    repetition_penalty: float = option(
+        1.0,
+        called="--repeat-penalty",
+        low=1 / LARGE,
+        high=LARGE,
+        usual="1 is none, 1.1 a usual one",
+    )
+    penalty_last_n: int = option(
+        64, called="--repeat-last-n", low=-1, usual="-1 counts the whole history, 64 is the default"
+    )
+    presence_penalty: float = option(0.0, low=-LARGE, high=LARGE, usual="0 is no penalty")
+    frequency_penalty: float = option(0.0, low=-LARGE, high=LARGE, usual="0 is no penalty")
+    dry_multiplier: float = option(0.0, low=0, high=LARGE, usual="0 is off, 0.8 is a usual value")
+    dry_base: float = option(1.75, low=1, high=LARGE, usual="1.75 is the default")
+    dry_allowed_length: int = option(2, low=1, usual="2 is the default")
+    dry_penalty_last_n: int = option(64, low=-1, usual="-1 searches all, 64 is the default")
     dry_sequence_breakers: tuple[str, ...] = option(
         BREAKERS, called="--dry-sequence-breaker", several=True, for_projects=True
     )
@@ -127,7 +150,14 @@ class SamplingParams:
         (), several=True, read=_bias_of, for_projects=True
     )
     accept_typical: float = option(
-        0.0, called="--accept", shown="exact", read=_epsilon_of, for_projects=True
+        0.0,
+        called="--accept",
+        shown="exact",
+        read=_epsilon_of,
+        for_projects=True,
+        low=0,
+        high=1,
+        usual="0 is lossless, 0.09 is what Medusa was measured with",
     )
     samplers: tuple[str, ...] = option(ORDER, read=_order_of, for_projects=True)
 
@@ -211,10 +241,12 @@ class SamplingParams:
 
 def _check(params: SamplingParams) -> None:
     """Raises UnsupportedError with the value, and a usual one as a hint."""
-    for name, low, high, told, hint in _RANGES:
+    for name, known in options_of(SamplingParams).items():
         value = getattr(params, name)
-        if not (low <= value <= high and math.isfinite(value)):
-            raise UnsupportedError(f"{name} must be {told}, got {value}", hint=hint)
+        if known.low is not None and not (known.is_in_range(value) and math.isfinite(value)):
+            raise UnsupportedError(
+                f"{name} must be {known.shown_range}, got {value}", hint=known.usual
+            )
     if params.seed is not None and params.seed < 0:
         raise UnsupportedError(
             f"seed must be 0 or more, got {params.seed}",
@@ -254,35 +286,6 @@ def _needs_temperature(params: SamplingParams) -> Iterator[str]:
         yield "dynatemp_range"
     if params.mirostat:
         yield "mirostat"
-
-
-_MANY = math.inf
-_LARGE = 1e6  # penalties up to this size leave finite logits finite
-_SHARE, _SIZE, _WIDE = "from 0 to 1", "from 0 to 1e6", "from -1e6 to 1e6"
-# Name, least and most value, the same in words, and a hint.
-_RANGES: tuple[tuple[str, float, float, str, str], ...] = (
-    ("temperature", 0, _MANY, "a number of 0 or more", "0 is greedy, 0.8 is llama.cpp's default"),
-    ("top_k", 0, _MANY, "0 or more", "0 keeps all tokens, 40 is llama.cpp's default"),
-    ("top_p", 0, 1, _SHARE, "1 keeps all tokens"),
-    ("min_p", 0, 1, _SHARE, "0 keeps all tokens"),
-    ("typical_p", 0, 1, _SHARE, "1 keeps all tokens"),
-    ("top_n_sigma", -1, _LARGE, "from -1 to 1e6", "0 keeps all tokens, 1 is a usual value"),
-    ("repetition_penalty", 1 / _LARGE, _LARGE, "from 1e-6 to 1e6", "1 is none, 1.1 a usual one"),
-    ("presence_penalty", -_LARGE, _LARGE, _WIDE, "0 is no penalty"),
-    ("frequency_penalty", -_LARGE, _LARGE, _WIDE, "0 is no penalty"),
-    ("penalty_last_n", -1, _MANY, "-1 or more", "-1 counts the whole history, 64 is the default"),
-    ("xtc_probability", 0, 1, _SHARE, "0 is off, 0.5 is a usual value"),
-    ("xtc_threshold", 0, 1, _SHARE, "0.1 is the default; above 0.5 it is off"),
-    ("dynatemp_range", 0, _LARGE, _SIZE, "0 is a fixed temperature"),
-    ("dynatemp_exponent", 0, _LARGE, _SIZE, "1 is the default"),
-    ("dry_multiplier", 0, _LARGE, _SIZE, "0 is off, 0.8 is a usual value"),
-    ("dry_base", 1, _LARGE, "from 1 to 1e6", "1.75 is the default"),
-    ("dry_allowed_length", 1, _MANY, "1 or more", "2 is the default"),
-    ("dry_penalty_last_n", -1, _MANY, "-1 or more", "-1 searches all, 64 is the default"),
-    ("mirostat_tau", 0, _LARGE, _SIZE, "5 is the default"),
-    ("mirostat_eta", 0, 1, _SHARE, "0.1 is the default"),
-    ("accept_typical", 0, 1, _SHARE, "0 is lossless, 0.09 is what Medusa was measured with"),
-)
 
 
 def bias_pairs(

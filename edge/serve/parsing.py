@@ -23,7 +23,8 @@ from dataclasses import dataclass, replace
 from typing import Any, NoReturn, TypedDict
 
 from edgespec.memory.bytes.projector import BODY_BYTES, MOST_BODIES
-from edgespec.sampling.params import ORDER, SAMPLER_WORDS, SamplingParams
+from edgespec.option_fields import options_of, shown_number
+from edgespec.sampling.params import FIELD_NAMES, LARGE, ORDER, SAMPLER_WORDS, SamplingParams
 from edgespec.serve.api_error import LOGGER, ApiError
 
 _SHOWN_CHARS = 40
@@ -83,7 +84,9 @@ class Fields:
         if isinstance(value, bool) or not isinstance(value, int | float):
             self.refuse(field, f"must be a number, not {shown(value)}")
         if not low <= value <= high:
-            self.refuse(field, f"must be {low:g} to {high:g}, not {shown(value)}")
+            self.refuse(
+                field, f"must be {shown_number(low)} to {shown_number(high)}, not {shown(value)}"
+            )
         return float(value)
 
     def whole(self, field: str, default: int, low: int, high: int) -> int:
@@ -333,15 +336,8 @@ class Limits:
 
 _MOST_SEED = (1 << 63) - 1
 _LEAST_TOP_P = 1e-9  # the best token alone, as 0 means
-_LARGE, _MOST_COUNT = 1e6, 1 << 20
-# How many tokens before the next one are looked at by penalties; -1 is all.
-_LAST_N = ("repeat_last_n", -1, _MOST_COUNT)
-# llama.cpp's other samplers, by its names; `SamplingParams` knows their ranges.
-_NUMBERS = (
-    *("typical_p", "top_n_sigma", "xtc_probability", "xtc_threshold", "dynatemp_range"),
-    *("dynatemp_exponent", "dry_multiplier", "dry_base", "mirostat_tau", "mirostat_eta"),
-)
-_COUNTS = ("dry_allowed_length", "dry_penalty_last_n", "mirostat")
+_MOST_COUNT = 1 << 31
+_GREEDY = SamplingParams()
 # llama.cpp's letters for its samplers. What "infill" would pick at the end of a gap's filling is
 # left to the model here.
 _INFILL = "infill"
@@ -350,38 +346,30 @@ _LETTERS = dict(zip("edskypmxti", (*ORDER, _INFILL), strict=True))
 
 def take_sampling(fields: Fields, defaults: SamplingParams, limits: Limits) -> SamplingParams:
     """How tokens are picked. Raises ApiError."""
-    penalty = "repetition_penalty" if "repetition_penalty" in fields else "repeat_penalty"
-    if penalty == "repetition_penalty":
+    if "repetition_penalty" in fields:
         fields.refuse_set({"repeat_penalty": "repetition_penalty is there, too"})
     seed = fields.whole("seed", -1 if defaults.seed is None else defaults.seed, -1, _MOST_SEED)
-    biases = _biases(fields, limits.biases) if "logit_bias" in fields else defaults.logit_bias
-    name, low, high = _LAST_N
-    more: dict[str, Any] = {
-        field: fields.number(field, getattr(defaults, field), -_LARGE, _LARGE)
-        for field in _NUMBERS
-        if field in fields
-    }
-    for field in _COUNTS:
-        if field in fields:
-            more[field] = fields.whole(field, 0, -1, _MOST_COUNT)
+    more: dict[str, Any] = {"seed": None if seed < 0 else seed}
+    for name, known in options_of(SamplingParams).items():
+        field = name if name in fields else FIELD_NAMES.get(name, name)
+        if known.low is None or known.read is not None or field not in fields:
+            continue
+        default = getattr(defaults, name)
+        if isinstance(getattr(_GREEDY, name), int):  # -1 means all of them in every API
+            more[name] = fields.whole(field, default, -1, int(known.high or _MOST_COUNT))
+        else:
+            more[name] = fields.number(field, default, known.low, known.high or LARGE)
+    if "top_k" in more:
+        more["top_k"] = max(0, more["top_k"])
+    if "top_p" in more:
+        more["top_p"] = max(_LEAST_TOP_P, more["top_p"])
+    if "logit_bias" in fields:
+        more["logit_bias"] = _biases(fields, limits.biases)
     if "dry_sequence_breakers" in fields:
         more["dry_sequence_breakers"] = _texts(fields, "dry_sequence_breakers", limits)
     if "samplers" in fields:
         more["samplers"] = _samplers(fields, limits)
-    return replace(
-        defaults,
-        temperature=fields.number("temperature", defaults.temperature, 0.0, 100.0),
-        top_p=max(_LEAST_TOP_P, fields.number("top_p", defaults.top_p, 0.0, 1.0)),
-        top_k=max(0, fields.whole("top_k", defaults.top_k, -1, 1 << 31)),
-        min_p=fields.number("min_p", defaults.min_p, 0.0, 1.0),
-        repetition_penalty=fields.number(penalty, defaults.repetition_penalty, 1e-3, 1e3),
-        presence_penalty=fields.number("presence_penalty", defaults.presence_penalty, -100, 100),
-        frequency_penalty=fields.number("frequency_penalty", defaults.frequency_penalty, -100, 100),
-        penalty_last_n=fields.whole(name, defaults.penalty_last_n, low, high),
-        logit_bias=biases,
-        seed=None if seed < 0 else seed,
-        **more,
-    )
+    return replace(defaults, **more)
 
 
 def biases_by_id(body: Any, ids_of: Callable[[str], Sequence[int]]) -> Any:

@@ -14,7 +14,7 @@ from edgespec.sampling.params import SamplingParams
 @pytest.mark.parametrize(
     ("settings_of_case", "message"),
     [
-        ({"temperature": -0.5}, "temperature must be a number of 0 or more, got -0.5"),
+        ({"temperature": -0.5}, "temperature must be 0 or more, got -0.5"),
         ({"temperature": math.nan}, "got nan"),
         ({"temperature": math.inf}, "got inf"),
         ({"top_k": -1}, "top_k must be 0 or more, got -1"),

@@ -52,7 +52,7 @@ CASES: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "bot", "content": ""}]}, "messages[0].role must be one of"),
     ({"messages": [{"role": "user"}]}, "messages[0].content must be a text"),
     ({"messages": HELLO, "temperature": "hot"}, 'temperature must be a number, not "hot"'),
-    ({"messages": HELLO, "temperature": -1}, "temperature must be 0 to 100, not -1"),
+    ({"messages": HELLO, "temperature": -1}, "temperature must be 0 to 1e6, not -1"),
     ({"messages": HELLO, "top_p": True}, "top_p must be a number, not true"),
     ({"messages": HELLO, "max_tokens": 0}, "max_tokens must be at least 1"),
     ({"messages": HELLO, "n": 99}, "n must be 1 to 8, not 99"),
