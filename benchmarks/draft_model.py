@@ -2,6 +2,7 @@
 
 python benchmarks/draft_model.py speed TARGET DRAFT --prompts FILE --per-category 2 [--keep]
 python benchmarks/draft_model.py agreement TARGET DRAFT --prompts FILE --every 5 --offset 2
+python benchmarks/draft_model.py window MODEL --text FILE [--depth 7500] [--tokens 63]
 python benchmarks/draft_model.py server LLAMA_SERVER MODEL... [--draft HEAD.gguf]
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import statistics
 import urllib.error
 import urllib.request
 from collections import Counter, defaultdict
@@ -40,6 +42,7 @@ from edgespec.backends.tree import DraftTree
 from edgespec.bench.switch_calibration import forced_rows
 from edgespec.decode.engine import Engine
 from edgespec.decode.generation import Result
+from edgespec.drafting.drafters import make_drafter
 from edgespec.drafting.drafters.base import Drafter, VerifyResult
 from edgespec.drafting.drafters.combined import CombinedDrafter
 from edgespec.drafting.drafters.model import HeadDrafter, HeadText, ModelDrafter, WritingDrafter
@@ -557,6 +560,50 @@ def agreement() -> None:
         print(f"{name:<16} {agreement_of(rows):.2f}")
 
 
+# -- window ---------------------------------------------------------------------------------
+
+
+def window() -> None:
+    """The model drafting for itself over a window, behind a text that does not repeat.
+
+    Plainly, with `suffix` and with `suffix,window`, in turns, behind the first tokens of the text.
+    One thread: processor time counts beside other programs, too.
+    """
+    parser = argparse.ArgumentParser("draft_model.py window")
+    parser.add_argument("model")
+    parser.add_argument("--text", type=Path, required=True)
+    parser.add_argument("--depth", type=int, default=7500)
+    parser.add_argument("--tokens", type=int, default=63)
+    parser.add_argument("--temperature", type=float, default=0.8)
+    parser.add_argument("--rounds", type=int, default=2)
+    chosen = parser.parse_args()
+    size = chosen.depth + chosen.tokens + 64
+    spent: dict[str, list[float]] = {"none": [], "suffix": [], "suffix,window": []}
+    with edgespec.load(
+        chosen.model, context_size=size, drafter="suffix,window", users=1, threads=1
+    ) as engine:
+        prompt = engine.encode(chosen.text.read_text())[: chosen.depth]
+        drafter: Any = engine.drafter
+        drafters = {"suffix": make_drafter("suffix"), "suffix,window": drafter}
+        engine.generate(prompt, max_tokens=1, reuse=True)
+        for number in range(chosen.rounds):
+            for name, times in spent.items():
+                engine.drafter = drafters.get(name)
+                found = engine.generate(
+                    prompt,
+                    max_tokens=chosen.tokens,
+                    sampling=SamplingParams(temperature=chosen.temperature, seed=number),
+                    speculate=name != "none",
+                    reuse=True,
+                )
+                times.append(1e3 * found.counters.decode_s / len(found.token_ids))
+                took = found.counters.accepted_by.get("window", 0)
+                print(f"{name}: {times[-1]:.1f} ms a token, {took} drafts of the window taken",
+                      flush=True)  # fmt: skip
+    plain = statistics.mean(spent["none"])
+    print(", ".join(f"{name} {plain / statistics.mean(ms):.2f}x" for name, ms in spent.items()))
+
+
 # -- server ----------------------------------------------------------------------------------
 
 TEXT = b"to be or not to be, that is the question: to be or not to be; 64 pears for 8 "
@@ -691,4 +738,4 @@ def server() -> int:
 
 
 if __name__ == "__main__":
-    run(__doc__, speed=speed, agreement=agreement, server=server)
+    run(__doc__, speed=speed, agreement=agreement, window=window, server=server)
