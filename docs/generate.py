@@ -267,7 +267,9 @@ def _categories(files: str) -> str:
     columns = [one["best_of_peers"]["server"] for _, one in found]
     text = f"| category | {' | '.join(heads)} |\n| --- |{' --- |' * len(heads)}\n"
     for task in columns[0]:
-        text += f"| {task} | {' | '.join(_ratio(column[task]) for column in columns)} |\n"
+        cells = (column[task] for column in columns)
+        shown = (_ratio(one) if task == "overall" else f"{one['ratio']:.2f}x" for one in cells)
+        text += f"| {task} | {' | '.join(shown)} |\n"
     return text
 
 
