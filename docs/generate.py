@@ -243,19 +243,12 @@ def _processor(file: str, found: dict[str, Any]) -> str:
 def _peers(file: str) -> str:
     """Every contender over all prompts."""
     found = json.loads((RESULTS / file).read_text())
-    rows = [
-        "| | decode tokens/s | over {0} [95%] | whole answer tokens/s | over {0} [95%] |\n".format(
-            found["baseline"]
-        ),
-        "| --- | --- | --- | --- | --- |\n",
-    ]
+    over = f"over {found['baseline']} [95%]"
+    text = f"| | decode tokens/s | {over} | whole answers {over} |\n| --- | --- | --- | --- |\n"
     for one in found["contenders"]:
-        decode, whole = one["decode"], one["end_to_end"]
-        rows.append(
-            f"| {one['name']} | {decode['tokens_per_s']:.1f} | {_ratio(decode)} | "
-            f"{whole['tokens_per_s']:.1f} | {_ratio(whole)} |\n"
-        )
-    return "".join(rows)
+        decode, whole = _ratio(one["decode"]), _ratio(one["end_to_end"])
+        text += f"| {one['name']} | {one['decode']['tokens_per_s']:.1f} | {decode} | {whole} |\n"
+    return text
 
 
 def _categories(files: str) -> str:
