@@ -29,37 +29,31 @@ from collections.abc import Sequence
 from math import exp, log
 from operator import eq
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 from shared import read_questions
 
 import edgespec
-from edgespec.backends.base import Backend, Logits
+from edgespec.backends.base import Backend
 from edgespec.backends.llama.backend import LlamaBackend
 from edgespec.backends.llama.context import LlamaSettings
 from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
 from edgespec.drafting.calibration import Calibration, Counts
-from edgespec.drafting.constants import LONGEST, REQUIRED_GAIN
+from edgespec.drafting.constants import REQUIRED_GAIN
 from edgespec.drafting.drafters import combined as combined_module
 from edgespec.drafting.drafters import make_drafter, suffix
-from edgespec.drafting.drafters import model as model_module
 from edgespec.drafting.drafters.base import TopTokens, VerifyResult
 from edgespec.drafting.drafters.combined import CombinedDrafter
-from edgespec.drafting.drafters.model import ModelDrafter, ModelText
 from edgespec.drafting.drafters.proposal_builder import top_tokens_of
 from edgespec.drafting.drafters.suffix import VERSION, SuffixDrafter, cautious
 from edgespec.drafting.ledger import StepTimes
 from edgespec.drafting.proposal import EMPTY, StepContext, build_tree, choose_size
 from edgespec.measure.timing import measure_curve, one_step
 from edgespec.memory.device.host import usable_cores
-from edgespec.memory.plan.plan import DRAFT_MODEL_BATCH, DRAFT_MODEL_NODES, draft_context
 from edgespec.memory.times.curve import CostCurve
-from edgespec.models.early_exit import WINDOW, read_exit
-from edgespec.models.spec import ModelSpec, read_model_spec
+from edgespec.models.spec import read_model_spec
 from edgespec.sampling.params import SamplingParams
-from edgespec.setup.draft_loading import open_draft_model
 
 _CURVES = Path(__file__).with_name("curves.json")
 _HOST_MS = 0.1  # drafting, choosing and counting, per round that may draft
@@ -95,11 +89,9 @@ def main() -> None:
     live.add_argument("--temperature", type=float, default=0.0)
     live.add_argument("--curve", default="cpu2-smollm2-q4_0")
     live.add_argument("--drafter", default=["suffix"], nargs="+", help="lists to compare")
-    live.add_argument("--draft-model", type=Path, metavar="FILE")
     live.add_argument(
         "--here", action="store_true", help="the curve's shape with this machine's plain step"
     )
-    live.add_argument("--draft-step", type=float, help="plain steps; default: by bytes")
     live.set_defaults(action=_live)
     learn = commands.add_parser("learn")
     learn.add_argument("recordings", nargs="+", type=Path)
@@ -204,54 +196,6 @@ class PricedCurve(CostCurve):
         PricedCurve.spent_ms += self.step_ms(num_nodes, depth, previous)
 
 
-class PricedText(ModelText):
-    """Before a draft model whose steps take what a table says; `model_s` is what they took."""
-
-    model_s = 0.0
-
-    def __init__(self, backend: Backend, prices: CostCurve, readable: int, window: int | None):
-        super().__init__(backend, readable, window, LONGEST)
-        self._prices = prices
-
-    def catch_up(self) -> Logits:
-        depth = len(self.tokens)
-        read_ms = self._prices.read_ms(self.num_missing, depth)
-        PricedCurve.spent_ms += read_ms - self._prices.step_ms(1, depth)  # `_feed` adds one step
-        start, before = perf_counter(), PricedText.model_s
-        logits = super().catch_up()
-        PricedText.model_s = before + perf_counter() - start
-        return logits
-
-    def _feed(self, tokens: Sequence[int]) -> Logits:
-        PricedCurve.spent_ms += self._prices.step_ms(1, len(self.tokens))
-        start = perf_counter()
-        logits = super()._feed(tokens)
-        PricedText.model_s += perf_counter() - start
-        return logits
-
-
-def _priced_model(arguments: argparse.Namespace, spec: ModelSpec, curve: CostCurve) -> ModelDrafter:
-    """The draft model, and a clock that moves by its price."""
-    draft_spec = read_model_spec(arguments.draft_model)
-    share = arguments.draft_step or draft_spec.weight_bytes / spec.weight_bytes
-    print(f"{draft_spec.path.name}: {share:.3f} plain steps a draft step")
-    context = draft_context(draft_spec, 4096)
-    settings = LlamaSettings(context, DRAFT_MODEL_BATCH, DRAFT_MODEL_NODES, 1, usable_cores())
-    most = min(DRAFT_MODEL_NODES, len(curve.base) - 1)
-    prices = CostCurve([ms * share for ms in curve.base[: most + 1]])
-    backend = open_draft_model(draft_spec, spec, settings)
-    early_exit = read_exit(draft_spec)
-    model = ModelDrafter(backend, prices, spec.vocab_size, early_exit=early_exit)
-    window = WINDOW if early_exit else None
-    model._text = PricedText(backend, prices, spec.vocab_size, window)
-
-    def clock() -> float:
-        return PricedCurve.spent_ms / 1e3 + perf_counter() - PricedText.model_s
-
-    model_module.perf_counter = clock  # type: ignore[attr-defined]
-    return model
-
-
 def _curve(name: str, plain_ms: float | None = None) -> PricedCurve:
     """A table's curve; sizes that were not measured cannot be chosen.
 
@@ -296,8 +240,7 @@ def _live_run(
 ) -> list[tuple[int, ...]]:
     """Print what the drafters bring; the token ids of the answers."""
     spec = read_model_spec(arguments.model)
-    model = _priced_model(arguments, spec, curve) if arguments.draft_model else None
-    drafter = make_drafter(drafters, model)
+    drafter = make_drafter(drafters)
     plain_ms: dict[str, float] = defaultdict(float)
     speculative_ms: dict[str, float] = defaultdict(float)
     drafted: Counter[str] = Counter()
@@ -317,9 +260,6 @@ def _live_run(
             result = engine.generate(prompt, max_tokens=arguments.max_tokens, sampling=params)
             depths = range(len(prompt), len(prompt) + len(result.token_ids) - 1)
             host_s = result.counters.host_s
-            if model is not None:  # whose time in the counters is that of the table
-                host_s = max(0.0, host_s + result.counters.draft_s - PricedText.model_s)
-                PricedText.model_s = 0.0
             for name in (question["category"], "overall"):
                 plain_ms[name] += sum(curve.step_ms(1, depth, 1) for depth in depths)
                 speculative_ms[name] += PricedCurve.spent_ms + 1e3 * host_s
@@ -328,8 +268,6 @@ def _live_run(
             accepted += result.counters.accepted_by
             if sys.stderr.isatty():
                 print(f"{number}/{len(questions)}", end="\r", file=sys.stderr)
-        if model is not None:
-            model.close()
     print(f"{arguments.curve}, {drafters}")
     for name in plain_ms:
         print(f"{name:<20} {plain_ms[name] / speculative_ms[name]:.3f}")
