@@ -1,9 +1,13 @@
-"""ONNX Runtime beside llama.cpp on one file: step times, logits, and execution providers.
+"""Step times and rounding of what computes a step, on one file.
 
-python benchmarks/backends.py steps MODEL [--json OUT]
+python benchmarks/backends.py kernels MODEL [--rounds 5] [--depth 128] [--sizes 1 4 8]
+    [--kv-type q8_0] [--prompt 512] [--exact FILE] [--json OUT]
+python benchmarks/backends.py onnx MODEL [--json OUT]
 python benchmarks/backends.py logits MODEL... [--tokens 500]
 python benchmarks/backends.py provider MODEL [--provider NAME] [--kind cpu|gpu|npu]
     [--option KEY=VALUE]
+
+`kernels`: edgespec's beside llama.cpp's; `onnx`: ONNX Runtime beside llama.cpp.
 """
 
 from __future__ import annotations
@@ -13,6 +17,8 @@ import json
 import statistics
 import subprocess
 import sys
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -21,6 +27,9 @@ import numpy as np
 from shared import run
 
 import edgespec
+from edgespec.backends.llama.backend import LlamaBackend
+from edgespec.backends.llama.context import LlamaSettings
+from edgespec.backends.llama.kernels import attach
 from edgespec.backends.ort.backend import OrtBackend, OrtSettings
 from edgespec.backends.ort.cache import converted
 from edgespec.backends.ort.providers import (
@@ -31,14 +40,172 @@ from edgespec.backends.ort.providers import (
     named,
 )
 from edgespec.backends.tree import DraftTree
+from edgespec.measure.prompts import PROMPTS
+from edgespec.measure.timing import one_step, some_tokens
+from edgespec.memory.bytes.footprint import multiplied_tensors
 from edgespec.memory.device import host
+from edgespec.memory.device.kernels import instruction_set
 from edgespec.memory.store import cache
 from edgespec.models.onnx.facts import GQA, SPLIT, GraphOptions, read_facts
 from edgespec.models.onnx.folder import GRAPH_FILE
 from edgespec.models.onnx.graph import bucket_graphs
 from edgespec.models.spec import ModelSpec, read_model_spec
 
-# -- steps -----------------------------------------------------------------------------------
+# -- kernels ---------------------------------------------------------------------------------
+
+
+_KERNEL_SIZES = (1, 2, 3, 4, 5, 6, 8, 12, 16, 32)
+_OURS, _THEIRS = "edgespec", "llama.cpp"
+_TEXT = (
+    "The train leaves at nine, and the station is far away. We should take the bus that stops "
+    "behind the church, buy the tickets from the machine and look for seats on the left side, "
+    "from where the sea can be seen after the second tunnel. def area(r): return 3.14159 * r * r"
+)
+
+
+def kernels() -> None:
+    """Step times with edgespec's matrix kernels and with llama.cpp's own, in turns.
+
+    Both load the same file; steps of both alternate, and the median of the best of two counts.
+    Beside the times: what reading a prompt takes, how fast a plain step reads weights, and the
+    divergence of next-token distributions (KL, nats) over the tokens of a text, between the two
+    and, with `--exact` (the same weights: `edgespec quantize type MODEL FILE F32`), of each
+    from that.
+    """
+    parser = argparse.ArgumentParser("backends.py kernels")
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--depth", type=int, default=128)
+    parser.add_argument("--sizes", type=int, nargs="+", default=_KERNEL_SIZES)
+    parser.add_argument("--kv-type", default="f16")
+    parser.add_argument("--prompt", type=int, default=512)
+    parser.add_argument("--exact", type=Path)
+    parser.add_argument("--json", metavar="OUT")
+    arguments = parser.parse_args()
+    if reason := attach():
+        raise SystemExit(f"no kernels here: {reason}")
+    spec = read_model_spec(arguments.model)
+    with ExitStack() as opened:
+        backends = {
+            name: opened.enter_context(closing(_open(spec, name == _OURS, arguments)))
+            for name in (_THEIRS, _OURS)
+        }
+        document = {
+            "model": arguments.model.name,
+            "processor": host.cpu_name(),
+            "instructions": instruction_set(),
+            "threads": host.usable_cores(),
+            "depth": arguments.depth,
+            "kv_type": arguments.kv_type,
+            "prompt": arguments.prompt,
+            "step_ms": _step_ms(backends, arguments),
+            "prompt_ms": _prompt_ms(backends, arguments.prompt),
+            "kl": _divergences(backends, arguments),
+        }
+    read = sum(tensor.data_bytes for tensor in multiplied_tensors(spec))
+    document["read_gb_per_s"] = {
+        name: read / min(times.values()) / 1e6 for name, times in document["step_ms"].items()
+    }
+    _print(document)
+    if arguments.json:
+        Path(arguments.json).write_text(json.dumps(document, indent=1) + "\n")
+
+
+def _open(spec: ModelSpec, ours: bool, arguments: argparse.Namespace) -> LlamaBackend:
+    settings = LlamaSettings(
+        context_size=max(arguments.prompt, arguments.depth) + 64,
+        batch_size=128,
+        max_nodes=max(arguments.sizes),
+        max_leaves=1,
+        threads=host.usable_cores(),
+        gpu_layers=0,
+        mapped=False,
+        kv_type_k=arguments.kv_type,
+        kv_type_v=arguments.kv_type,
+        kernels=ours,
+        tied=spec.tied_embeddings,
+    )
+    return LlamaBackend(spec.path, settings)
+
+
+def _step_ms(
+    backends: dict[str, LlamaBackend], arguments: argparse.Namespace
+) -> dict[str, dict[str, float]]:
+    """Milliseconds by step size, behind `--depth` tokens of context."""
+    for backend in backends.values():
+        backend.truncate(0)
+        _fill(backend, some_tokens(backend, arguments.depth))
+    sizes = arguments.sizes
+    found: dict[str, dict[int, list[float]]] = {name: {n: [] for n in sizes} for name in backends}
+    for _ in range(arguments.rounds):
+        for nodes in sizes:
+            for name, backend in backends.items():
+                one_step(backend, nodes)
+                found[name][nodes].append(min(_timed(backend, nodes) for _ in range(2)))
+    return {
+        name: {str(nodes): statistics.median(times) for nodes, times in by_size.items()}
+        for name, by_size in found.items()
+    }
+
+
+def _timed(backend: LlamaBackend, nodes: int) -> float:
+    start = perf_counter()
+    one_step(backend, nodes)
+    return (perf_counter() - start) * 1e3
+
+
+def _prompt_ms(backends: dict[str, LlamaBackend], prompt: int) -> dict[str, float]:
+    """Milliseconds to read a prompt: the best of two."""
+    best = dict.fromkeys(backends, float("inf"))
+    for _ in range(2):
+        for name, backend in backends.items():
+            tokens = some_tokens(backend, prompt)
+            start = perf_counter()
+            backend.truncate(0)
+            _fill(backend, tokens)
+            best[name] = min(best[name], (perf_counter() - start) * 1e3)
+    return best
+
+
+def _divergences(
+    backends: dict[str, LlamaBackend], arguments: argparse.Namespace
+) -> dict[str, float]:
+    """Mean KL divergence over the tokens of a text."""
+    distributions = {name: _distributions(backend) for name, backend in backends.items()}
+    result = {"between": compared(distributions[_THEIRS], distributions[_OURS])[0]}
+    if arguments.exact is not None:
+        with closing(_open(read_model_spec(arguments.exact), False, arguments)) as backend:
+            truth = _distributions(backend)
+        result |= {name: compared(truth, one)[0] for name, one in distributions.items()}
+    return result
+
+
+def _distributions(backend: LlamaBackend) -> Any:
+    """Log probabilities [tokens, V] behind every token of the text, token by token."""
+    tokens = backend.tokenizer.encode(_TEXT)
+    return log_probabilities(backend, tokens[:1], tokens[1:])
+
+
+def _print(document: dict[str, Any]) -> None:
+    theirs, ours = (document["step_ms"][name] for name in (_THEIRS, _OURS))
+    kind = f"{document['kv_type']} cache, {document['depth']} tokens in it"
+    print(f"{document['model']}, {document['processor']}, {document['instructions']}, {kind}")
+    print(f"{'tokens in a step':<18}" + "".join(f"{n:>8}" for n in theirs))
+    for name, times in document["step_ms"].items():
+        print(f"{name + ', ms':<18}" + "".join(f"{ms:>8.1f}" for ms in times.values()))
+    print(f"{'times as fast':<18}" + "".join(f"{theirs[n] / ours[n]:>8.2f}" for n in theirs))
+    for name, times in document["step_ms"].items():
+        least = min(times.values())
+        print(f"{name + ' / 1':<18}" + "".join(f"{ms / least:>8.2f}" for ms in times.values()))
+    prompt = document["prompt_ms"]
+    both = f"{prompt[_THEIRS]:.0f} and {prompt[_OURS]:.0f} ms"
+    print(f"prompt of {document['prompt']}: {both}, {prompt[_THEIRS] / prompt[_OURS]:.2f}x")
+    for name, speed in document["read_gb_per_s"].items():
+        print(f"{name}: a plain step reads weights at {speed:.1f} GB/s")
+    print("KL: " + ", ".join(f"{name} {nats:.5f}" for name, nats in document["kl"].items()))
+
+
+# -- onnx ------------------------------------------------------------------------------------
 
 
 _SIZES = (1, 2, 3, 4, 6, 8, 12, 16)
@@ -48,14 +215,14 @@ _TURNS = 2
 _TOKENS = 96
 
 
-def steps() -> None:
+def onnx() -> None:
     """Step times of both backends on one file, and what speculation makes of them.
 
     Each backend is measured in processes of its own, alternating A B A B, because their thread
     pools wait in busy loops and would disturb each other: t(n) after 256 tokens of context
     (median of 9), and plain and speculative tokens/s over the built-in prompts.
     """
-    parser = argparse.ArgumentParser("backends.py steps")
+    parser = argparse.ArgumentParser("backends.py onnx")
     parser.add_argument("model", type=Path)
     parser.add_argument("--json", type=Path, metavar="OUT")
     parser.add_argument("--one", help=argparse.SUPPRESS)
@@ -84,30 +251,16 @@ def steps() -> None:
 
 
 def _in_own_process(model: Path, backend: str) -> dict[str, Any]:
-    command = [sys.executable, __file__, "steps", str(model), "--one", backend]
+    command = [sys.executable, __file__, "onnx", str(model), "--one", backend]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 
 
 def _measure(model: Path, name: str) -> dict[str, Any]:
-    import edgespec
-    from edgespec.backends.tree import DraftTree
-    from edgespec.measure.prompts import PROMPTS
-
     with edgespec.load(model, backend=name, context_size=2048, draft_max=15) as engine:
         backend = engine.backend
-        while backend.length < _PAST:
-            backend.prefill(range(100, 100 + min(64, backend.batch_size)))
-        times: dict[str, float] = {}
-        for size in _SIZES:
-            tree, found = DraftTree.chain(range(100, 100 + size)), []
-            for _ in range(_REPEATS + 1):
-                start = perf_counter()
-                backend.verify(tree)
-                found.append((perf_counter() - start) * 1e3)
-                backend.truncate(backend.length)
-            times[str(size)] = statistics.median(found[1:])
+        times = {str(size): ms for size, ms in _step_times(backend, _SIZES, _REPEATS).items()}
         speeds = {}
         for key, speculate in (("plain_tokens_per_s", False), ("tokens_per_s", True)):
             runs = [
@@ -166,8 +319,7 @@ def compared(theirs: Any, ours: Any) -> tuple[float, float]:
 def log_probabilities(backend: Any, prompt: list[int], text: list[int]) -> Any:
     """Of each next token, [len(text), V], the text forced."""
     backend.truncate(0)
-    for start in range(0, len(prompt), backend.batch_size):
-        backend.prefill(prompt[start : start + backend.batch_size])
+    _fill(backend, prompt)
     rows = []
     for token in text:
         row = backend.verify(DraftTree.chain((token,)))[0].astype(np.float64)
@@ -217,7 +369,7 @@ def provider() -> None:
     print(f"against llama.cpp: KL {divergence:.4f}, top-1 {agreement:.3f}", flush=True)
     error, same = _tree_error(backend, prompt, text)
     print(f"a tree against its paths: largest difference {error:.2g}, top-1 {same:.3f}", flush=True)
-    for size, milliseconds in _step_times(backend, arguments.repeats).items():
+    for size, milliseconds in _step_times(backend, _PROVIDER_SIZES, arguments.repeats).items():
         print(f"n={size:<3} {milliseconds:8.2f} ms", flush=True)
     backend.close()
 
@@ -278,25 +430,26 @@ def _tree_error(backend: Any, prompt: list[int], text: list[int]) -> tuple[float
     return max(errors), float(np.mean(same))
 
 
-def _fill(backend: Any, tokens: list[int]) -> None:
+def _fill(backend: Any, tokens: Sequence[int]) -> None:
     for start in range(0, len(tokens), backend.batch_size):
         backend.prefill(tokens[start : start + backend.batch_size])
 
 
-def _step_times(backend: Any, repeats: int) -> dict[int, float]:
+def _step_times(backend: Any, sizes: Sequence[int], repeats: int) -> dict[int, float]:
     """Median ms of a step over so many tokens, behind _PAST tokens."""
     backend.truncate(0)
     _fill(backend, list(range(100, 100 + _PAST)))
     times = {}
-    for size in _PROVIDER_SIZES:
+    for size in sizes:
         tree, found = DraftTree.chain(range(100, 100 + size)), []
         for _ in range(repeats + 1):
             start = perf_counter()
             backend.verify(tree)
             found.append((perf_counter() - start) * 1e3)
+            backend.truncate(backend.length)
         times[size] = statistics.median(found[1:])
     return times
 
 
 if __name__ == "__main__":
-    run(__doc__, steps=steps, logits=logits, provider=provider)
+    run(__doc__, kernels=kernels, onnx=onnx, logits=logits, provider=provider)

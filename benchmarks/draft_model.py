@@ -2,6 +2,7 @@
 
 python benchmarks/draft_model.py speed TARGET DRAFT --prompts FILE --per-category 2 [--keep]
 python benchmarks/draft_model.py agreement TARGET DRAFT --prompts FILE --every 5 --offset 2
+python benchmarks/draft_model.py window MODEL --text FILE [--depth 7500] [--tokens 63]
 python benchmarks/draft_model.py server LLAMA_SERVER MODEL... [--draft HEAD.gguf]
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import random
+import statistics
 import urllib.error
 import urllib.request
 from collections import Counter, defaultdict
@@ -40,7 +41,8 @@ from edgespec.backends.tree import DraftTree
 from edgespec.bench.switch_calibration import forced_rows
 from edgespec.decode.engine import Engine
 from edgespec.decode.generation import Result
-from edgespec.drafting.drafters.base import Drafter, VerifyResult
+from edgespec.drafting.drafters import make_drafter
+from edgespec.drafting.drafters.base import Drafter
 from edgespec.drafting.drafters.combined import CombinedDrafter
 from edgespec.drafting.drafters.model import HeadDrafter, HeadText, ModelDrafter, WritingDrafter
 from edgespec.drafting.drafters.suffix import SuffixDrafter
@@ -87,7 +89,6 @@ from edgespec.setup.draft_loading import open_draft_model
 # -- speed -----------------------------------------------------------------------------------
 
 _MOST = 4  # forced drafts
-_CLAIM = 0.9
 _LONG_MS = 1e6  # of a step that is free for more nodes: no real one seems to have lost anything
 M = TypeVar("M", bound=ModelDrafter)
 H = TypeVar("H", bound=HeadDrafter)
@@ -147,69 +148,17 @@ class TimedHead(Timed, HeadDrafter):
     """A head that does."""
 
 
-class Deterministic(Drafter):
-    """A drafter that never draws: its best tokens, for sample-and-match."""
-
-    def __init__(self, drafter: WritingDrafter) -> None:
-        self._drafter = drafter
-        self.name = drafter.name
-
-    def begin(self, tokens: Sequence[int]) -> None:
-        """As the drafter does."""
-        self._drafter.begin(tokens)
-
-    def observe(self, result: VerifyResult) -> None:
-        """As the drafter does."""
-        self._drafter.observe(result)
-
-    def propose(self, context: StepContext, base: Proposal = EMPTY) -> Proposal:
-        """What it would propose to a greedy target."""
-        return self._drafter.propose(replace(context, sampler=None), base)
-
-
-class Garbage(Drafter):
-    """Random tokens, said to be right nine times in ten."""
-
-    name = "garbage"
-
-    def __init__(self, vocab_size: int) -> None:
-        self._random = random.Random(1)
-        self._vocab_size = vocab_size
-
-    def begin(self, tokens: Sequence[int]) -> None:
-        """Nothing to remember."""
-
-    def propose(self, context: StepContext, base: Proposal = EMPTY) -> Proposal:
-        """A chain of three."""
-        count = min(3, context.max_nodes)
-        tokens = [self._random.randrange(self._vocab_size) for _ in range(count)]
-        return Proposal(tokens, range(-1, count - 1), [_CLAIM ** (n + 1) for n in range(count)])
-
-    def observe(self, outcome: VerifyResult) -> None:
-        """Nothing to learn."""
-
-    def state(self) -> dict[str, Any]:
-        """Nothing to keep."""
-        return {}
-
-    def load_state(self, document: dict[str, Any] | None) -> None:
-        """Nothing was kept."""
-
-
 def speed() -> None:
     """Acceptance, price, and whether the controller uses a draft model well.
 
-    DRAFT is a smaller model, an early exit, or a head in a file of its own. Four tables over
+    DRAFT is a smaller model, an early exit, or a head in a file of its own. Two tables over
     Spec-Bench prompts (first turn, in chat format):
 
     * forced: 1 to 4 tokens drafted in every round, whatever they cost. Acceptance length, greedy
       output against plain decoding, and the time of a round as the controller predicts it against
       the clock.
-    * sampled: temperature 1, drafts drawn and judged by traversal verification (on a chain: block
-      verification) against the draft model's best tokens and sample-and-match.
     * decided: plain, suffix, and suffix with the draft model in turn; what the controller makes of
       it.
-    * garbage: random tokens that claim to be right, as a second source beside the suffix drafter.
 
     With `--keep` the file of a head that edgespec trained promises from now on what forced rounds
     of 1, 2, ... drafts brought here, in place of what they did on its own text: plans believe it.
@@ -221,7 +170,7 @@ def speed() -> None:
     parser.add_argument("--per-category", type=int, default=2)
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--drafts", type=int, nargs="*", help="tokens to force, not 1 to 4")
-    parser.add_argument("--only", choices=("forced", "sampled", "decided"))
+    parser.add_argument("--only", choices=("forced", "decided"))
     parser.add_argument("--keep", action="store_true")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
@@ -236,7 +185,6 @@ def speed() -> None:
     }
     tables: dict[str, Callable[[], Any]] = {
         "forced": lambda: [bench.forced(count) for count in counts],
-        "sampled": lambda: [bench.sampled(branches) for branches in bench.shapes],
         "decided": bench.decided,
     }
     for name, measure in tables.items():
@@ -304,8 +252,6 @@ class Bench:
         self._vocab_size = self._target.tokenizer.vocab_size
         questions = read_questions(arguments.prompts, arguments.per_category)
         self._prompts = [question["turns"][0] for question in questions]
-        # Whether drafts have branches; a head's have none.
-        self.shapes = (False, True) if self._target.capabilities.tree else (False,)
 
     def _curves(self) -> tuple[CostCurve, CostCurve]:
         self._target.truncate(0)
@@ -371,25 +317,6 @@ class Bench:
             "measured_s": drafter.measured_ms / 1e3,
         }
 
-    def sampled(self, branches: bool) -> dict[str, Any]:
-        """Tokens a round at temperature 1, by how drafts are made and judged."""
-        lengths = {}
-        nodes = 2 * _MOST if branches else _MOST
-        capabilities = self._target.capabilities
-        self._target.capabilities = replace(capabilities, tree=branches)
-        for name in ("drawn, traversal", "best, sample-and-match"):
-            model = self._forced()
-            drafter = model if name.startswith("drawn") else Deterministic(model)
-            engine = self._engine(Free([float("inf"), *[_LONG_MS] * (nodes + 1)]), drafter)
-            rounds = accepted = 0
-            for number, prompt in enumerate(self._prompts):
-                params = SamplingParams(temperature=1.0, seed=number)
-                counters = self._generate(engine, prompt, sampling=params).counters
-                rounds, accepted = rounds + counters.rounds, accepted + counters.accepted_tokens
-            lengths[name] = 1 + accepted / rounds
-        self._target.capabilities = capabilities
-        return {"shape": "tree" if branches else "chain", "nodes": nodes, **lengths}
-
     def decided(self) -> dict[str, Any]:
         """Tokens/s of each way, in turn on every prompt."""
         target, draft = self._curves()
@@ -399,8 +326,6 @@ class Bench:
             "suffix,model": CombinedDrafter(
                 [SuffixDrafter(), self._drafter(draft, ModelDrafter, HeadDrafter)]
             ),
-            "suffix,garbage": CombinedDrafter([SuffixDrafter(), Garbage(self._vocab_size)]),
-            "garbage alone": CombinedDrafter([_Silent(), Garbage(self._vocab_size)]),
         }
         seconds: Counter[str] = Counter()
         tokens: Counter[str] = Counter()
@@ -419,19 +344,6 @@ class Bench:
             "ratio_to_plain": {name: speed / speeds["plain"] for name, speed in speeds.items()},
             "drafted_by": dict(drafted),
         }
-
-
-class _Silent(Garbage):
-    """Proposes nothing."""
-
-    name = "silent"
-
-    def __init__(self) -> None:
-        super().__init__(1)
-
-    def propose(self, context: StepContext, base: Proposal = EMPTY) -> Proposal:
-        """Nothing."""
-        return EMPTY
 
 
 # -- agreement -------------------------------------------------------------------------------
@@ -555,6 +467,50 @@ def agreement() -> None:
     print("tokens a round:", ", ".join(f"{n}: {lengths[n - 1]:.2f}" for n in (1, 2, 4, 8)))
     for name, rows in hits.items():
         print(f"{name:<16} {agreement_of(rows):.2f}")
+
+
+# -- window ---------------------------------------------------------------------------------
+
+
+def window() -> None:
+    """The model drafting for itself over a window, behind a text that does not repeat.
+
+    Plainly, with `suffix` and with `suffix,window`, in turns, behind the first tokens of the text.
+    One thread: processor time counts beside other programs, too.
+    """
+    parser = argparse.ArgumentParser("draft_model.py window")
+    parser.add_argument("model")
+    parser.add_argument("--text", type=Path, required=True)
+    parser.add_argument("--depth", type=int, default=7500)
+    parser.add_argument("--tokens", type=int, default=63)
+    parser.add_argument("--temperature", type=float, default=0.8)
+    parser.add_argument("--rounds", type=int, default=2)
+    chosen = parser.parse_args()
+    size = chosen.depth + chosen.tokens + 64
+    spent: dict[str, list[float]] = {"none": [], "suffix": [], "suffix,window": []}
+    with edgespec.load(
+        chosen.model, context_size=size, drafter="suffix,window", users=1, threads=1
+    ) as engine:
+        prompt = engine.encode(chosen.text.read_text())[: chosen.depth]
+        drafter: Any = engine.drafter
+        drafters = {"suffix": make_drafter("suffix"), "suffix,window": drafter}
+        engine.generate(prompt, max_tokens=1, reuse=True)
+        for number in range(chosen.rounds):
+            for name, times in spent.items():
+                engine.drafter = drafters.get(name)
+                found = engine.generate(
+                    prompt,
+                    max_tokens=chosen.tokens,
+                    sampling=SamplingParams(temperature=chosen.temperature, seed=number),
+                    speculate=name != "none",
+                    reuse=True,
+                )
+                times.append(1e3 * found.counters.decode_s / len(found.token_ids))
+                took = found.counters.accepted_by.get("window", 0)
+                print(f"{name}: {times[-1]:.1f} ms a token, {took} drafts of the window taken",
+                      flush=True)  # fmt: skip
+    plain = statistics.mean(spent["none"])
+    print(", ".join(f"{name} {plain / statistics.mean(ms):.2f}x" for name, ms in spent.items()))
 
 
 # -- server ----------------------------------------------------------------------------------
@@ -691,4 +647,4 @@ def server() -> int:
 
 
 if __name__ == "__main__":
-    run(__doc__, speed=speed, agreement=agreement, server=server)
+    run(__doc__, speed=speed, agreement=agreement, window=window, server=server)

@@ -2,15 +2,20 @@
 
     python benchmarks/replay.py record MODEL --prompts FILE --out RECORDING
     python benchmarks/replay.py run RECORDING --curve cpu2-smollm2-q4_0
-    python benchmarks/replay.py all RECORDING
+    python benchmarks/replay.py learn RECORDING... --out edge/drafting/priors.json
+    python benchmarks/replay.py compare RECORDING... --on RECORDING [--first 39]
     python benchmarks/replay.py live MODEL --prompts FILE --curve h200-8b-q4_0 --drafter suffix
 
 `record` decodes every prompt plainly and keeps the token ids and the best tokens of each place;
 `run` lets the real drafters and the real controller work through them in seconds: greedy
 verification accepts exactly what the recording says, so only the step times are taken from a table
-(`curves.json`). `all` compares all drafters on step times of five machines. Rows of rejected nodes
-are not in a recording: for drafters that learn from them, `live` decodes for real and prices every
-step by the table. Use both to compare drafters and rules; publish numbers from `specbench.py`.
+(`curves.json`). Rows of rejected nodes are not in a recording: for drafters that learn from them,
+`live` decodes for real and prices every step by the table. Use both to compare drafters and rules;
+publish numbers from `specbench.py`.
+
+`learn` writes how often drafts of recordings held, by cell: what a drafter begins with. `compare`
+says what that is worth on a recording that is not among them, of another model: the mean log-loss
+of the probabilities, and the speed, with nothing known and with the counts.
 """
 
 from __future__ import annotations
@@ -20,45 +25,35 @@ import json
 import random
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from math import exp, inf, log
+from collections.abc import Sequence
+from math import exp, log
 from operator import eq
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
-import numpy as np
 from shared import read_questions
 
 import edgespec
-from edgespec.backends.base import Backend, Logits
+from edgespec.backends.base import Backend
 from edgespec.backends.llama.backend import LlamaBackend
 from edgespec.backends.llama.context import LlamaSettings
 from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
-from edgespec.drafting import constants
-from edgespec.drafting.constants import LONGEST, REQUIRED_GAIN
+from edgespec.drafting.calibration import Calibration, Counts
+from edgespec.drafting.constants import REQUIRED_GAIN
 from edgespec.drafting.drafters import combined as combined_module
-from edgespec.drafting.drafters import make_drafter
-from edgespec.drafting.drafters import model as model_module
-from edgespec.drafting.drafters.base import Drafter, TopTokens, VerifyResult
+from edgespec.drafting.drafters import make_drafter, suffix
+from edgespec.drafting.drafters.base import TopTokens, VerifyResult
 from edgespec.drafting.drafters.combined import CombinedDrafter
-from edgespec.drafting.drafters.model import HeadDrafter, HeadText, ModelDrafter, ModelText
 from edgespec.drafting.drafters.proposal_builder import top_tokens_of
-from edgespec.drafting.drafters.recycling import RecyclingDrafter
-from edgespec.drafting.drafters.suffix import SuffixDrafter
+from edgespec.drafting.drafters.suffix import VERSION, SuffixDrafter, cautious
 from edgespec.drafting.ledger import StepTimes
 from edgespec.drafting.proposal import EMPTY, StepContext, build_tree, choose_size
 from edgespec.measure.timing import measure_curve, one_step
 from edgespec.memory.device.host import usable_cores
-from edgespec.memory.plan.plan import DRAFT_MODEL_BATCH, DRAFT_MODEL_NODES, draft_context
 from edgespec.memory.times.curve import CostCurve
-from edgespec.memory.times.speed import predicted_speedup
-from edgespec.models.early_exit import WINDOW, read_exit
-from edgespec.models.spec import ModelSpec, read_model_spec
-from edgespec.setup.candidates import _FLAT, _HOLDS, _MANY, _WORTH_A_WINDOW
-from edgespec.setup.draft_loading import open_draft_model
+from edgespec.models.spec import read_model_spec
+from edgespec.sampling.params import SamplingParams
 
 _CURVES = Path(__file__).with_name("curves.json")
 _HOST_MS = 0.1  # drafting, choosing and counting, per round that may draft
@@ -74,6 +69,7 @@ def main() -> None:
     record.add_argument("--prompts", type=Path, required=True)
     record.add_argument("--out", type=Path, required=True)
     record.add_argument("--max-tokens", type=int, default=192)
+    record.add_argument("--temperature", type=float, default=0.0)
     record.set_defaults(action=_record)
     run = commands.add_parser("run")
     run.add_argument("recording", type=Path)
@@ -93,15 +89,21 @@ def main() -> None:
     live.add_argument("--temperature", type=float, default=0.0)
     live.add_argument("--curve", default="cpu2-smollm2-q4_0")
     live.add_argument("--drafter", default=["suffix"], nargs="+", help="lists to compare")
-    live.add_argument("--draft-model", type=Path, metavar="FILE")
     live.add_argument(
         "--here", action="store_true", help="the curve's shape with this machine's plain step"
     )
-    live.add_argument("--draft-step", type=float, help="plain steps; default: by bytes")
     live.set_defaults(action=_live)
-    everything = commands.add_parser("all")
-    everything.add_argument("recording", type=Path)
-    everything.set_defaults(action=_all)
+    learn = commands.add_parser("learn")
+    learn.add_argument("recordings", nargs="+", type=Path)
+    learn.add_argument("--curve", default="cpu2-smollm2-q4_0-kernels")
+    learn.add_argument("--out", type=Path, required=True)
+    learn.set_defaults(action=_learn)
+    compare = commands.add_parser("compare")
+    compare.add_argument("recordings", nargs="+", type=Path)
+    compare.add_argument("--curve", default="cpu2-smollm2-q4_0-kernels")
+    compare.add_argument("--on", type=Path, required=True)
+    compare.add_argument("--first", type=int)
+    compare.set_defaults(action=_compare)
     arguments = parser.parse_args()
     arguments.action(arguments)
 
@@ -111,7 +113,8 @@ def _record(arguments: argparse.Namespace) -> None:
     with edgespec.load(arguments.model, drafter="none") as engine, arguments.out.open("w") as out:
         for number, question in enumerate(questions, 1):
             prompt = engine.encode(question["turns"][0])
-            result = engine.generate(prompt, max_tokens=arguments.max_tokens)
+            params = SamplingParams(temperature=arguments.temperature, seed=number)
+            result = engine.generate(prompt, max_tokens=arguments.max_tokens, sampling=params)
             row = {
                 "category": question["category"],
                 "prompt": prompt,
@@ -193,54 +196,6 @@ class PricedCurve(CostCurve):
         PricedCurve.spent_ms += self.step_ms(num_nodes, depth, previous)
 
 
-class PricedText(ModelText):
-    """Before a draft model whose steps take what a table says; `model_s` is what they took."""
-
-    model_s = 0.0
-
-    def __init__(self, backend: Backend, prices: CostCurve, readable: int, window: int | None):
-        super().__init__(backend, readable, window, LONGEST)
-        self._prices = prices
-
-    def catch_up(self) -> Logits:
-        depth = len(self.tokens)
-        read_ms = self._prices.read_ms(self.num_missing, depth)
-        PricedCurve.spent_ms += read_ms - self._prices.step_ms(1, depth)  # `_feed` adds one step
-        start, before = perf_counter(), PricedText.model_s
-        logits = super().catch_up()
-        PricedText.model_s = before + perf_counter() - start
-        return logits
-
-    def _feed(self, tokens: Sequence[int]) -> Logits:
-        PricedCurve.spent_ms += self._prices.step_ms(1, len(self.tokens))
-        start = perf_counter()
-        logits = super()._feed(tokens)
-        PricedText.model_s += perf_counter() - start
-        return logits
-
-
-def _priced_model(arguments: argparse.Namespace, spec: ModelSpec, curve: CostCurve) -> ModelDrafter:
-    """The draft model, and a clock that moves by its price."""
-    draft_spec = read_model_spec(arguments.draft_model)
-    share = arguments.draft_step or draft_spec.weight_bytes / spec.weight_bytes
-    print(f"{draft_spec.path.name}: {share:.3f} plain steps a draft step")
-    context = draft_context(draft_spec, 4096)
-    settings = LlamaSettings(context, DRAFT_MODEL_BATCH, DRAFT_MODEL_NODES, 1, usable_cores())
-    most = min(DRAFT_MODEL_NODES, len(curve.base) - 1)
-    prices = CostCurve([ms * share for ms in curve.base[: most + 1]])
-    backend = open_draft_model(draft_spec, spec, settings)
-    early_exit = read_exit(draft_spec)
-    model = ModelDrafter(backend, prices, spec.vocab_size, early_exit=early_exit)
-    window = WINDOW if early_exit else None
-    model._text = PricedText(backend, prices, spec.vocab_size, window)
-
-    def clock() -> float:
-        return PricedCurve.spent_ms / 1e3 + perf_counter() - PricedText.model_s
-
-    model_module.perf_counter = clock  # type: ignore[attr-defined]
-    return model
-
-
 def _curve(name: str, plain_ms: float | None = None) -> PricedCurve:
     """A table's curve; sizes that were not measured cannot be chosen.
 
@@ -285,14 +240,13 @@ def _live_run(
 ) -> list[tuple[int, ...]]:
     """Print what the drafters bring; the token ids of the answers."""
     spec = read_model_spec(arguments.model)
-    model = _priced_model(arguments, spec, curve) if arguments.draft_model else None
-    drafter = make_drafter(drafters, model)
+    drafter = make_drafter(drafters)
     plain_ms: dict[str, float] = defaultdict(float)
     speculative_ms: dict[str, float] = defaultdict(float)
     drafted: Counter[str] = Counter()
     accepted: Counter[str] = Counter()
     texts: list[tuple[int, ...]] = []
-    params = edgespec.SamplingParams(temperature=arguments.temperature, seed=1)
+    params = SamplingParams(temperature=arguments.temperature, seed=1)
     backend = LlamaBackend(spec.path, _target_settings(curve))
     with Engine(
         backend,
@@ -306,9 +260,6 @@ def _live_run(
             result = engine.generate(prompt, max_tokens=arguments.max_tokens, sampling=params)
             depths = range(len(prompt), len(prompt) + len(result.token_ids) - 1)
             host_s = result.counters.host_s
-            if model is not None:  # whose time in the counters is that of the table
-                host_s = max(0.0, host_s + result.counters.draft_s - PricedText.model_s)
-                PricedText.model_s = 0.0
             for name in (question["category"], "overall"):
                 plain_ms[name] += sum(curve.step_ms(1, depth, 1) for depth in depths)
                 speculative_ms[name] += PricedCurve.spent_ms + 1e3 * host_s
@@ -317,8 +268,6 @@ def _live_run(
             accepted += result.counters.accepted_by
             if sys.stderr.isatty():
                 print(f"{number}/{len(questions)}", end="\r", file=sys.stderr)
-        if model is not None:
-            model.close()
     print(f"{arguments.curve}, {drafters}")
     for name in plain_ms:
         print(f"{name:<20} {plain_ms[name] / speculative_ms[name]:.3f}")
@@ -332,15 +281,13 @@ def _replay(
     curve: CostCurve,
     sizes: Counter[int],
     believed: CostCurve | None = None,
-    before: int = 0,
 ) -> tuple[float, float]:
     """Milliseconds of decoding a recorded output plainly and speculatively.
 
-    Where another curve is `believed`, drafts are chosen by that, and its steps teach it. Steps are
-    as dear as behind so many tokens `before` the prompt.
+    Where another curve is `believed`, drafts are chosen by that, and its steps teach it.
     """
     prompt, output, rows = row["prompt"], row["output"], row.get("successors", ())
-    first = before + len(prompt)
+    first = len(prompt)
     depths = range(first, first + len(output) - 1)
     plain_ms = sum(curve.step_ms(1, depth, 1) for depth in depths)
     seen, noise, steps = believed or curve, random.Random(len(prompt)), StepTimes()
@@ -382,189 +329,88 @@ def _replay(
     return plain_ms, speculative_ms
 
 
-# -- all drafters on five machines -----------------------------------------------------------
+# -- learn and compare -----------------------------------------------------------------------
 
-_SIZES = 32  # nodes of a step on simulated machines
-_SLOPE_ERROR = 0.1  # relative, of what depth adds: as behind some long texts
-
-
-@dataclass(frozen=True, slots=True)
-class Stepping:
-    """What drafts with steps of its own: right `agrees` of the time, for `step` plain steps."""
-
-    agrees: float
-    step: float
-    bytes_part: float  # of what a plan may take: what `auto` asks it to bring besides
+_MOST = 1000.0  # tries of a cell that are written: more say no more
+_LEAST = 2.0
 
 
-# Measured with SmolLM2 (LOG.md): the shipped early exit, and a head trained for 25 minutes. A
-# smaller model of the same family is a guess.
-ENGINES = {
-    "early exit": Stepping(0.520, 0.12, 0.01),
-    "head": Stepping(0.592, 0.10, 0.01),
-    "draft model (assumed)": Stepping(0.7, 0.2, 0.1),
-}
-WINDOW_AGREES = 0.85  # LOG.md: SmolLM2 over 512 cells behind 7,500 tokens
-DEPTHS = (8_000, 16_000)
+class _Watched(Calibration):
+    """Counts that keep what was counted, and how likely it had seemed."""
+
+    counted: list[tuple[int, bool, float]]
+
+    def count(self, cell: int, hit: bool) -> None:
+        chance = min(max(self.probability(cell), 1e-3), 1 - 1e-3)
+        self.counted.append((cell, hit, -log(chance if hit else 1 - chance)))
+        super().count(cell, hit)
 
 
-def simulated(first_ms: float, more_ms: float, depth_ms: float = 0.0) -> PricedCurve:
-    """A step reads the weights once, and multiplies for each of its tokens."""
-    return PricedCurve(
-        [inf, *(first_ms + more_ms * n for n in range(_SIZES))], depth_ms, depth_ms / 2
-    )
+def _drafter(known: Counts) -> tuple[CombinedDrafter, _Watched]:
+    """A new drafter that begins with these counts."""
+    watched = suffix.new_calibration(known, _Watched)
+    assert isinstance(watched, _Watched)
+    watched.counted = []
+    drafter = SuffixDrafter()
+    drafter._calibration = watched
+    return CombinedDrafter([drafter]), watched
 
 
-# Name, curve, and whether attention passes over cells that a sequence does not see.
-MACHINES: dict[str, tuple[Callable[[], PricedCurve], bool]] = {
-    "2 cores, SmolLM2 Q4_0 (measured)": (lambda: _curve("cpu2-smollm2-q4_0-kernels"), True),
-    # 0.94 GB at 60 GB/s; a token takes an eighth of the time that it does on one core of a Xeon
-    # with AVX-512, twice as long without.
-    "8-core laptop, 1.5B Q4_0 (arithmetic)": (lambda: simulated(15.7, 1.5, 0.0005), True),
-    # 0.94 GB at 0.7 of 68 GB/s; 3.1 thousand million multiplications at 2.5e12 a second.
-    "Orin Nano, 1.5B Q4_0 (arithmetic)": (lambda: simulated(19.8, 1.2, 0.0006), False),
-    # 4.7 GB at 0.85 of 272 GB/s; 16 thousand million at 30e12.
-    "8 GB GPU, 8B Q4_0 (arithmetic)": (lambda: simulated(20.3, 0.55, 0.0005), False),
-    "H200, 8B Q4_0 (measured)": (lambda: _curve("h200-8b-q4_0"), False),
-}
-
-
-class Simulated:
-    """A head that is right at random places of a recorded answer; its steps move the clock."""
-
-    context_size, num_unread, block, token_ids = 1 << 20, 0, 0, None
-    reads_prompts = False
-    spent_ms = 0.0
-
-    def __init__(self, agrees: float, step_ms: float, vocab_size: int) -> None:
-        self.text = HeadText(self)
-        self.agrees, self._step_ms, self._vocab_size = agrees, step_ms, vocab_size
-        self._right: list[tuple[int, float, bool]] = []
-        self._at = self._start = 0
-
-    def answers(self, row: dict[str, Any], power: float) -> None:
-        """The answer that is replayed next; shares to this power are how often it is right."""
-        source = random.Random(len(row["prompt"]))
-        self._start = len(row["prompt"])
-        self._right = []
-        for token, (_, shares) in zip(row["output"], row["successors"], strict=True):
-            chance = shares[0] ** power
-            self._right.append((token, chance, source.random() < chance))
-
-    def power_for(self, rows: Sequence[dict[str, Any]]) -> float:
-        """The power at which it is right as often as it should be."""
-        shares = np.array([one[1][0] for row in rows for one in row["successors"]])
-        powers = np.linspace(0.0, 8.0, 801)
-        means = np.array([(shares**power).mean() for power in powers])
-        return float(powers[np.abs(means - self.agrees).argmin()])
-
-    def begin(self, token: int) -> Logits:
-        self._at = len(self.text.tokens) - self._start
-        return self._row()
-
-    def go_on(self, token: int) -> Logits:
-        self._at += 1
-        return self._row()
-
-    def _row(self) -> Logits:
-        Simulated.spent_ms += self._step_ms
-        token, chance, is_right = self._right[min(self._at, len(self._right) - 1)]
-        row = np.full(self._vocab_size, -30.0, np.float32)
-        said = token if is_right else (token + 1) % self._vocab_size
-        row[said] = log(max(chance, 1e-4))
-        row[(token + 2) % self._vocab_size] = log(max(1.0 - chance, 1e-4))
-        return row
-
-    def memory_bytes(self) -> dict[str, int]:
-        return {}
-
-    def close(self) -> None:
-        pass
-
-
-def _all(arguments: argparse.Namespace) -> None:
-    """All drafters on step times of five machines: what each brings over plain decoding.
-
-    The real drafters, estimators and ledgers work through recorded answers (`replay.py`). What
-    drafts with an engine is simulated: it is right at a recorded token as often as was measured,
-    likelier where the model is sure, and its steps take as many plain steps as were measured. Two
-    curves are measured; three are arithmetic: bytes of weights over bandwidth, and multiplications
-    over a rate. Marked with * is what `--drafter auto` takes there, by its own rules, with nothing
-    counted yet.
-    """
-    rows = [json.loads(line) for line in arguments.recording.read_text().splitlines()]
-    vocab_size = 1 + max(max(*row["prompt"], *row["output"]) for row in rows)
-    for module in (combined_module, model_module):
-        module.perf_counter = lambda: Simulated.spent_ms / 1e3  # type: ignore[attr-defined]
-    lines: dict[str, list[str]] = {}
-
-    def add(name: str, cell: str) -> None:
-        lines.setdefault(name, []).append(cell)
-
-    for make, skips in MACHINES.values():
-        curve = make()
-        flat = curve.step_ms(_MANY, 0) <= _FLAT * curve.base[1]
-        tables: list[Callable[[], Drafter]] = [SuffixDrafter, RecyclingDrafter]
-        add("suffix", cell(speed(rows, make, [tables[0]]), is_auto=not flat))
-        add("suffix, recycling", cell(speed(rows, make, tables), is_auto=flat))
-        for name, engine in ENGINES.items():
-            made = Simulated(engine.agrees, engine.step * curve.base[1], vocab_size)
-            promised, _ = predicted_speedup(
-                [_HOLDS * engine.agrees ** (place + 1) for place in range(constants.LONGEST)],
-                curve.base,
-                engine.step * curve.base[1],
-            )
-            takes = promised > constants.NO_DIFFERENCE + engine.bytes_part
-            found = speed(rows, make, [SuffixDrafter], made)
-            add(f"suffix, {name}", cell(found, is_auto=takes))
-        for depth in DEPTHS:
-            name = f"suffix, window, behind {depth:,} tokens"
-            if not skips or not curve.depth_ms:
-                add(name, "")
-                continue
-            step_ms = curve.step_ms(1, constants.WINDOW_FIRST + constants.WINDOW_LAST)
-            steps = [curve.step_ms(size, depth) for size in range(len(curve.base))]
-            promised, _ = predicted_speedup(constants.WINDOW_GAINS, steps, step_ms)
-            made = Simulated(WINDOW_AGREES, step_ms, vocab_size)
-            found = speed(rows, make, [SuffixDrafter], made, before=depth)
-            add(name, cell(found, is_auto=promised > _WORTH_A_WINDOW))
-            add(
-                f"suffix, behind {depth:,} tokens",
-                cell(speed(rows, make, tables[:1], before=depth)),
-            )
-    print("| | " + " | ".join(MACHINES) + " |")
-    print("| --- |" + " --- |" * len(MACHINES))
-    for name, cells in lines.items():
-        print(f"| {name} | " + " | ".join(cells + [""] * (len(MACHINES) - len(cells))) + " |")
-
-
-def cell(speed_up: float, *, is_auto: bool = False) -> str:
-    return f"{speed_up:.2f}x" + "*" * is_auto
-
-
-def speed(
-    rows: Sequence[dict[str, Any]],
-    make: Callable[[], CostCurve],
-    tables: Sequence[Callable[[], Drafter]],
-    engine: Simulated | None = None,
-    before: int = 0,
-) -> float:
-    """Times plain decoding, over all answers together."""
-    curve, drafters = make(), [one() for one in tables]
-    curve.expect_slopes(curve.depth_ms, curve.depth_node_ms, _SLOPE_ERROR)
-    power = 1.0
-    if engine is not None:
-        steps = CostCurve([inf, *[engine._step_ms] * 8])
-        promised = [engine.agrees ** (place + 1) for place in range(constants.LONGEST)]
-        drafters.append(HeadDrafter(engine.text, steps, engine._vocab_size, promised))
-        power = engine.power_for(rows)
-    drafter, plain_ms, spent_ms = CombinedDrafter(drafters), 0.0, 0.0
+def _rows(path: Path) -> list[dict[str, Any]]:
+    """Answers of two tokens and more, in an order in which categories take turns."""
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    random.Random(0).shuffle(rows)
+    by_category: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
-        if engine is not None:
-            engine.answers(row, power)
-        plain, spent = _replay(row, drafter, curve, Counter(), before=before)
-        plain_ms, spent_ms = plain_ms + plain, spent_ms + spent
-    return plain_ms / spent_ms
+        if len(row["output"]) > 1:
+            by_category[row["category"]].append(row)
+    turns = [
+        (place, category, row)
+        for category, some in by_category.items()
+        for place, row in enumerate(some)
+    ]
+    return [row for _, _, row in sorted(turns, key=lambda turn: turn[:2])]
+
+
+def _counts_of(paths: Sequence[Path], curve: str) -> Counts:
+    """Hits and tries by cell."""
+    hits: Counter[int] = Counter()
+    tries: Counter[int] = Counter()
+    for path in paths:
+        drafter, watched = _drafter({})
+        for row in _rows(path):
+            _replay(row, drafter, _curve(curve), Counter())
+        for cell, hit, _ in watched.counted:
+            hits[cell] += hit
+            tries[cell] += 1
+    return {cell: (float(hits[cell]), float(tries[cell])) for cell in sorted(tries)}
+
+
+def _learn(arguments: argparse.Namespace) -> None:
+    cells = {}
+    for cell, (hits, tries) in _counts_of(arguments.recordings, arguments.curve).items():
+        part = min(1.0, _MOST / tries)
+        if tries >= _LEAST:
+            cells[str(cell)] = [round(part * hits), round(part * tries)]
+    document = {"version": VERSION, "suffix": {"num_cells": suffix.NUM_CELLS, "cells": cells}}
+    arguments.out.write_text(json.dumps(document, separators=(",", ":")) + "\n", encoding="utf-8")
+    print(f"{len(cells)} cells, {sum(tries for _, tries in cells.values())} tries")
+
+
+def _compare(arguments: argparse.Namespace) -> None:
+    known = _counts_of(arguments.recordings, arguments.curve)
+    rows = _rows(arguments.on)[: arguments.first]
+    for name, counts in (("nothing known", {}), ("with the counts", cautious(known))):
+        drafter, watched = _drafter(counts)
+        times = [_replay(row, drafter, _curve(arguments.curve), Counter()) for row in rows]
+        ratios = sorted(plain / drafted for plain, drafted in times)
+        plain_ms, drafted_ms = (sum(column) for column in zip(*times, strict=True))
+        losses = [loss for _, _, loss in watched.counted]
+        print(
+            f"{name:<16} {len(rows)} answers: log-loss {sum(losses) / len(losses):.4f} of "
+            f"{len(losses)}, speed {plain_ms / drafted_ms:.3f}, "
+            f"a tenth of the answers below {ratios[len(ratios) // 10]:.3f}"
+        )
 
 
 if __name__ == "__main__":

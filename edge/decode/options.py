@@ -63,8 +63,8 @@ class GenerationOptions:
         stop: strings that end the answer, or one; they are not part of it.
         raw: send a text as it is, instead of as one user message in the model's chat format.
         speculate: False decodes plainly, one token a step.
-        history: a name for whose texts draft for this one, which joins them: those that were
-            given the same name. A text shows in the speed of no other name's.
+        history: texts of the same name draft for each other. A text shows in the speed of no other
+            name's.
         reuse: start from what the cache holds of the prompt, as a `Session` does. Without the
             settings of `--exact` its logits may be rounded differently from a fresh prefill's.
         grammar: text in GBNF or Lark's notation that the answer keeps to.
@@ -72,13 +72,13 @@ class GenerationOptions:
         regex: a regular expression that the whole answer matches.
         think_tags: what opens and closes a thought. One may come before an answer of a given form,
             and is free; the first tag is "" where the prompt ends with it.
-        free_after: text that an answer of a given form may begin with instead, such as the marker
-            of a tool call: what follows it is free.
-        logprobs: tell how probable the model found each token, and this many of the best tokens
-            at its place; 0 tells of the written ones alone, None of none.
-        markers: control tokens that are part of the text, by their texts; others have none.
-        thought: how long the model may think before it answers; None: as long as it likes.
-        begun: tokens that the answer begins with, whatever the model would write: they count, and
+        free_after: text that an answer of a given form may begin with instead, to be free then.
+            Such as the marker of a tool call.
+        logprobs: tell how probable each token was, and this many of the best ones at its place. 0
+            tells of the written ones alone, None of none.
+        markers: control tokens that are part of the text, by their texts. Others have none.
+        thought: how long the model may think before it answers. None: as long as it likes.
+        begun: tokens that the answer begins with, whatever the model would write. They count, and
             have logprobs, so that a text can be scored. Not beside a form of the answer.
         prediction: what the answer probably is, such as a file with few changes: it is drafted.
         images: files, bytes or `Image`s that the prompt shows. They come before a prompt that is a

@@ -1,26 +1,8 @@
-"""Two models in turns: quality against speed, from the small one alone to the large one alone.
+"""What answers get right: files of one model, and two models in turns.
 
-    python benchmarks/switching.py LARGE SMALL --data gsm8k_dev.jsonl --problems 40
-
-Problems with short numeric answers, greedy, in chat format. The last problems of the file are read
-first, to choose thresholds; then each of the first ones is answered under every setting, in an
-order that changes from problem to problem. By setting:
-
-* large: share of the tokens that the large model wrote; `expected` is what was forecast
-* exact: answers whose last number is the right one
-* agree: tokens that are the large model's best at their place; `kept` is the part of the distance
-  from the small model's agreement to the large one's
-* ppl: perplexity of the text under the large model
-* t/s: decoding without drafts; `drafted` with suffix drafts on both sides
-* price: time against what the turns cost by both models' measured step times. The machine's speed
-  drifts, so these are in units of what each model alone takes in the same run; `raw` is not.
-* host: part of the time outside both models' steps
-
-`found` says how good a decision could be that needs no stays and no means: of the tokens where the
-two models differ, along the texts of either, the part among the 40% that come first by a reading
-of the small model's row, and the part of all tokens that has 90% of them.
-
-The last lines are the same pair used losslessly: the small model drafts for the large one.
+python benchmarks/quality.py problems SOURCE.gguf FILE.gguf ... --data FOLDER --count 40
+python benchmarks/quality.py questions FILE.gguf ... [--kernels auto]
+python benchmarks/quality.py turns LARGE SMALL --data gsm8k_dev.jsonl --problems 40
 """
 
 from __future__ import annotations
@@ -37,19 +19,149 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
+from shared import run
 
 import edgespec
 from edgespec.bench.switch_calibration import forced_rows, prices_of, trace_of
 from edgespec.decode.stats import LARGE, SMALL, ModelTurn
 from edgespec.memory.device.host import cpu_name, usable_cores
+from edgespec.models.spec import ModelSpec, read_model_spec
+from edgespec.prefix import common_prefix_length
+from edgespec.setup.loading import load
 from edgespec.switching.engine import SwitchingEngine
 from edgespec.switching.forecast import Forecast, choose, sweep
 from edgespec.switching.policy import SwitchPolicy, SwitchPrices
 from edgespec.switching.switch import entropy_nats
 
-Asked = tuple[Sequence[int], Sequence[int]]  # token ids of a prompt and of an answer
+# -- problems --------------------------------------------------------------------------------
 
+
+_CONTEXT = 1024
+_ANSWER = {"gsm8k": 200, "spec_bench": 96}  # tokens
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+
+
+def read_problems(kind: str, folder: Path, count: int) -> list[dict[str, Any]]:
+    """Some problems from all over a file of them."""
+    lines = (folder / f"{kind}_dev.jsonl").read_text(encoding="utf-8").splitlines()
+    step = max(1, len(lines) // count)
+    return [json.loads(line) for line in lines[::step][:count]]
+
+
+def ask(
+    spec: ModelSpec, problems: dict[str, list[dict[str, Any]]], answers: dict[str, Any]
+) -> dict[str, float]:
+    """Both shares, of one file. Answers of the first file asked are left in `answers`."""
+    right, shared = 0, []
+    with load(spec.path, drafter="none", context_size=_CONTEXT) as engine:
+        for problem in problems["gsm8k"]:
+            result = engine.generate(problem["question"], max_tokens=_ANSWER["gsm8k"])
+            right += last_number(result.text) == last_number(problem["answer"])
+        for problem in problems["spec_bench"]:
+            prompt = problem["turns"][0]
+            if len(engine.encode(prompt)) > _CONTEXT - _ANSWER["spec_bench"] - 8:
+                continue
+            ids = engine.generate(prompt, max_tokens=_ANSWER["spec_bench"]).token_ids
+            theirs = answers.setdefault(prompt, ids)
+            same = common_prefix_length(ids, theirs)
+            shared.append(1.0 if ids == theirs else same / max(1, len(theirs)))
+    return {
+        "gsm8k_exact": right / len(problems["gsm8k"]),
+        "spec_bench_agreement": sum(shared) / max(1, len(shared)),
+    }
+
+
+def last_number(text: str) -> float | None:
+    """The last number of a text, thousands separators removed; None without any."""
+    found = _NUMBER.findall(text)
+    return float(found[-1].replace(",", "")) if found else None
+
+
+def problems() -> None:
+    """What files of one model get right: problems with numbers, and answers beside the source's.
+
+    The folder holds `gsm8k_dev.jsonl` (`question`, `answer`) and `spec_bench_dev.jsonl`
+    (`turns`). `gsm8k_exact` is the share of problems whose last number is right;
+    `spec_bench_agreement` the share of the source's greedy answer that is the same up to where
+    both part, over all prompts.
+    """
+    parser = argparse.ArgumentParser("quality.py problems")
+    parser.add_argument("files", type=Path, nargs="+", help="the source first")
+    parser.add_argument("--data", type=Path, required=True, help="folder of both files")
+    parser.add_argument("--count", type=int, default=40, help="problems of each kind")
+    arguments = parser.parse_args()
+    problems = {kind: read_problems(kind, arguments.data, arguments.count) for kind in _ANSWER}
+    answers: dict[str, Any] = {}
+    for file in arguments.files:
+        found = ask(read_model_spec(file), problems, answers)
+        print(json.dumps({"file": file.name, "count": arguments.count, **found}))
+
+
+# -- questions -------------------------------------------------------------------------------
+
+
+QUESTIONS = {
+    "What is the capital of France?": "paris",
+    "What is the capital of Italy?": "rome",
+    "What is the capital of Japan?": "tokyo",
+    "What is the capital of Germany?": "berlin",
+    "What is the capital of Spain?": "madrid",
+    "What is the capital of England?": "london",
+    "What is the capital of Russia?": "moscow",
+    "What is the capital of China?": "beijing",
+    "What is the largest planet in our solar system?": "jupiter",
+    "Which planet is known as the red planet?": "mars",
+    "How many days are in a week?": r"\b7\b|seven",
+    "How many months are in a year?": r"\b12\b|twelve",
+    "What color is the sky on a clear day?": "blue",
+    "What is the opposite of hot?": "cold",
+    "What do bees make?": "honey",
+    "What is the chemical formula of water?": "h2o|h₂o",
+    "Who wrote Romeo and Juliet?": "shakespeare",
+    "Who painted the Mona Lisa?": "leonardo|da vinci",
+    "What is 2 + 2?": r"\b4\b|four",
+    "What is the largest ocean on Earth?": "pacific",
+    "What is the freezing point of water in degrees Celsius?": r"\b0\b|zero",
+    "How many legs does a spider have?": r"\b8\b|eight",
+    "What gas do plants absorb from the air?": "carbon dioxide|co2",
+    "What is the tallest mountain in the world?": "everest",
+}
+
+
+def asked(path: str, kernels: str) -> tuple[int, float, str]:
+    """Right answers, tokens/s, and the first answer."""
+    right, tokens, seconds, first = 0, 0, 0.0, ""
+    with edgespec.load(path, context_size=512, kernels=kernels, drafter="none") as engine:
+        for question, answer in QUESTIONS.items():
+            result = engine.generate(question, max_tokens=32)
+            first = first or result.text
+            right += re.search(answer, result.text.lower()) is not None
+            tokens += len(result.token_ids) - 1
+            seconds += result.counters.decode_s
+    return right, tokens / seconds, " ".join(first.split())
+
+
+def questions() -> None:
+    """How many plain questions files of one model answer, and how fast they decode plainly.
+
+    24 questions with short answers; an answer counts as right where the word stands in its
+    first 32 tokens. Greedy, without drafts. Files are asked one after the other, not in turns:
+    speeds say which is faster by a lot, and no more.
+    """
+    parser = argparse.ArgumentParser("quality.py questions")
+    parser.add_argument("files", nargs="+")
+    parser.add_argument("--kernels", default="auto")
+    options = parser.parse_args()
+    print("| file | right | tokens/s | What is the capital of France? |\n| --- | --- | --- | --- |")
+    for path in options.files:
+        right, speed, first = asked(path, options.kernels)
+        print(f"| {path} | {right} of {len(QUESTIONS)} | {speed:.0f} | {first[:40]} |", flush=True)
+
+
+# -- turns -----------------------------------------------------------------------------------
+
+
+Asked = tuple[Sequence[int], Sequence[int]]  # token ids of a prompt and of an answer
 
 
 class Setting:
@@ -113,7 +225,28 @@ class Setting:
         }
 
 
-def main() -> None:
+def turns() -> None:
+    """Two models in turns: quality against speed, from the small one alone to the large one alone.
+
+    Problems with short numeric answers, greedy, in chat format. The last problems of the file are
+    read first, to choose thresholds; then each of the first ones is answered under every setting,
+    in an order that changes from problem to problem. By setting:
+
+    * large: share of the tokens that the large model wrote; `expected` is what was forecast
+    * exact: answers whose last number is the right one
+    * agree: tokens that are the large model's best at their place; `kept` is the part of the
+      distance from the small model's agreement to the large one's
+    * ppl: perplexity of the text under the large model
+    * t/s: decoding without drafts; `drafted` with suffix drafts on both sides
+    * price: time against what the turns cost by both models' measured step times, in units of what
+      each model alone takes in the same run, as the machine drifts; `raw` is not
+    * host: part of the time outside both models' steps
+
+    `found` says how good a decision could be that needs no stays and no means: of the tokens where
+    the two models differ, along the texts of either, the part among the 40% that come first by a
+    reading of the small model's row, and the part of all tokens that has 90% of them. The last
+    lines are the same pair used losslessly: the small model drafts for the large one.
+    """
     arguments = _arguments()
     problems = [json.loads(line) for line in Path(arguments.data).read_text().splitlines()]
     asked, calibrating = problems[: arguments.problems], problems[-arguments.calibrating :]
@@ -146,7 +279,7 @@ def main() -> None:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser = argparse.ArgumentParser("quality.py turns")
     parser.add_argument("large")
     parser.add_argument("small")
     data = os.environ.get("EDGESPEC_DATA")
@@ -215,7 +348,7 @@ def _run(
             setting.add(result)
             if number % arguments.drafted_every == 0:
                 setting.add_drafted(engine.generate(ids, max_tokens=most))
-            setting.right += _is_right(result.text, problem["answer"])
+            setting.right += last_number(result.text) == last_number(problem["answer"])
             for agrees, log_probability in _judged(engine, ids, result.token_ids):
                 setting.agreeing += agrees
                 setting.log_probability += log_probability
@@ -267,13 +400,6 @@ def _judged(
         best = float(row.max())
         total = float(np.exp(row - best).sum())
         yield int(row.argmax()) == token, float(row[token]) - best - float(np.log(total))
-
-
-def _is_right(text: str, answer: str) -> bool:
-    numbers = _NUMBER.findall(text)
-    if not numbers:
-        return False
-    return float(numbers[-1].replace(",", "")) == float(answer.replace(",", ""))
 
 
 def _lossless(
@@ -354,4 +480,4 @@ def _table(document: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    run(__doc__, problems=problems, questions=questions, turns=turns)

@@ -1,20 +1,25 @@
-"""Prompts of many kinds for a drafter's training text, from Debian's free dictionaries and books.
+"""Prompts for the text that drafters are trained on, or that their counts are learned from.
 
     apt-get download dict-foldoc dict-jargon wordnet-base fortunes-de debian-handbook \\
         gimp-help-en gimp-help-de anarchism
     for package in *.deb; do dpkg -x $package FOLDER; done
-    python benchmarks/exit_prompts.py FOLDER --not-like spec_bench_dev.jsonl > prompts.jsonl
+    python benchmarks/training_prompts.py mixed FOLDER --not-like DEV.jsonl > prompts.jsonl
+    python benchmarks/training_prompts.py code .venv/lib/python3.11/site-packages > prompts.jsonl
     edgespec draft train MODEL -o exit.gguf --data prompts.jsonl
 
-A model that writes its own prompts writes about what it knows. These have sentences, names and
-numbers that it would not have thought of: translations from German, summaries and questions about
-passages, short questions, arithmetic, and tasks. A prompt that has eight words in a row in common
-with a file of `--not-like` is left out, so that nothing is trained on that is measured with.
+A model that writes its own prompts writes about what it knows. `mixed` has sentences, names and
+numbers that it would not have thought of, from Debian's free dictionaries and books: translations
+from German, summaries and questions about passages, short questions, arithmetic, and tasks. `code`
+is for models of code, from the sources of Python packages: functions are to be written from their
+docstrings, and explained, tested, changed or translated; paragraphs of docstrings are to be
+summarized or asked about. A prompt that has eight words in a row in common with a file of
+`--not-like` is left out, so that nothing is trained on that is measured with.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import gzip
 import html
 import json
@@ -22,10 +27,43 @@ import random
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
+
+from shared import run
 
 _T = TypeVar("_T")
 _WORDS_IN_A_ROW = 8
+
+
+MakeOf = Callable[[Path, random.Random], Callable[[], tuple[str, str]]]
+
+
+def write_prompts(word: str, folder: str, count: int, make_of: MakeOf) -> None:
+    """As many as are wanted, one JSON object a line, none twice or like those of a file."""
+    parser = argparse.ArgumentParser(f"training_prompts.py {word}")
+    parser.add_argument("folder", type=Path, help=folder)
+    parser.add_argument("--count", type=int, default=count)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--not-like", type=Path, nargs="*", default=[], metavar="FILE")
+    arguments = parser.parse_args()
+    make = make_of(arguments.folder, random.Random(arguments.seed))
+    forbidden = {row for path in arguments.not_like for row in rows_of_words(path.read_text())}
+    seen: set[str] = set()
+    while len(seen) < arguments.count:
+        kind, text = make()
+        if text not in seen and forbidden.isdisjoint(rows_of_words(text)):
+            seen.add(text)
+            print(json.dumps({"category": kind, "turns": [text]}, ensure_ascii=False))
+
+
+def rows_of_words(text: str) -> set[tuple[str, ...]]:
+    """All rows of so many words of a text."""
+    words = re.findall(r"\w+", text.lower())
+    return {tuple(words[i : i + _WORDS_IN_A_ROW]) for i in range(len(words) - _WORDS_IN_A_ROW + 1)}
+
+
+# -- mixed -----------------------------------------------------------------------------------
+
 _NAMES = (
     "Anna Ben Carla David Emma Felix Grace Henry Isla Jack Karen Leo Maria Nina Oscar Paula Rosa "
     "Sam Tina Uma Victor Wendy Yara Zoe Alice Bob Lucy Mike Kevin Ahmed Priya Chen Diego Fatima"
@@ -160,10 +198,11 @@ _CODE = [
     "Write unit tests for a function that {one:validates|parses|formats|encrypts} a {noun}.",
 ]
 # Of a hundred prompts.
-_KINDS = (
-    (_TRANSLATION, 13), (_SUMMARY, 17), (_QUESTION, 14), (_ARITHMETIC, 14), (_PASSAGES, 14),
-    (_TASK, 19), (_CODE, 9),
-)  # fmt: skip
+_KINDS = {
+    "translation": (_TRANSLATION, 13), "summary": (_SUMMARY, 17), "question": (_QUESTION, 14),
+    "arithmetic": (_ARITHMETIC, 14), "passages": (_PASSAGES, 14), "task": (_TASK, 19),
+    "code": (_CODE, 9),
+}  # fmt: skip
 
 
 class Sources:
@@ -214,8 +253,8 @@ class Sources:
 class Fields:
     """What the fields of a template become, each time something else."""
 
-    def __init__(self, sources: Sources, seed: int) -> None:
-        self._random = random.Random(seed)
+    def __init__(self, sources: Sources, chance: random.Random) -> None:
+        self._random = chance
         self._noted: list[str] = []
         self._of: dict[str, Callable[[], str]] = {
             "german": lambda: self._one(sources.german),
@@ -242,14 +281,11 @@ class Fields:
             template = template[: field.start()] + value + template[field.end() :]
         return template
 
-    def kind(self) -> Sequence[str]:
-        """Templates of one kind, as often as it is wanted."""
-        kinds = [templates for templates, _ in _KINDS]
-        return self._random.choices(kinds, [weight for _, weight in _KINDS])[0]
-
-    def any_of(self, templates: Sequence[str]) -> str:
-        """One of them."""
-        return self._one(templates)
+    def prompt(self) -> tuple[str, str]:
+        """A kind, as often as it is wanted, and a prompt of it."""
+        weights = [weight for _, weight in _KINDS.values()]
+        kind = self._random.choices(list(_KINDS), weights)[0]
+        return kind, self.filled(self._one(_KINDS[kind][0]))
 
     def _with(self, name: str, detail: str) -> str:
         if name == "one":
@@ -284,38 +320,12 @@ class Fields:
         return re.sub(r"[{}]", "", "\n".join(notes))
 
 
-def main() -> None:
-    """Write prompts to standard output."""
-    arguments = arguments_of(__doc__, "where the packages were unpacked", 9000)
-    fields = Fields(Sources(arguments.folder), arguments.seed)
-    write_prompts(lambda: fields.filled(fields.any_of(fields.kind())), arguments)
-
-
-def arguments_of(about: str, folder: str, count: int) -> argparse.Namespace:
-    """What such a script is told."""
-    parser = argparse.ArgumentParser(description=about.split("\n", 1)[0])
-    parser.add_argument("folder", type=Path, help=folder)
-    parser.add_argument("--count", type=int, default=count)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--not-like", type=Path, nargs="*", default=[], metavar="FILE")
-    return parser.parse_args()
-
-
-def write_prompts(make: Callable[[], str], arguments: argparse.Namespace) -> None:
-    """As many as are wanted, one JSON object a line, none twice or like those of a file."""
-    forbidden = {row for path in arguments.not_like for row in rows_of_words(path.read_text())}
-    seen: set[str] = set()
-    while len(seen) < arguments.count:
-        text = make()
-        if text not in seen and forbidden.isdisjoint(rows_of_words(text)):
-            seen.add(text)
-            print(json.dumps({"prompt": text}, ensure_ascii=False))
-
-
-def rows_of_words(text: str) -> set[tuple[str, ...]]:
-    """All rows of so many words of a text."""
-    words = re.findall(r"\w+", text.lower())
-    return {tuple(words[i : i + _WORDS_IN_A_ROW]) for i in range(len(words) - _WORDS_IN_A_ROW + 1)}
+def mixed() -> None:
+    """Prompts of many kinds, to standard output."""
+    where = "where the packages were unpacked"
+    write_prompts(
+        "mixed", where, 9000, lambda folder, chance: Fields(Sources(folder), chance).prompt
+    )
 
 
 def _lines(path: Path) -> Iterator[str]:
@@ -351,5 +361,95 @@ def _plain(text: str) -> str:
     return " ".join(re.sub(r"[{}]|\(\d{4}-\d\d-\d\d\)|<[a-z, /]+>", "", text).split())
 
 
+# -- code ------------------------------------------------------------------------------------
+
+_WRITE = (
+    "Write a Python function that does the following: {doc}",
+    'Implement this in Python:\n\n{head}\n    """{doc}"""',
+    'Complete the following function:\n```python\n{head}\n    """{doc}"""\n```',
+    "How would you write a function `{name}` in {language}? {doc}",
+    "Write a {language} function `{name}`: {doc}",
+    "Write unit tests with pytest for a function described as: {doc}",
+)
+_CHANGE = (
+    "Explain what this code does:\n```python\n{source}\n```",
+    "Write a docstring for this function:\n```python\n{source}\n```",
+    "Write pytest tests for this:\n```python\n{source}\n```",
+    "Refactor this code and explain the changes:\n```python\n{source}\n```",
+    "Translate this Python code to {language}:\n```python\n{source}\n```",
+    "Is there a bug in this code?\n```python\n{source}\n```",
+    "Add type hints to this function:\n```python\n{source}\n```",
+    "Rewrite this function to be faster:\n```python\n{source}\n```",
+)
+_PROSE = (
+    "Summarize the following text:\n{text}",
+    "What is the main point of this text?\n{text}",
+    "Rewrite this in simple words: {text}",
+    "{text}\n\nQuestion: what should a user do?",
+    "Translate into German: {text}",
+    "Give three questions about this text: {text}",
+)
+_CODE_KINDS, _SHARES = ("write", "change", "prose"), (0.45, 0.35, 0.2)
+_OTHERS = ("JavaScript", "Go", "Rust", "Java", "C++", "C", "TypeScript", "Bash")
+_LANGUAGES = (*6 * ("Python",), *_OTHERS)
+_LARGEST_FILE = 300_000  # bytes: larger ones are data
+
+
+class Function(NamedTuple):
+    """One of a package, whose `head` is its first line."""
+
+    name: str
+    head: str
+    doc: str
+    source: str
+
+
+def functions(folder: Path) -> Iterator[Function]:
+    """All in the Python files of a folder, in a fixed order."""
+    for path in sorted(folder.rglob("*.py")):
+        try:
+            text = path.read_text() if path.stat().st_size < _LARGEST_FILE else ""
+            tree = ast.parse(text)
+        except (OSError, SyntaxError, ValueError):
+            continue
+        lines = text.splitlines()
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef):
+                source = "\n".join(lines[node.lineno - 1 : node.end_lineno])
+                head = f"def {node.name}({ast.unparse(node.args)}):"
+                yield Function(node.name, head, ast.get_docstring(node) or "", source)
+
+
+def paragraphs(doc: str) -> Iterator[str]:
+    """Those of a docstring that are prose."""
+    for part in re.split(r"\n\s*\n", doc):
+        text = " ".join(part.split())
+        if 200 < len(text) < 1200 and text[0].isupper() and ">>>" not in text:
+            yield text
+
+
+def code() -> None:
+    """Prompts for a model of code, to standard output."""
+    write_prompts("code", "of installed packages", 700, _code_prompts)
+
+
+def _code_prompts(folder: Path, chance: random.Random) -> Callable[[], tuple[str, str]]:
+    found = list(functions(folder))
+    prose = [text for one in found for text in paragraphs(one.doc)]
+    described = [one for one in found if 40 < len(one.doc) < 500 and one.name[:2] != "__"]
+    short = [one for one in found if 150 < len(one.source) < 1300]
+
+    def prompt() -> tuple[str, str]:
+        kind = chance.choices(_CODE_KINDS, _SHARES)[0]
+        if kind == "prose":
+            return kind, chance.choice(_PROSE).format(text=chance.choice(prose))
+        one = chance.choice(described if kind == "write" else short)
+        words = one._asdict() | {"doc": " ".join(one.doc.split())}
+        template = chance.choice(_WRITE if kind == "write" else _CHANGE)
+        return kind, template.format(**words, language=chance.choice(_LANGUAGES))
+
+    return prompt
+
+
 if __name__ == "__main__":
-    main()
+    run(__doc__, mixed=mixed, code=code)
