@@ -6,6 +6,8 @@ python benchmarks/backends.py onnx MODEL [--json OUT]
 python benchmarks/backends.py logits MODEL... [--tokens 500]
 python benchmarks/backends.py provider MODEL [--provider NAME] [--kind cpu|gpu|npu]
     [--option KEY=VALUE]
+python benchmarks/backends.py mixture OUT.gguf [--like qwen3moe] [--layers 2] [--type Q4_K]
+python benchmarks/backends.py cycles [--llama SOURCE] [--mca llvm-mca-16]
 
 `kernels`: edgespec's beside llama.cpp's; `onnx`: ONNX Runtime beside llama.cpp.
 """
@@ -14,16 +16,21 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import statistics
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import gguf
 import numpy as np
+from gguf import GGMLQuantizationType as Kind
+from numpy.typing import NDArray
 from shared import run
 
 import edgespec
@@ -451,5 +458,255 @@ def _step_times(backend: Any, sizes: Sequence[int], repeats: int) -> dict[int, f
     return times
 
 
+# -- mixture ---------------------------------------------------------------------------------
+
+
+VOCABULARY = 4096
+_SHAPES: dict[str, dict[str, int]] = {
+    "qwen3moe": {"width": 2048, "heads": 32, "kv": 4, "size": 128, "experts": 128, "used": 8,
+                 "hidden": 768},
+    "gpt-oss": {"width": 2880, "heads": 64, "kv": 8, "size": 64, "experts": 32, "used": 4,
+                "hidden": 2880},
+}  # fmt: skip
+# Where the f16 scales of a block of random bytes are, which become finite and small.
+_SCALES = {
+    "Q4_0": (0,), "Q8_0": (0,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "Q3_K": (108,),
+    "Q2_K": (80, 82), "IQ4_XS": (0,), "IQ4_NL": (0,), "MXFP4": (),
+}  # fmt: skip
+
+
+def mixture() -> None:
+    """A file of a mixture's layer shapes with random weights, to time kernels with.
+
+    `qwen3moe` has the shapes of Qwen3-30B-A3B, `gpt-oss` those of gpt-oss-20b, whose experts
+    are MXFP4 where `--type` says so. What it writes means nothing; llama.cpp loads it, and
+    routers send tokens to experts evenly.
+    """
+    parser = argparse.ArgumentParser("backends.py mixture")
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--like", choices=_SHAPES, default="qwen3moe")
+    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--type", choices=_SCALES, default="Q4_K", help="of the experts")
+    parser.add_argument("--dense-type", choices=_SCALES, help="of other matrices; default: Q8_0")
+    arguments = parser.parse_args()
+    write(
+        arguments.out,
+        arguments.like,
+        arguments.layers,
+        Kind[arguments.type],
+        Kind[arguments.dense_type or "Q8_0"],
+    )
+
+
+def write(path: Path, like: str, layers: int, kind: Kind, dense: Kind) -> None:
+    """Write the file; `dense` is the type of what is no expert's."""
+    s, writer = _SHAPES[like], gguf.GGUFWriter(path, like)
+    _write_keys(writer, like, s, layers)
+    rng = np.random.default_rng(7)
+
+    def matrix(name: str, *shape: int, of: Kind = dense) -> None:
+        writer.add_tensor(name, _random(rng, of, shape), raw_dtype=of)
+
+    def floats(name: str, *shape: int, scale: float = 0.0) -> None:
+        values = rng.standard_normal(shape).astype(np.float32) * scale
+        writer.add_tensor(name, values if scale else np.ones(shape, np.float32))
+
+    width, inner, kv = s["width"], s["heads"] * s["size"], s["kv"] * s["size"]
+    matrix("token_embd.weight", VOCABULARY, width)
+    matrix("output.weight", VOCABULARY, width)
+    floats("output_norm.weight", width)
+    for layer in range(layers):
+        at, oss = f"blk.{layer}.", like == "gpt-oss"
+        floats(at + "attn_norm.weight", width)
+        floats(at + ("post_attention_norm.weight" if oss else "ffn_norm.weight"), width)
+        for name, rows, columns in (
+            ("attn_q", inner, width),
+            ("attn_k", kv, width),
+            ("attn_v", kv, width),
+            ("attn_output", width, inner),
+        ):
+            matrix(f"{at}{name}.weight", rows, columns)
+            if oss:
+                floats(f"{at}{name}.bias", rows, scale=0.01)
+        if oss:
+            floats(at + "attn_sinks.weight", s["heads"], scale=1.0)
+            floats(at + "ffn_gate_inp.bias", s["experts"], scale=0.01)
+        else:
+            floats(at + "attn_q_norm.weight", s["size"])
+            floats(at + "attn_k_norm.weight", s["size"])
+        floats(at + "ffn_gate_inp.weight", s["experts"], width, scale=0.02)
+        for name, rows, columns in (
+            ("ffn_gate_exps", s["hidden"], width),
+            ("ffn_up_exps", s["hidden"], width),
+            ("ffn_down_exps", width, s["hidden"]),
+        ):
+            matrix(f"{at}{name}.weight", s["experts"], rows, columns, of=kind)
+            if oss:
+                floats(f"{at}{name}.bias", s["experts"], rows, scale=0.01)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _write_keys(writer: Any, like: str, s: dict[str, int], layers: int) -> None:
+    writer.add_context_length(4096)
+    writer.add_embedding_length(s["width"])
+    writer.add_block_count(layers)
+    writer.add_feed_forward_length(s["hidden"])
+    writer.add_expert_feed_forward_length(s["hidden"])
+    writer.add_expert_count(s["experts"])
+    writer.add_expert_used_count(s["used"])
+    writer.add_head_count(s["heads"])
+    writer.add_head_count_kv(s["kv"])
+    writer.add_key_length(s["size"])
+    writer.add_value_length(s["size"])
+    writer.add_layer_norm_rms_eps(1e-6)
+    if like == "gpt-oss":
+        writer.add_sliding_window(128)
+        writer.add_rope_freq_base(150000.0)
+    tokens = [f"<{i}>" for i in range(VOCABULARY - 256)]
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list([f"<0x{i:02X}>" for i in range(256)] + tokens)
+    writer.add_token_scores([0.0] * VOCABULARY)
+    writer.add_token_types([6] * 256 + [1] * len(tokens))
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_unk_token_id(0)
+
+
+def _random(rng: np.random.Generator, kind: Kind, shape: tuple[int, ...]) -> NDArray[np.uint8]:
+    """Random blocks, as bytes: rows of one matrix, tiled where there are many."""
+    size, nbytes = gguf.GGML_QUANT_SIZES[kind]
+    rows, columns = shape[-2], shape[-1]
+    if columns % size:
+        raise SystemExit(f"{kind.name} has blocks of {size} columns, and {columns} are none of it")
+    blocks = rng.integers(0, 256, (rows * columns // size, nbytes), np.uint8)
+    for at in _SCALES[kind.name]:
+        blocks[:, at + 1] = 0x0C | (blocks[:, at + 1] & 0x80)
+    if kind.name == "MXFP4":
+        blocks[:, 0] = 118
+    one = blocks.reshape(rows, columns // size * nbytes)
+    return one if len(shape) == 2 else np.tile(one, (shape[0], 1, 1))
+
+
+# -- cycles ----------------------------------------------------------------------------------
+
+
+ROOT = Path(__file__).parents[1]
+PROCESSORS = ("cortex-a76", "cortex-a78", "neoverse-n1", "apple-m1")
+TYPES = ("Q4_0", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "Q3_K", "Q2_K", "IQ4_NL", "IQ4_XS", "MXFP4")
+_COLUMNS = (1, 4)
+_SETS = {"neon_dotprod": "Neon", "neon_i8mm": "NeonPairs"}
+_MARCH = "-march=armv8.2-a+dotprod+i8mm+fp16"
+_PRODUCTS = {"sdot": 16, "smmla": 32, "udot": 16}  # of bytes, of one instruction
+_BLOCK = 16 * 32
+_ITERATIONS = 200
+
+
+def cycles() -> None:
+    """Cycles of products by NEON on processors that are not at hand, as llvm-mca counts them.
+
+    A cell is the cycles of 16 rows by 32 columns of weights, for each column of activations: of
+    the inner loop, with all in the first cache. `SOURCE` is llama.cpp's: its plain dot
+    products, and the products of rearranged weights, are counted beside ours. llvm-mca knows no
+    memory and no branches. Where it has no model of a processor it takes that of an older one:
+    LLVM 16 counts the Cortexes and the N1 alike, as a Cortex-A57, and the M1 as Apple's first
+    64-bit core. It needs aarch64-linux-gnu-g++.
+    """
+    parser = argparse.ArgumentParser("backends.py cycles")
+    parser.add_argument("--llama", type=Path, help="llama.cpp's source")
+    parser.add_argument("--mca", default="llvm-mca")
+    arguments = parser.parse_args()
+    print(f"| {'':<34} |" + "".join(f" {name:>11} |" for name in PROCESSORS))
+    print("| --- |" + " ---: |" * len(PROCESSORS))
+    with tempfile.TemporaryDirectory() as folder:
+        listings = [_ours(Path(folder), name) for name in _SETS]
+        if arguments.llama:
+            listings += _theirs(arguments.llama / "ggml")
+        for label, columns, body in sorted(_loops("\n".join(listings))):
+            cycles = [_cycles(body, columns, arguments.mca, name) for name in PROCESSORS]
+            print(f"| {label:<34} |" + "".join(f" {one:11.1f} |" for one in cycles))
+
+
+def _ours(folder: Path, name: str) -> str:
+    """The assembly of tiles of every type, half a panel each."""
+    lines = [f'#include "{ROOT}/backends/kernels/{name}.cpp"', "namespace edgespec {"]
+    for kind in TYPES:
+        for n in _COLUMNS:
+            lines.append(
+                f'extern "C" __attribute__((flatten)) void edgespec__{kind}__{name}__{n}('
+                "const uint8_t* a, int64_t b, Activations x, float* o, int64_t s) "
+                f"{{ tile<{_SETS[name]}<0>, {kind}, 1, {n}>(a, b, x, o, s); }}"
+            )
+    source = folder / f"{name}.cpp"
+    source.write_text("\n".join([*lines, "}"]))
+    return _compiled(source, "-std=c++17", "-ffp-contract=off", f"-I{ROOT}/backends/kernels")
+
+
+def _theirs(ggml: Path) -> list[str]:
+    arm = ggml / "src/ggml-cpu/arch/arm"
+    where = [f"-I{ggml / part}" for part in ("include", "src", "src/ggml-cpu")]
+    return [
+        _compiled(arm / "quants.c", "-xc", "-std=c11", "-D_GNU_SOURCE", *where),
+        _compiled(arm / "repack.cpp", "-std=c++17", *where),
+    ]
+
+
+def _compiled(source: Path, *options: str) -> str:
+    command = ["aarch64-linux-gnu-g++", *options, "-O3", _MARCH, "-w", "-S", str(source), "-o", "-"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def _loops(listing: str) -> list[tuple[str, int, str]]:
+    """Of each function of products: what it is, its columns, and its inner loop."""
+    found = []
+    for match in re.finditer(r"^(\w+):\n(.*?)\.cfi_endproc", listing, re.M | re.S):
+        name, body = match[1], _inner_loop(match[2].splitlines())
+        ours = re.match(r"edgespec__(\w+)__(\w+)__(\d)$", name)
+        theirs = re.match(r"ggml_(vec_dot|gemv|gemm)_(\w+?)_q8_[0K](_\w+)?$", name)
+        if body and ours:
+            label = f"{ours[1]} edgespec {ours[2].removeprefix('neon_')} n={ours[3]}"
+            found.append((label, int(ours[3]), body))
+        elif body and theirs and (theirs[2].split("_4x")[0].split("_8x")[0].upper() in TYPES):
+            columns = 4 if theirs[1] == "gemm" else 1
+            found.append((f"{theirs[2].upper()} llama.cpp {theirs[1]}", columns, body))
+    return found
+
+
+def _inner_loop(lines: list[str]) -> str:
+    """The shortest loop with the most products of bytes."""
+    places = {m[1]: i for i, line in enumerate(lines) if (m := re.match(r"([.\w]+):", line))}
+    best: tuple[int, int, list[str]] = (0, 0, [])
+    for end, line in enumerate(lines):
+        branch = re.match(r"\t(?:b\.?\w*|cbn?z|tbn?z)\t(?:.*, )?([.\w]+)$", line)
+        start = places.get(branch[1], end) if branch else end
+        body = [one for one in lines[start:end] if re.match(r"\t[a-z]", one)]
+        best = max(best, (_num_products(body), -len(body), body))
+    return "\n".join(best[2]) if best[0] else ""
+
+
+def _num_products(body: list[str]) -> int:
+    return sum(_PRODUCTS.get(line.split()[0], 0) for line in body)
+
+
+def _cycles(body: str, columns: int, mca: str, processor: str) -> float:
+    """Cycles of 16 rows by 32 columns of weights, for each column of activations."""
+    command = [mca, "-mtriple=aarch64", f"-mcpu={processor}", "-mattr=+dotprod,+i8mm,+fullfp16"]
+    command += [f"-iterations={_ITERATIONS}", "-instruction-info=0", "-resource-pressure=0"]
+    done = subprocess.run(command, input=body, capture_output=True, text=True, check=True)
+    total = re.search(r"Total Cycles:\s+(\d+)", done.stdout)
+    assert total, done.stdout
+    return int(total[1]) / _ITERATIONS * _BLOCK / _num_products(body.splitlines())
+
+
 if __name__ == "__main__":
-    run(__doc__, kernels=kernels, onnx=onnx, logits=logits, provider=provider)
+    run(
+        __doc__,
+        kernels=kernels,
+        onnx=onnx,
+        logits=logits,
+        provider=provider,
+        mixture=mixture,
+        cycles=cycles,
+    )
