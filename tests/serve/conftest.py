@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack
 from time import monotonic
+from types import SimpleNamespace
 
 import pytest
 from pool_cases import SIZE, Made, PoolServer, Start
@@ -18,6 +20,17 @@ from edgespec.serve.pool import Member, Pool
 from edgespec.serve.server import Server
 from edgespec.serve.service import Shared
 from edgespec.setup.model_sets import Capacity
+
+
+@pytest.fixture(autouse=True)
+def short_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """uvicorn looks 200 times a second whether it is to end, not 10 times: a test a server."""
+
+    def sleep(seconds: float) -> Awaitable[None]:
+        return asyncio.sleep(seconds / 20)
+
+    hasty = SimpleNamespace(**{**vars(asyncio), "sleep": sleep})
+    monkeypatch.setattr("uvicorn.server.asyncio", hasty)
 
 
 @pytest.fixture

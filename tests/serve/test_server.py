@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import subprocess
 import sys
@@ -98,6 +99,25 @@ def test_a_port_in_use_is_told_before_anything_is_loaded() -> None:
             pass  # a client that comes early waits
     with pytest.raises(UnsupportedError, match="cannot listen"):
         bind("127.0.0.1", 70000)
+
+
+def test_answers_are_sent_at_once() -> None:
+    """A kernel that waits for more to send would hold each of them back for 40 ms."""
+
+    async def without_delay() -> int:
+        found: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+        def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            opened = writer.get_extra_info("socket")
+            found.set_result(opened.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+            writer.close()
+
+        listener = bind("127.0.0.1", 0)
+        async with await asyncio.start_server(answer, sock=listener):
+            with socket.create_connection(listener.getsockname(), timeout=PATIENCE_S):
+                return await asyncio.wait_for(found, PATIENCE_S)
+
+    assert asyncio.run(without_delay())
 
 
 def test_windows_does_not_share_a_port(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from head_cases import ASSISTED, BLOCKS, INSIDE, Files, opened, plan_of, written
-from hybrid_gguf import Shape, write_hybrid
+from hybrid_gguf import write_hybrid
 from random_gguf import F32, Q8_0
 
 import edgespec
@@ -97,6 +97,3 @@ def test_a_head_is_no_model(files: Files) -> None:
     with pytest.raises(ModelFileError, match="a draft head") as caught:
         read_model_spec(files.head)
     assert "--draft-model" in caught.value.hint
-
-
-QWEN_4B = Shape("qwen35", 32, 2560, 9216, 248_320, 16, 4, 256, 128, 32, 16, 4, 4, predicting=1)

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from hollow_gguf import write_infos
 from hybrid_gguf import Shape
 from random_gguf import Q8_0, floats
-from written_gguf import add_tensor, add_vocabulary, begun, end, is_quantized
+from written_gguf import add_tensor, add_vocabulary, begun, end
 
 from edgespec.models.spec import read_model_spec
 
@@ -122,17 +121,3 @@ def _knowing(name: str, data: Any) -> Any:
     if "attn_output." in name:
         return 2000.0 * np.eye(*data.shape)
     return 4.0 * data if "attn_q_norm." in name else data
-
-
-def write_hollow_dflash(path: Path, shape: Shape, made: DFlash, kind: str = "Q4_0") -> Path:
-    """A whole file but for the data, for a target of that shape."""
-    writer = begun(path, "dflash", _keys(shape, made))
-    writer.add_tokenizer_model("no_vocab")
-    writer.add_mask_token_id(1)
-    shapes = _shapes(shape, made)
-    kinds = {name: kind if is_quantized(name, size) else "F32" for name, size in shapes.items()}
-    infos = {name: (size, kinds[name]) for name, size in shapes.items()}
-    if made.ids is not None:
-        infos["d2t"] = ((len(made.ids),), "I64")
-    write_infos(writer, path, infos)
-    return path

@@ -169,8 +169,3 @@ def write_assistant(
 def write_hollow_gemma4(path: Path, shape: Shape, heads: Heads) -> Path:
     """A whole file but for the data."""
     return write_hollow_file(path, shape.arch, *_gemma4(shape, heads), "Q4_0")
-
-
-def write_hollow_assistant(path: Path, shape: Shape, heads: Heads, width: int) -> Path:
-    """A whole file but for the data, for a model of that width."""
-    return write_hollow_file(path, shape.arch, *_assistant(shape, heads, width), "Q4_0")

@@ -87,12 +87,6 @@ class Asked:
         """From the question to the first token."""
         return self.rounds_ms[0] - self.asked_ms
 
-    @property
-    def longest_wait_ms(self) -> float:
-        """Between two rounds of the answer."""
-        pairs = zip(self.rounds_ms, self.rounds_ms[1:], strict=False)
-        return max(later - earlier for earlier, later in pairs)
-
 
 class _Reader(SimpleQueue[Chunk | None]):
     """Takes what a round has written, at the clock's time."""
