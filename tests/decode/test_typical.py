@@ -97,6 +97,15 @@ def test_filters_and_a_bias_hold_for_drafts_too() -> None:
     assert Sampler(replace(params, logit_bias={1: -math.inf}), 4).typical(row, [1]) is None
 
 
+def test_what_is_taken_is_counted_and_remembered() -> None:
+    """0 in place of 4. It is then penalised as any token that was written, so that 2 is picked."""
+    rows = np.zeros((len(TREE), 5), dtype=np.float32)
+    rows[0], rows[1], rows[3] = [1.9, 0, 0, 0, 2], [3, 0, 2.5, 0, 0], [0, 0, 0, 0, 9]
+    pick = TypicalPick(TREE, Sampler(SamplingParams(accept_typical=0.2, presence_penalty=2.0), 5))
+    assert accept(TREE, rows, pick) == ([0, 1, 3], [0, 2, 4])
+    assert pick.num_taken == 1
+
+
 def engine_of(is_exact: bool = False) -> Engine:
     backend = FakeBackend(random_model, V, context_size=256)
     return Engine(backend, curve=flat(), drafter=Garbage(chain=False), is_exact=is_exact)
