@@ -64,6 +64,15 @@ def test_recent_counts_move_the_cells_of_their_class_and_are_forgotten() -> None
     assert probabilities(calibration) == pytest.approx([0.5, 0.5, (0 + 6 * 0.1) / 7])
 
 
+def test_another_text_has_the_same_counts_but_for_those_of_lately() -> None:
+    one = small()
+    one.count(0, True)
+    other = one.for_another_text()
+    one.count(0, True)
+    one.forget_recent()
+    assert probabilities(other) == probabilities(one)
+
+
 @pytest.mark.parametrize("rate", [0.05, 0.5, 0.93])
 def test_it_converges_to_the_true_rate(rate: float) -> None:
     """One error of a count of 3,000 trials is at most 0.009; 0.04 is more than four of these.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 from laid_out import machine_with
@@ -73,7 +74,7 @@ def test_a_cache_type_that_was_chosen_is_not_argued_about(kv_type: str) -> None:
 
 def test_a_smaller_cache_is_offered_where_that_may_differ() -> None:
     """4,096 tokens fit with it; `--exact` would not be exact."""
-    asked = {"context_size": 4096, "budget_bytes": peak(context_size=2560)}
+    asked: dict[str, Any] = {"context_size": 4096, "budget_bytes": peak(context_size=2560)}
     assert "`--kv-type q8_0 --ctx 4096` fits" in refusal(**asked).hint
     assert plan_of(**asked, kv_type="q8_0").context_size == 4096
     assert "--kv-type" not in refusal(**asked, exact=True).hint
