@@ -93,9 +93,11 @@ def test_noise_of_large_steps_only_is_found(from_size: int) -> None:
     assert measure_batch_noise(noisy) == pytest.approx(six_deviations(0.25))
 
 
-def test_noise_of_deep_contexts_only_is_found() -> None:
+@pytest.mark.parametrize(("first", "context"), [(512, 4096), (512, 600), (0, 100)])
+def test_noise_is_found_as_deep_as_a_context_goes(first: int, context: int) -> None:
     """llama.cpp's CPU attention takes another path from 512 cells on."""
-    assert measure_batch_noise(Noisy({4: 0.25}, depths=range(512, 9999))) > 0.0
+    noisy = Noisy({4: 0.25}, depths=range(first, context), context_size=context)
+    assert measure_batch_noise(noisy) > 0.0
 
 
 def test_the_worst_size_and_depth_count() -> None:
@@ -122,15 +124,6 @@ def test_progress_goes_from_none_to_all(measure: Callable[..., float]) -> None:
     assert len(parts) > 1
     assert parts == sorted(parts)
     assert 0.0 < parts[0] < 0.1 and 0.9 < parts[-1] <= 1.0
-
-
-def test_a_context_between_the_two_depths_is_measured_as_deep_as_it_goes() -> None:
-    """600 tokens reach beyond the 512 from which another path is taken, but not to 640 and more."""
-    assert measure_batch_noise(Noisy({4: 0.25}, depths=range(512, 600), context_size=600)) > 0.0
-
-
-def test_a_small_context_is_measured_too() -> None:
-    assert measure_batch_noise(Noisy({4: 0.25}, context_size=100)) > 0.0
 
 
 def test_where_nothing_can_be_compared_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

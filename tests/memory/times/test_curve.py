@@ -126,7 +126,7 @@ def test_one_hiccup_moves_nothing(n: int) -> None:
     assert (curve.base, curve.scale) == ([INF, 10.0, 15.0], 1.0)
 
 
-@pytest.mark.parametrize("times", [4.0, 20.0])
+@pytest.mark.parametrize("times", [2.0, 4.0, 20.0])
 def test_a_machine_of_another_speed_for_good_is_found_out(times: float) -> None:
     """However much slower it becomes; ratios stay, and it is as fast again when that is over."""
     curve = CostCurve([INF, 10.0, 15.0])
@@ -149,17 +149,6 @@ def test_a_run_of_slow_steps_tells_nothing_while_it_is_short_or_of_drafts() -> N
         curve.observe(2, 0, 2, 120.0)
     assert curve.scale == pytest.approx(1.0, rel=0.02)
     assert curve.base[2] == pytest.approx(15.0, rel=0.02)
-
-
-def test_what_slows_all_steps_alike_goes_into_the_scale() -> None:
-    """The machine runs at half speed: the ratios stay, and so does every decision."""
-    curve = CostCurve([INF, 10.0, 15.0, 18.0])
-    feed(curve, {1: 20.0, 2: 30.0, 3: 36.0}, rounds=300)
-    assert curve.base[2] / curve.base[1] == pytest.approx(1.5, rel=0.01)
-    assert curve.base[3] / curve.base[1] == pytest.approx(1.8, rel=0.01)
-    assert curve.scale * curve.base[1] == pytest.approx(20.0, rel=0.01)
-    assert curve.scale > 1.5
-    assert not curve.stopped_fitting
 
 
 def test_a_slow_down_seen_by_one_size_does_not_move_its_ratio_to_the_others() -> None:

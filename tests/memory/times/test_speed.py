@@ -30,14 +30,6 @@ def model(curve: CostCurve, *rounds: Round) -> SpeedModel:
 # ------------------------------------------------------------------------------ history
 
 
-def test_rounds_are_counted_by_nodes_and_tokens() -> None:
-    history = RoundHistory()
-    for nodes, emitted in ((4, 2), (1, 1), (4, 2), (4, 4)):
-        history.observe(nodes, emitted)
-    assert history.rounds() == [(1, 1, 1.0), (4, 2, 2.0), (4, 4, 1.0)]
-    assert len(history) == 4
-
-
 def test_a_history_goes_on_where_it_stopped() -> None:
     history = RoundHistory([(4, 2, 2.0), (1, 1, 5.0)])
     history.observe(4, 2)
