@@ -212,7 +212,6 @@ def accept(
         over the last node has no token.
     """
     node, path, emitted = 0, [], []
-    last = len(tree.tokens) - 1  # which has no children
     while node >= 0:
         path.append(node)
         row = logits[node]
@@ -220,7 +219,7 @@ def accept(
             break
         token = pick(row)
         emitted.append(token)
-        node = tree.child(node, token) if node < last else -1
+        node = tree.child(node, token)
     return path, emitted
 
 

@@ -375,10 +375,8 @@ class CostCurve:
             cov[0][0] += off * off
             rows, shared = state.products(shares)
             variance = shared + noise
-        elif off > log(_HICCUP) or (off < -log(_HICCUP) and not size):
-            return  # other programs' doing
         elif is_known and state.far_off * off > 0.0:
-            return  # maybe another speed, of which plain steps will tell
+            return  # other programs' doing, or another speed, of which plain steps will tell
         else:
             variance *= abs(off) / most
         part = off / variance

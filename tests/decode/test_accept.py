@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from edgespec.backends.base import Logits
 from edgespec.backends.tree import DraftTree
-from edgespec.decode.verification import accept
+from edgespec.decode.verification import accept, cut
 
 # 10 -> {11 -> {13 -> 15, 14}, 12}
 TREE = DraftTree((10, 11, 12, 13, 14, 15), (-1, 0, 0, 1, 1, 3))
@@ -52,6 +52,17 @@ def test_the_walk_follows_the_picks(picks: list[int], path: list[int]) -> None:
     script = Script(picks)
     assert accept(TREE, rows_of(TREE), script) == (path, picks)
     assert script.rows == path
+
+
+@pytest.mark.parametrize("place", range(5))
+def test_a_round_ends_at_a_row_that_is_handed_over(place: int) -> None:
+    """Found on the way, before the row's token is picked, or in a round that was accepted whole."""
+    path, picks = [0, 1, 3, 5], [11, 13, 15, 99]
+    there = [*path, -1][place]  # -1: no row
+    script, expected = Script(picks), (path[: place + 1], picks[:place])
+    assert accept(TREE, rows_of(TREE), script, lambda row: int(row[0]) == there) == expected
+    assert script.rows == path[:place]
+    assert cut(path, picks, rows_of(TREE), lambda row: int(row[0]) == there) == expected
 
 
 def test_a_lone_root_is_one_pick() -> None:

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from decoding_cases import Prophet
 from simulated_time import Asked, Clock, Timed, simulate
 
 from edgespec.backends.base import Logits
@@ -19,8 +22,9 @@ from edgespec.backends.fake import NextLogits
 from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
 from edgespec.decode.options import GenerationOptions
-from edgespec.decode.step import StepPlan
+from edgespec.decode.step import StepPlan, _joint, _shared_worth
 from edgespec.drafting.drafters import make_drafter
+from edgespec.drafting.drafters.base import Drafter
 from edgespec.drafting.drafters.combined import CombinedDrafter
 from edgespec.drafting.drafters.suffix import SuffixDrafter
 from edgespec.drafting.proposal import EMPTY, Proposal, StepContext
@@ -226,6 +230,52 @@ def test_nodes_of_who_expects_least_come_first() -> None:
     """0.6 of a text that expects one token is more than 0.85 of one that expects 1.9 already."""
     high, low = chain(0.9, 0.85, 0.8, 0.75), chain(0.6)
     assert sizes(line(20.0, 0.1), high, low, most=2) == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("proposals", "tokens", "order"),
+    [
+        ([chain(0.5), chain(0.8, 0.4)], [(1, 1), (1, 1.8), (1.5, 1.8), (1.5, 2.2)], [1, 0, 1]),
+        (  # 0.3 over 1 is more than 0.45 over 1.9
+            [replace(chain(0.9, 0.45), kept=1), chain(0.3)],
+            [(1, 1), (1.9, 1), (1.9, 1.3), (2.35, 1.3)],
+            [1, 0],
+        ),
+    ],
+)
+def test_nodes_are_worth_what_they_add_to_the_mean(
+    proposals: list[Proposal], tokens: list[tuple[float, float]], order: list[int]
+) -> None:
+    """Twice the geometric mean of the tokens of both, from none to all nodes."""
+    totals = [2.0 * (one * other) ** 0.5 for one, other in tokens]
+    worth, found = _shared_worth(proposals)
+    assert worth == pytest.approx([b - a for a, b in pairwise(totals)]) and found == order
+
+
+def test_a_step_over_several_texts_is_as_deep_as_they_are_on_average() -> None:
+    """It has a root for each, and two tokens that are fed again."""
+    contexts = [StepContext(9, 0.0, curve_of(FLAT, 20), depth) for depth in (100, 300)]
+    joint = _joint(contexts, roots=2, pending=2, most=50)
+    assert (joint.depth, joint.extra, joint.others) == (200, 3, 1)
+    assert joint.max_nodes == 15 and _joint(contexts, 2, 2, most=8).max_nodes == 8
+
+
+@pytest.mark.parametrize("slower", [1.0, 2.0])
+@pytest.mark.parametrize("text", ["noise", "phrases"])
+def test_steps_with_drafts_and_without_teach_the_curve(
+    clock: Clock, text: str, slower: float
+) -> None:
+    """Drafts of two are always right, or none are made of what never repeats itself."""
+    backend = Timed(clock, lambda n: slower * FLAT(n), TEXTS[text], VOCAB, max_nodes=10)
+    drafters: dict[str, tuple[Drafter | None, int]] = {
+        "noise": (make_drafter("suffix"), 1),
+        "phrases": (Prophet(phrases, 2), 3),
+    }
+    drafter, nodes = drafters[text]
+    curve = curve_of(FLAT)
+    Engine(backend, curve=curve, drafter=drafter).generate([20] * 9, max_tokens=200)
+    assert curve.t(nodes, 0)[0] == pytest.approx(slower * FLAT(nodes), rel=0.05)
+    assert curve.level == pytest.approx(min(1.3, slower), rel=0.05)
 
 
 class Lax:

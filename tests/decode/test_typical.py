@@ -93,8 +93,24 @@ def test_filters_and_a_bias_hold_for_drafts_too() -> None:
     row = np.array([2.0, 1.9, 0.0, -1.0], dtype=np.float32)
     params = SamplingParams(temperature=1.0, accept_typical=EPSILON)
     assert Sampler(params, 4).typical(row, [1, 2]) == 1
+    assert Sampler(params, 4).typical(row + np.float32(400.0), [3]) is None
     assert Sampler(replace(params, top_k=1), 4).typical(row, [1, 2]) is None
+    assert Sampler(replace(params, top_k=2), 4).typical(row, [1, 2]) == 1
+    assert Sampler(replace(params, top_k=1, temperature=0.0), 4).typical(row, [1, 2]) == 1
+    tossed = replace(params, top_k=2, xtc_probability=1.0)
+    assert Sampler(tossed, 4).typical(row, [1, 2]) == 1, "a coin is no filter"
     assert Sampler(replace(params, logit_bias={1: -math.inf}), 4).typical(row, [1]) is None
+    masked = Sampler(replace(params, logit_bias={7: -math.inf}), 8)
+    assert masked.typical(np.zeros(8, dtype=np.float32), [1]) == 1, "a seventh, of sevenths"
+
+
+def test_what_is_taken_is_counted_and_remembered() -> None:
+    """0 in place of 4. It is then penalised as any token that was written, so that 2 is picked."""
+    rows = np.zeros((len(TREE), 5), dtype=np.float32)
+    rows[0], rows[1], rows[3] = [1.9, 0, 0, 0, 2], [3, 0, 2.5, 0, 0], [0, 0, 0, 0, 9]
+    pick = TypicalPick(TREE, Sampler(SamplingParams(accept_typical=0.2, presence_penalty=2.0), 5))
+    assert accept(TREE, rows, pick) == ([0, 1, 3], [0, 2, 4])
+    assert pick.num_taken == 1
 
 
 def engine_of(is_exact: bool = False) -> Engine:

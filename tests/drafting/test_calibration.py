@@ -64,35 +64,13 @@ def test_recent_counts_move_the_cells_of_their_class_and_are_forgotten() -> None
     assert probabilities(calibration) == pytest.approx([0.5, 0.5, (0 + 6 * 0.1) / 7])
 
 
-@pytest.mark.parametrize("rate", [0.05, 0.5, 0.93])
-def test_it_converges_to_the_true_rate(rate: float) -> None:
-    """One error of a count of 3,000 trials is at most 0.009; 0.04 is more than four of these.
-
-    The seed is fixed; with other seeds a right program would fail once in 15,000 runs.
-    """
-    rng = random.Random(1)
-    calibration = small()
-    total = 0.0
-    for _ in range(3000):
-        total += calibration.probability(0)
-        calibration.count(0, rng.random() < rate)
-    assert total / 3000 == pytest.approx(rate, abs=0.04)
-    calibration.forget_recent()
-    assert calibration.probability(0) == pytest.approx(rate, abs=0.04)
-
-
-def test_lately_counts_more_than_long_ago() -> None:
-    """After 500 misses, 60 hits in a row in this text more than double what 560 trials say."""
-    calibration = small()
-    for _ in range(500):
-        calibration.count(0, False)
-    assert calibration.probability(0) < 0.02
-    for _ in range(60):
-        calibration.count(0, True)
-    lately = calibration.probability(0)
-    calibration.forget_recent()
-    assert calibration.probability(0) == pytest.approx(60 / 560, rel=0.05)
-    assert lately > 2 * calibration.probability(0)
+def test_another_text_has_the_same_counts_but_for_those_of_lately() -> None:
+    one = small()
+    one.count(0, True)
+    other = one.for_another_text()
+    one.count(0, True)
+    one.forget_recent()
+    assert probabilities(other) == probabilities(one)
 
 
 def test_a_full_table_still_learns() -> None:
@@ -122,20 +100,6 @@ def test_a_group_forgets_what_its_cells_forget() -> None:
     assert calibration.group_probability(1) == 0.2
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_groups_are_the_same_after_a_restart(seed: int) -> None:
-    """However often cells have faded; a document rounds counts to a thousandth."""
-    rng = random.Random(seed)
-    first, second = small(), small()
-    for _ in range(15_000):
-        cell = rng.choice((0, 0, 0, 1, 2))
-        first.count(cell, rng.random() < 0.3 + 0.2 * cell)
-    second.load_json(json.loads(json.dumps(first.as_json())))
-    for group in (0, 1):
-        expected = pytest.approx(first.group_probability(group), rel=1e-5)
-        assert second.group_probability(group) == expected
-
-
 def test_counts_survive_a_restart() -> None:
     """What a new process reads gives the same probabilities as the start of a new text."""
     rng = random.Random(2)
@@ -155,17 +119,20 @@ def test_counts_survive_a_restart() -> None:
 BAD_CELLS: list[Any] = [
     None,
     "0",
-    [[1, 2]],
-    {"3": [1, 2]},
-    {"x": [1, 2]},
-    {"": [1, 2]},
-    {"1.5": [1, 2]},
+    [[2, 2]],
+    {"3": [2, 2]},
+    {"-1": [2, 2]},
+    {"x": [2, 2]},
+    {"": [2, 2]},
+    {"1.5": [2, 2]},
     {"0": [3, 2]},
     {"0": [-1, 2]},
     {"0": [1, 1e9]},
     {"0": [float("nan"), 2]},
     {"0": [1, float("nan")]},
     {"0": [1, float("inf")]},
+    {"0": [float("inf"), float("inf")]},
+    {"0": [0, 10**400]},
     {"0": [1]},
     {"0": []},
     {"0": None},
@@ -182,8 +149,8 @@ BAD_CELLS: list[Any] = [
         None,
         {},
         {"num_cells": 3},
-        {"num_cells": 4, "cells": {"0": [1, 2]}},
-        {"cells": {"0": [1, 2]}},
+        {"num_cells": 4, "cells": {"0": [2, 2]}},
+        {"cells": {"0": [2, 2]}},
         *({"num_cells": 3, "cells": cells} for cells in BAD_CELLS),
     ],
     ids=str,
@@ -194,36 +161,28 @@ def test_a_document_that_is_not_ours_changes_nothing(document: dict[str, Any] | 
     assert probabilities(calibration) == pytest.approx([0.5, 0.5, 0.2])
 
 
-def test_a_negative_cell_is_ignored() -> None:
-    calibration = small()
-    calibration.load_json({"num_cells": 3, "cells": {"-1": [1, 2]}})
-    assert probabilities(calibration) == pytest.approx([0.5, 0.5, 0.2])
-
-
-def test_a_count_of_400_digits_is_ignored() -> None:
-    calibration = small()
-    calibration.load_json({"num_cells": 3, "cells": {"0": [0, 10**400]}})
-    assert probabilities(calibration) == pytest.approx([0.5, 0.5, 0.2])
-
-
 @pytest.mark.usefixtures("strengths")
 def test_a_damaged_entry_does_not_hide_the_good_ones() -> None:
     calibration = small()
     calibration.load_json({"num_cells": 3, "cells": {"0": "damaged", "2": [3, 4]}})
     assert probabilities(calibration) == pytest.approx([0.5, 0.5, (3 + 6 * (3.2 / 5)) / 10])
+    calibration.load_json({"num_cells": 3, "cells": {"1": [0, 4]}})
+    assert probabilities(calibration)[:2] == pytest.approx([0.5 / 5, 6 * (0.5 / 5) / 10])
 
 
 # ---------------------------------------------------------------------- counts of other models
 
 
 @pytest.mark.usefixtures("strengths")
-def test_counts_of_other_models_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("counted", "hits", "tries"), [((10.0, 40.0), 5, 20), ((1.0, 4.0), 1, 4)])
+def test_counts_of_other_models_by_hand(
+    monkeypatch: pytest.MonkeyPatch, counted: tuple[float, float], hits: int, tries: int
+) -> None:
     """10 of 40 tries count as 5 of 20: group 0 (0.5 + 5) / 21, cell 0 (5 + 6 * that) / 26."""
     monkeypatch.setattr(constants, "PRIOR_TRIES", 20.0)
-    known = {0: (10.0, 40.0)}
-    calibration = Calibration(3, (0, 0, 1), (0, 1, 1), (0.5, 0.2), known)
-    coarse = 5.5 / 21
-    cells = [(5 + 6 * coarse) / 26, coarse, 0.2]
+    calibration = Calibration(3, (0, 0, 1), (0, 1, 1), (0.5, 0.2), {0: counted})
+    coarse = (0.5 + hits) / (1 + tries)
+    cells = [(hits + 6 * coarse) / (tries + 6), coarse, 0.2]
     assert probabilities(calibration) == pytest.approx(cells)
 
 

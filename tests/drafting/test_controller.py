@@ -131,36 +131,6 @@ def test_a_step_is_as_dear_as_its_time_is_unsure_until_it_was_timed() -> None:
     assert chosen_size((0.1,), curve, 0, 0, 31) == 1
 
 
-def test_sizes_that_were_not_measured_are_never_chosen() -> None:
-    certain = (1.0,) * 5
-    assert chosen_size(certain, curve_of(10, INF, INF, 11, INF, INF), 0, 0, 31) == 3
-    assert chosen_size(certain, curve_of(10, INF, INF, INF), 0, 0, 31) == 0
-
-
-def test_the_curve_and_the_caller_bound_the_size() -> None:
-    free = curve_of(*[10.0] * 4)
-    assert chosen_size((1.0,) * 9, free, 0, 0, 31) == 3
-    assert chosen_size((1.0,) * 9, free, 0, 0, 2) == 2
-    assert chosen_size((1.0,) * 9, free, 0, 0, 0) == 0
-    assert chosen_size((1.0,) * 9, free, 0, 0, 31, extra=2) == 1
-
-
-def test_a_change_of_size_is_paid_for() -> None:
-    """1.3 / 11 beats 1.03 / 10; after a plain step the new graph makes it 1.3 / 15."""
-    curve = curve_of(10, 11, change_ms=4)
-    assert chosen_size((0.3,), curve, 0, 0, 31) == 1
-    assert chosen_size((0.3,), curve, 0, 2, 31) == 1
-    assert chosen_size((0.3,), curve, 0, 1, 31) == 0
-
-
-def test_extra_tokens_are_paid_for_by_every_size() -> None:
-    """Two tokens fed again: plain is a step of three, and one drafted node a step of four."""
-    curve = curve_of(10, 11, 30, 31)
-    assert chosen_size((0.3, 0.1), curve, 0, 0, 31, extra=2) == 1
-    curve = curve_of(10, 11, 12, 40)
-    assert chosen_size((0.3, 0.1), curve, 0, 0, 31, extra=2) == 0
-
-
 @quick
 @given(
     ms=step_times,
@@ -192,6 +162,30 @@ def test_kept_nodes_stay_and_time_spent_counts(
     rates = {n: e / (spent + ms[n] * (1 + errors[n])) for n, (e, spent) in expected.items()}
     rates[0] = rates.get(0, 0.0)
     assert rates[size] >= max(rates.values()) * (1 - 1e-12)
+
+
+def test_what_joins_kept_nodes_is_compared_with_a_step_over_those() -> None:
+    """Which is as unsure as a larger one. Where that brings nothing it is not made larger."""
+    flat = curve_of(10, 10, 10)
+    assert chosen_size((1.0, 0.1), flat, 0, 0, 31, kept=1) == 2
+    assert chosen_size((1.0, 0.0), flat, 0, 0, 31, kept=1) == 1
+
+
+def test_drafts_must_promise_the_gain_that_is_required() -> None:
+    assert chosen_size((0.4,), curve_of(10, 10), 0, 0, 31, required_gain=1.5) == 0
+    assert chosen_size((0.6,), curve_of(10, 10), 0, 0, 31, required_gain=1.5) == 1
+
+
+@pytest.mark.parametrize(("extra", "size"), [(0, 3), (1, 2), (2, 1), (3, 0)])
+def test_power_is_that_of_the_whole_step(extra: int, size: int) -> None:
+    """Of one over four tokens a ninth of what all others take."""
+    curve = curve_of(*[10.0] * 6)
+    curve.powers = (9.0, 9.0, 9.0, 9.0, 1.0, 9.0, 9.0)
+    context = StepContext(31, 0.0, curve, 0, extra=extra, others=extra)
+    chosen, rate = choose_size((1.0,) * 5, context)
+    assert chosen == size and rate == pytest.approx(4.0 / 10.0)
+    assert (context.estimated_ms(1 + size), context.estimated_ms(2 + size)) == (10.0, 90.0)
+    assert context.token_ms == context.estimated_ms(1) / (1 + extra)
 
 
 def test_time_that_was_spent_favours_larger_drafts() -> None:
@@ -228,13 +222,6 @@ def test_no_draft_of_useless_nodes_is_ever_verified(
     least = curve.least_useful_probability(depth)
     if least > 0.01:
         assert chosen_size([least * part] * count, curve, depth, 0, 31) == 0
-
-
-def test_depth_moves_the_choice() -> None:
-    """At 10,000 tokens a node costs 10 ms more, so a guess of 0.5 no longer pays."""
-    curve = curve_of(10, 11, depth_node_ms=0.001)
-    assert chosen_size((0.5,), curve, 0, 0, 31) == 1
-    assert chosen_size((0.5,), curve, 10_000, 0, 31) == 0
 
 
 # ------------------------------------------------------------------------------ the tree

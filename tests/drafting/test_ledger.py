@@ -51,6 +51,7 @@ def test_the_cooldown_is_what_the_allowance_takes_to_cover_a_price() -> None:
     ledger.balance = 0.5
     assert ledger.rounds_until(0.7) == 50
     assert ledger.rounds_until(0.4) == 0
+    assert ledger.rounds_until(HIGHEST_BALANCE) == round((HIGHEST_BALANCE - 0.5) / ALLOWANCE)
     assert ledger.rounds_until(HIGHEST_BALANCE + 1.0) == float("inf")
     ledger.add(49, 49.0)
     assert ledger.balance < 0.7
@@ -71,15 +72,28 @@ def test_old_savings_fade_and_keep_their_part() -> None:
     for _ in range(3):
         ledger.add(int(MOST_ROUNDS) // 2, 3000.0, gain=300.0)
     kept = ledger.savings()
-    assert kept["rounds"] <= MOST_ROUNDS
+    assert kept["rounds"] == 0.75 * MOST_ROUNDS
     assert kept["saved_steps"] / kept["usual_steps"] == pytest.approx(0.1)
     again = Ledger()
     again.load_savings(kept)
     assert again.savings() == kept
 
 
+@pytest.mark.parametrize(("rounds", "taken"), [(-9.0, 0.0), (0.5, 0.5), (1e9, MOST_ROUNDS)])
+def test_no_savings_are_of_more_rounds_than_are_kept(rounds: float, taken: float) -> None:
+    ledger = Ledger()
+    ledger.load_savings({"rounds": rounds, "usual_steps": 9.0, "saved_steps": 1.0})
+    assert ledger.rounds == taken
+
+
 @pytest.mark.parametrize(
-    "found", [{}, {"rounds": 1.0}, {"rounds": 1.0, "usual_steps": "x", "saved_steps": 0.0}]
+    "found",
+    [
+        {},
+        {"rounds": 1.0},
+        {"rounds": 1.0, "usual_steps": "x", "saved_steps": 0.0},
+        {"rounds": 1.0, "usual_steps": float("inf"), "saved_steps": 0.0},
+    ],
 )
 def test_savings_that_are_none_are_ignored(found: dict[str, Any]) -> None:
     ledger = Ledger()
@@ -93,7 +107,9 @@ def test_savings_of_long_ago_are_forgotten() -> None:
     assert is_recent(now[TIME]) and recalled(now) == now
     old = {**now, TIME: now[TIME] - 40 * 86400.0}
     assert recalled(old) == {TIME: old[TIME]}
+    assert recalled(savings) == recalled(None) == {}, "nobody knows when"
     assert dated(savings, old | savings)[TIME] == old[TIME], "nothing was added"
+    assert dated({**savings, "rounds": 401.0}, old)[TIME] > old[TIME]
 
 
 def test_a_step_that_alone_took_long_was_disturbed() -> None:

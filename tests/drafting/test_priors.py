@@ -60,6 +60,7 @@ def test_what_ships_is_not_stored_with_what_was_counted() -> None:
         {"version": VERSION, "suffix": {"num_cells": 3, "cells": {"0": [1, 2]}}},
         {"version": VERSION, "suffix": None},
         {"version": VERSION, "suffix": {"num_cells": 2, "cells": {"0": [3, 2], "7": [1, 2]}}},
+        {"version": VERSION, "suffix": {"num_cells": 2, "cells": {"0": [1, float("inf")]}}},
     ],
 )
 def test_counts_of_another_layout_are_not_used(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,12 @@ from logit_gaps import V, by_length
 from edgespec.backends.base import Logits
 from edgespec.backends.fake import FakeBackend
 from edgespec.backends.tree import DraftTree
-from edgespec.measure.noise import largest_invariant_step, measure_batch_noise
+from edgespec.errors import UnsupportedError
+from edgespec.measure.noise import (
+    largest_invariant_step,
+    measure_batch_noise,
+    prefill_is_invariant,
+)
 
 
 class Noisy(FakeBackend):
@@ -88,9 +93,11 @@ def test_noise_of_large_steps_only_is_found(from_size: int) -> None:
     assert measure_batch_noise(noisy) == pytest.approx(six_deviations(0.25))
 
 
-def test_noise_of_deep_contexts_only_is_found() -> None:
+@pytest.mark.parametrize(("first", "context"), [(512, 4096), (512, 600), (0, 100)])
+def test_noise_is_found_as_deep_as_a_context_goes(first: int, context: int) -> None:
     """llama.cpp's CPU attention takes another path from 512 cells on."""
-    assert measure_batch_noise(Noisy({4: 0.25}, depths=range(512, 9999))) > 0.0
+    noisy = Noisy({4: 0.25}, depths=range(first, context), context_size=context)
+    assert measure_batch_noise(noisy) > 0.0
 
 
 def test_the_worst_size_and_depth_count() -> None:
@@ -110,21 +117,24 @@ def test_steps_that_the_backend_cannot_do_are_left_out() -> None:
     assert measure_batch_noise(Noisy({4: 0.25}, rollback=False)) == 0.0
 
 
-def test_progress_goes_from_none_to_all() -> None:
+@pytest.mark.parametrize("measure", [measure_batch_noise, largest_invariant_step])
+def test_progress_goes_from_none_to_all(measure: Callable[..., float]) -> None:
     parts: list[float] = []
-    measure_batch_noise(FakeBackend(by_length, V), progress=parts.append)
+    measure(FakeBackend(by_length, V), progress=parts.append)
     assert len(parts) > 1
     assert parts == sorted(parts)
-    assert 0.0 < parts[0] < 0.5 < parts[-1] <= 1.0
+    assert 0.0 < parts[0] < 0.1 and 0.9 < parts[-1] <= 1.0
 
 
-def test_a_context_between_the_two_depths_is_measured_as_deep_as_it_goes() -> None:
-    """600 tokens reach beyond the 512 from which another path is taken, but not to 640 and more."""
-    assert measure_batch_noise(Noisy({4: 0.25}, depths=range(512, 600), context_size=600)) > 0.0
-
-
-def test_a_small_context_is_measured_too() -> None:
-    assert measure_batch_noise(Noisy({4: 0.25}, context_size=100)) > 0.0
+def test_where_nothing_can_be_compared_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """64 tokens are, and there is one before them; a text takes tokens."""
+    assert largest_invariant_step(Noisy({}, context_size=65)) == 64
+    with pytest.raises(UnsupportedError, match="a context of more than 64 tokens"):
+        largest_invariant_step(Noisy({}, context_size=64))
+    backend = FakeBackend(by_length, V)
+    monkeypatch.setattr(backend.tokenizer, "encode", lambda _text, add_special: [])
+    with pytest.raises(UnsupportedError, match="no tokens for plain English"):
+        largest_invariant_step(backend)
 
 
 def test_every_step_of_a_deterministic_backend_is_invariant() -> None:
@@ -145,3 +155,53 @@ def test_the_largest_step_that_rounds_like_a_single_token(from_size: int, larges
 def test_an_invariant_step_is_invariant_at_every_depth() -> None:
     assert largest_invariant_step(Noisy({4: 0.25}, depths=range(512, 9999))) == 1
     assert largest_invariant_step(Noisy({4: 0.25}, max_nodes=4, from_size=8)) == 4
+
+
+class Remembering(FakeBackend):
+    """Every logit is larger by 2^-20 for each token that was fed with more than `most` at once."""
+
+    def __init__(self, most: int, depths: range = range(10_000), **options: Any) -> None:
+        super().__init__(self._logits, V, **options)
+        self.most, self.depths = most, depths
+        self.fed: list[int] = []  # with how many each token was
+
+    @staticmethod
+    def _logits(context: tuple[int, ...]) -> Sequence[float]:
+        return [float(sum(context)), *[0.0] * (V - 1)]
+
+    def prefill(self, tokens: Sequence[int]) -> Logits:
+        self.fed[self.length :] = [len(tokens)] * len(tokens)
+        return super().prefill(tokens)
+
+    def commit(self, path: Sequence[int]) -> None:
+        self.fed[self.length :] = [len(path)] * len(path)
+        super().commit(path)
+
+    def verify(self, tree: DraftTree) -> Logits:
+        fed = enumerate(self.fed[: self.length])
+        changes = sum(size > self.most for place, size in fed if place in self.depths)
+        rows = super().verify(tree)
+        rows += np.float32(2.0**-20 * changes)
+        return rows
+
+
+@pytest.mark.parametrize(
+    ("backend", "step", "expected"),
+    [
+        (Remembering(most=64), 8, True),
+        (Remembering(most=8), 8, False),
+        (Remembering(most=8), 16, True),  # which round as batches do
+        (Remembering(most=8, depths=range(512, 9999)), 8, False),
+        (Remembering(most=8, depths=range(63, 64)), 8, True),  # it was read in batches both ways
+        (Remembering(most=64, batch_size=128), 8, False),
+        (Remembering(most=64, context_size=50), 8, True),
+        (Remembering(most=8, context_size=50), 8, False),
+    ],
+)
+def test_a_cache_of_steps_is_one_of_batches_where_both_round_alike(
+    backend: Remembering, step: int, expected: bool
+) -> None:
+    """Whatever the cache held before; it is empty afterwards."""
+    backend.prefill([5] * 7)
+    assert prefill_is_invariant(backend, step) is expected
+    assert backend.length == 0

@@ -271,6 +271,20 @@ def test_mirostat_brings_the_surprise_to_its_target() -> None:
         assert np.mean(surprises[100:]) == pytest.approx(tau, abs=0.5)
 
 
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_mirostat_leaves_what_surprises_less_than_twice_its_target_at_first(
+    temperature: float,
+) -> None:
+    """At the temperature, in bits. The best token is left whatever its surprise is."""
+    row = np.array([3.0, 2.0, 1.0, 0.0, -1.0], np.float32)
+    chances = np.exp(row.astype(np.float64) / temperature)
+    surprise = -np.log2(chances / chances.sum())
+    for tau in (0.01, 0.5, 1.0, 2.0):
+        params = SamplingParams(temperature=temperature, mirostat=2, mirostat_tau=tau)
+        left = max(1, int((surprise <= 2.0 * tau).sum()))
+        assert Sampler(params, 5).distribution(row)[0].tolist() == list(range(left))
+
+
 def test_penalties_where_the_order_puts_them() -> None:
     """After top-k they change what is left, and bring nothing back."""
     row = np.array([3.0, 2.0, 1.0, 0.0], np.float32)

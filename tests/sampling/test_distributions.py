@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from sampling_cases import random_row
 
+from edgespec.errors import BackendError
 from edgespec.sampling.params import SamplingParams
 from edgespec.sampling.sampling import Sampler
 
@@ -67,3 +68,10 @@ def test_a_draw_never_takes_what_has_no_weight() -> None:
     sampler._random = Last()  # type: ignore[assignment]
     assert sampler.draw(np.array([0.1, 0.2, 0.0])) == 1
     assert sampler.draw(np.array([0.0, 1e-300, 0.0, 0.0])) == 1
+
+
+@pytest.mark.parametrize("changes", [{}, {"top_k": 2}])
+def test_a_broken_row_has_no_distribution(changes: dict[str, Any]) -> None:
+    sampler = Sampler(SamplingParams(temperature=1.0, **changes), 4)
+    with pytest.raises(BackendError, match="the best logit is nan"):
+        sampler.unsorted_distribution(np.full(4, np.nan, np.float32))

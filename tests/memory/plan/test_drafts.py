@@ -38,6 +38,9 @@ def test_the_draft_is_the_least_that_keeps_nearly_all_of_the_speed() -> None:
         assert plan.draft_max == min(enough)
         assert plan.tokens_per_s == pytest.approx(speeds[plan.draft_max])
         assert plan.plain_tokens_per_s == pytest.approx(100.0)
+        told = f"keeps {kept:.1%}" if budget else "less than 2% of the memory"
+        assert told in reason(plan, "draft_max")
+        assert f"; {plan.tokens_per_s / 100:.2f}x of plain" in reason(plan, "draft_max")
     assert speeds[31] > speeds[7] > speeds[3] > 100.0, "the example says something"
 
 
@@ -46,7 +49,8 @@ def test_without_a_measurement_all_sizes_get_measured() -> None:
     assert plan.draft_max == 31
     assert "measured on first use" in reason(plan, "draft_max")
     assert "not measured" in plan.speed_source
-    assert plan_of(speed_of=unmeasured, budget_bytes=1 << 40).draft_max < 31
+    small = plan_of(speed_of=unmeasured, budget_bytes=1 << 40)
+    assert small.draft_max < 31 and "of plain predicted" in reason(small, "draft_max")
 
 
 def test_drafts_that_seem_not_to_pay_keep_a_small_step() -> None:
@@ -132,6 +136,7 @@ def test_a_recurrent_state_is_copied_for_few_drafts_unless_asked() -> None:
     assert cheap.draft_max == 7, "plain steps copy one state alone"
     assert plan_of(spec, draft_max=15).component_bytes["kv_cache"] - attended == 16 * 4 * 10**6
     plain = plan_of(spec, drafter="none")
+    assert "snapshots" not in plain.as_json()
     assert plain.draft_max == 0 and plain.component_bytes["kv_cache"] - attended == 4 * 10**6
     tight = plan_of(spec, budget_bytes=plain.predicted_peak_bytes + 2 * 4 * 10**6)
     assert tight.draft_max == 0

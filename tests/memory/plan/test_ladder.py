@@ -25,7 +25,8 @@ from edgespec.memory.plan.layout import largest_fitting
 
 @pytest.mark.parametrize("wish", [{}, {"draft_max": 200}])
 def test_the_largest_step_fits_into_the_context(wish: dict[str, Any]) -> None:
-    assert plan_of(context_size=16, **wish).draft_max == 15
+    plan = plan_of(context_size=16, **wish)
+    assert plan.draft_max == plan.goal.draft_max == 15
     assert plan_of(context_size=1, **wish).draft_max == 0
 
 
@@ -35,7 +36,7 @@ def test_a_context_nobody_asked_for_shrinks_until_it_fits() -> None:
     plan = plan_of(budget_bytes=least, drafter="none")
     assert (plan.context_size, plan.batch_size) == (2560, 32)
     assert plan.as_json()["context_size"] == {"value": 2560, "reason": "the largest that fits"}
-    assert plan.predicted_peak_bytes == least
+    assert plan.predicted_peak_bytes == plan.limit_bytes == least
     assert plan_of(budget_bytes=least - 1, drafter="none").context_size == 2304
     assert plan_of(SPEC, machine_with(least), drafter="none").context_size == 2560
 

@@ -134,6 +134,16 @@ def test_layers_can_be_kept_off_the_gpu() -> None:
     assert reason(plan, "gpu_layers") == "as asked"
 
 
+def test_without_a_gpu_that_can_be_used_all_layers_stay_here() -> None:
+    """ONNX Runtime has another way to use one."""
+    assert plan_of(gpu_layers=-1).gpu_layers == 0
+    one, two = gpu(8 << 30), (*gpu(8 << 30), replace(gpu(8 << 30)[0], name="GPU1"))
+    for devices in (one, two):
+        plan = plan_of(SPEC, machine_with(64 << 30, devices), backend="onnx")
+        assert (plan.gpu_layers, plan.predicted_gpu_bytes) == (0, 0)
+        assert reason(plan, "gpu_layers") == "layers are offloaded by llama.cpp alone"
+
+
 def test_as_many_layers_as_were_asked_for() -> None:
     plan = plan_of(SPEC, machine_with(64 << 30, gpu(8 << 30)), gpu_layers=3)
     parts = parts_by_hand(512, devices=(Device("gpu", 3, "GPU0"),), mapped=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 from laid_out import machine_with
@@ -62,12 +63,21 @@ def test_a_draft_that_does_not_fit_is_named() -> None:
     error = refusal(budget_bytes=budget, context_size=512, draft_max=31)
     assert "a smaller --draft-max" in error.hint
     assert plan_of(budget_bytes=budget, context_size=512, draft_max=0).draft_max == 0
+    assert "--draft-max" not in refusal(budget_bytes=20 * MIB, draft_max=31).hint
 
 
 @pytest.mark.parametrize("kv_type", ["f32", "q8_0", "q4_0"])
 def test_a_cache_type_that_was_chosen_is_not_argued_about(kv_type: str) -> None:
     error = refusal(SPEC, machine_with(70 * MIB), context_size=32768, kv_type=kv_type)
     assert "--kv-type" not in error.hint
+
+
+def test_a_smaller_cache_is_offered_where_that_may_differ() -> None:
+    """4,096 tokens fit with it; `--exact` would not be exact."""
+    asked: dict[str, Any] = {"context_size": 4096, "budget_bytes": peak(context_size=2560)}
+    assert "`--kv-type q8_0 --ctx 4096` fits" in refusal(**asked).hint
+    assert plan_of(**asked, kv_type="q8_0").context_size == 4096
+    assert "--kv-type" not in refusal(**asked, exact=True).hint
 
 
 def test_a_cache_type_that_the_heads_do_not_allow_is_not_offered() -> None:

@@ -29,6 +29,7 @@ def test_each_user_has_a_context_where_memory_allows(users: int) -> None:
     assert bytes_of(plan, "drafter_tables") == TABLES
     assert bytes_of(plan, "logits") == (plan.draft_max + users) * SPEC.vocab_size * 4
     assert plan.max_nodes == plan.draft_max + users <= plan.batch_size
+    assert len(plan.parts) == (users if users > 1 else 0)
 
 
 def test_one_user_is_the_plan_there_was() -> None:

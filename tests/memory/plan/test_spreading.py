@@ -6,7 +6,17 @@ from dataclasses import replace
 
 import pytest
 from laid_out import machine_with
-from planning_cases import MIB, SPEC, gpu, model, plan_of, reason, refusal, with_experts
+from planning_cases import (
+    MIB,
+    SPEC,
+    gpu,
+    measured,
+    model,
+    plan_of,
+    reason,
+    refusal,
+    with_experts,
+)
 
 from edgespec.errors import UnsupportedError
 from edgespec.memory.device.accelerators import Accelerator
@@ -14,6 +24,7 @@ from edgespec.memory.plan.layout import Layout
 from edgespec.memory.plan.machine import Machine
 from edgespec.memory.plan.placing import step_s
 from edgespec.memory.plan.plan import Plan
+from edgespec.memory.plan.planner import make_plan
 from edgespec.memory.plan.request import Request
 from edgespec.memory.plan.settings import settings_of
 
@@ -58,6 +69,18 @@ def test_a_worker_that_costs_time_is_left_out_where_the_host_has_room(other: Acc
     assert (counts(plan), plan.gpu_layers) == ({}, 0)
     assert "this machine has room for all" in reason(plan, "gpu_layers")
     assert counts(plan_of(LARGE, machine(other), gpu_layers=3)) == {"worker1": 3}, "as asked"
+
+
+def test_no_layers_are_elsewhere_where_none_are_asked_for() -> None:
+    assert counts(plan_of(LARGE, machine(worker(8 << 30, 4 * HOST_SPEED)), gpu_layers=0)) == {}
+
+
+def test_a_worker_of_unknown_speed_counts_as_fast_as_this_machine() -> None:
+    plans = [
+        plan_of(LARGE, machine(worker(8 << 30, speed), free=90 * MIB), context_size=512)
+        for speed in (0.0, HOST_SPEED)
+    ]
+    assert counts(plans[0]) == counts(plans[1]) != {}
 
 
 def test_a_slow_worker_takes_what_the_host_has_no_room_for() -> None:
@@ -105,6 +128,7 @@ def test_a_device_is_filled_that_does_not_have_the_head(asked: int) -> None:
     plan = plan_of(spec, machine(*devices), gpu_layers=asked, context_size=512, draft_max=0)
     found = counts(plan)
     assert set(found) == {"worker1", "worker2"}
+    assert sum(found.values()) == (9 if asked < 0 else asked)
     assert 0.9 * room < plan.predicted_bytes_of("worker1") <= room
 
 
@@ -152,6 +176,9 @@ def test_what_workers_are_not_used_with_is_refused() -> None:
     there = machine(worker(8 << 30))
     with pytest.raises(UnsupportedError, match="ONNX Runtime"):
         plan_of(SPEC, there, backend="onnx", workers=("10.0.0.1:50052",))
+    with pytest.raises(UnsupportedError, match="--switch"):
+        request = Request(workers=("10.0.0.1:50052",))
+        make_plan(SPEC, request, there, measured(), switch_spec=SPEC)
 
 
 EXPERTS = with_experts(model(layers=8, feed_forward=1024), 16, 2)
