@@ -270,6 +270,7 @@ def test_closing_a_pair_ends_its_stream_and_one_of_the_small_model() -> None:
     closing, _ = in_thread(pair.close)
     join(waiting)
     assert cancelled == ["cancelled"] and closing.is_alive()
+    until(lambda: small._scheduler._running[0].was_closed)
     gate.opened.set()
     join(closing)
     join(running)
