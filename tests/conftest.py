@@ -151,6 +151,6 @@ def timed_products(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def frozen_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drafting takes no time: which drafters are asked, and for how much, is always the same."""
-    for module in ("model", "combined"):
-        monkeypatch.setattr(f"edgespec.drafting.drafters.{module}.perf_counter", lambda: 0.0)
+    """Rounds take no time: which drafters are asked, and for how much, is always the same."""
+    for module in ("decode.step", "drafting.drafters.combined", "drafting.drafters.model"):
+        monkeypatch.setattr(f"edgespec.{module}.perf_counter", lambda: 0.0)

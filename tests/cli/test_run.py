@@ -210,7 +210,10 @@ def test_models_and_prompts_are_arguments_or_options(
 
 @pytest.mark.model
 @pytest.mark.parametrize("arguments", [("-",), ("embedded", "-"), ("-m", "embedded", "-"), ()])
-def test_a_dash_is_stdin(command: Command, arguments: tuple[str, ...]) -> None:
+def test_a_dash_is_stdin(
+    command: Command, measured: str, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("EDGESPEC_CACHE", measured)
     done = command("run", *arguments, "--ctx", "256", stdin="Say one word. " * 100)
     assert done.status == 1 and "error: the prompt has 431 tokens" in done.err, done.err
 

@@ -24,7 +24,7 @@ from switching_cases import (
     obvious,
     switching,
 )
-from waiting import PATIENCE_S, in_thread, join
+from waiting import PATIENCE_S, in_thread, join, until
 
 from edgespec.backends.fake import FakeBackend
 from edgespec.backends.tree import DraftTree
@@ -38,6 +38,7 @@ from edgespec.switching.policy import SwitchPolicy
 from edgespec.switching.switch import Switch, entropy_nats
 
 
+@pytest.mark.usefixtures("frozen_clock")
 @pytest.mark.parametrize("drafts", [False, True])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_the_text_is_that_of_the_rule_written_out(policy: SwitchPolicy, drafts: bool) -> None:
@@ -62,6 +63,7 @@ def test_one_model_alone_writes_what_it_writes_alone(model: str) -> None:
     assert result.counters.switches == 0
 
 
+@pytest.mark.usefixtures("frozen_clock")
 @pytest.mark.parametrize("policy", POLICIES)
 def test_the_same_seed_gives_the_same_tokens_with_and_without_drafts(policy: SwitchPolicy) -> None:
     for seed in range(5):
@@ -263,11 +265,12 @@ def test_closing_a_pair_ends_its_stream_and_one_of_the_small_model() -> None:
     running, written = in_thread(lambda: small.generate(PROMPT, max_tokens=9))
     assert gate.reached.wait(PATIENCE_S)
     waiting, cancelled = in_thread(lambda: pair.generate(PROMPT, max_tokens=9).finish_reason)
-    waiting.join(0.05)
+    until(lambda: small._scheduler._guest_until_s)  # the pair asks for the small model
     assert waiting.is_alive()
     closing, _ = in_thread(pair.close)
     join(waiting)
     assert cancelled == ["cancelled"] and closing.is_alive()
+    until(lambda: small._scheduler._running[0].was_closed)
     gate.opened.set()
     join(closing)
     join(running)
