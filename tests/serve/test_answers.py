@@ -31,7 +31,7 @@ def test_a_closed_connection_ends_its_generation_within_a_step(serve: Serve) -> 
     with httpx.stream("POST", address + CHAT, json={**HELLO, "stream": True}) as response:
         next(response.iter_lines())
         backend.gate.clear()
-    time.sleep(0.2)  # until the server knows
+    time.sleep(1.0)  # until the server knows
     made = backend.steps_made
     backend.gate.set()
     assert httpx.post(address + CHAT, json={**HELLO, "max_tokens": 1}).status_code == 200
@@ -45,7 +45,7 @@ def test_one_that_is_not_streamed_ends_as_well(serve: Serve) -> None:
     opened = connection(address, b'{"messages":[{"role":"user","content":"Hi"}]}')
     until(lambda: generations(address) == 1)
     opened.close()
-    time.sleep(0.2)  # until the server knows
+    time.sleep(1.0)  # until the server knows
     backend.gate.set()
     assert httpx.post(address + CHAT, json={**HELLO, "max_tokens": 1}).status_code == 200
     assert backend.steps_made <= 1

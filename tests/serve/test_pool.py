@@ -173,7 +173,8 @@ def test_a_client_that_goes_away_waits_no_longer(start: Start) -> None:
     with httpx.stream("POST", url, json=body, timeout=PATIENCE_S) as answer:
         lines = answer.iter_lines()  # which closes the connection when it goes
         assert next(lines) == ": waiting"
-        until(lambda: len(server.pool.members[0].tickets) == 1)
+        until(lambda: server.states()["a"] == "loading")
+        assert len(server.pool.members[0].tickets) == 1
     until(lambda: not server.pool.members[0].tickets)
     server.models["a"].gate.set()
     until(lambda: server.states()["a"] == "ready")
