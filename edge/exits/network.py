@@ -8,57 +8,28 @@ trained block is written back as it is.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from time import process_time
 from typing import Any, TypeAlias
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from edgespec.errors import MissingDependencyError, UnsupportedError
+from edgespec.exits.target import Hyperparameters, hyperparameters_of
 from edgespec.models.gguf.reader import GgufTensor
 from edgespec.models.gguf.shards import read_gguf_shards
 from edgespec.models.onnx.weights import float_rows
 from edgespec.models.spec import ModelSpec
 
-# Whether rotary pairs lie beside each other (llama) or half a head apart (qwen2).
-ARCHITECTURES = {"llama": True, "qwen2": False}
-
 _BATCH_TOKENS = 2048
 
-Tensor: TypeAlias = Any  # torch.Tensor; torch is an optional package
+Tensor: TypeAlias = Any  # torch.Tensor; mypy does not follow it
 Block: TypeAlias = Mapping[str, Tensor]  # by name within the block, such as "attn_q.weight"
 Attention: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
-@dataclass(frozen=True, slots=True)
-class Hyperparameters:
-    """What the blocks of a model have in common."""
-
-    width: int
-    num_heads: int
-    num_kv_heads: int
-    head_length: int
-    epsilon: float
-    rope_base: float
-    paired: bool
-
-
-def import_torch() -> Any:
-    """torch. Raises MissingDependencyError without it."""
-    try:
-        import torch
-    except ImportError as error:
-        raise MissingDependencyError(
-            "training needs torch", hint="pip install 'edgespec[train]'"
-        ) from error
-    return torch
-
-
 def fast_dtype() -> Any:
     """What products are fastest in: bfloat16 where the processor multiplies in it, or float32."""
-    torch = import_torch()
     questions = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
     has_half = any(bool(getattr(torch.cpu, name, bool)()) for name in questions)
     return torch.bfloat16 if has_half else torch.float32
@@ -66,60 +37,13 @@ def fast_dtype() -> Any:
 
 def products_in(dtype: Any) -> Any:
     """A context in which products of float32 tensors are computed so."""
-    torch = import_torch()
     return torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16)
-
-
-def work_s() -> float:
-    """Seconds of work since some moment: waiting while others have the cores does not count."""
-    return process_time() / int(import_torch().get_num_threads())
-
-
-def check_architecture(spec: ModelSpec) -> None:
-    """Raise UnsupportedError for a model whose blocks are not known here."""
-    metadata = read_gguf_shards(spec.path)[0].metadata
-    lengths = {*spec.key_length, *spec.value_length}
-    scaled = metadata.get(f"{spec.arch}.rope.scaling.type", "none") != "none"
-    plain = len(lengths) == 1 and len(set(spec.num_kv_heads)) == 1 and not spec.num_experts
-    if (
-        spec.arch in ARCHITECTURES
-        and plain
-        and not scaled
-        and "rope_freqs.weight" not in (spec.tensors)
-    ):
-        return
-    raise UnsupportedError(
-        f"a drafter of {spec.path.name} cannot be trained: its architecture ({spec.arch}) "
-        "or its rotary scaling is not known to the trainer",
-        hint="models of types llama and qwen2 without scaled positions can be trained",
-    )
-
-
-def hyperparameters_of(spec: ModelSpec) -> Hyperparameters:
-    """Read from the model's metadata. Raises UnsupportedError as `check_architecture`."""
-    check_architecture(spec)
-    metadata = read_gguf_shards(spec.path)[0].metadata
-
-    def number(key: str, default: float) -> float:
-        value = metadata.get(f"{spec.arch}.{key}", default)
-        return float(value) if isinstance(value, (int, float)) else default
-
-    return Hyperparameters(
-        width=spec.embedding_size,
-        num_heads=spec.num_heads[0],
-        num_kv_heads=spec.num_kv_heads[0],
-        head_length=spec.key_length[0],
-        epsilon=number("attention.layer_norm_rms_epsilon", 1e-6),
-        rope_base=number("rope.freq_base", 10_000.0),
-        paired=ARCHITECTURES[spec.arch],
-    )
 
 
 class Weights:
     """The dequantized tensors of a model, read when they are asked for."""
 
     def __init__(self, spec: ModelSpec, dtype: Any) -> None:
-        self._torch = import_torch()
         self._dtype = dtype
         self._head_name = spec.head_name
         self._files = {
@@ -150,7 +74,7 @@ class Weights:
 def read_tensor(path: Path, tensor: GgufTensor) -> Tensor:
     """A tensor of a file in float32, [rows, columns] or [columns]."""
     values = np.concatenate(list(float_rows(path, tensor)))
-    return import_torch().from_numpy(values.reshape(tuple(reversed(tensor.dims))))
+    return torch.from_numpy(values.reshape(tuple(reversed(tensor.dims))))
 
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
@@ -162,7 +86,6 @@ def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
 
 def rotations(shape: Hyperparameters, positions: Tensor) -> tuple[Tensor, Tensor]:
     """Cosines and sines of positions [..., T], each [..., T, 1, head_length / 2]."""
-    torch = import_torch()
     half = shape.head_length // 2
     frequencies = shape.rope_base ** (-torch.arange(half, dtype=torch.float32) / half)
     angles = positions.float()[..., None] * frequencies
@@ -189,7 +112,7 @@ def attend(
     attention: Attention,
 ) -> Tensor:
     """What a block's attention adds to its input, of which this is the normalized one."""
-    functional = import_torch().nn.functional
+    functional = torch.nn.functional
 
     def heads(name: str, count: int) -> Tensor:
         values = functional.linear(normed, block[f"{name}.weight"], block.get(f"{name}.bias"))
@@ -205,7 +128,7 @@ def attend(
 
 def feed_forward(shape: Hyperparameters, block: Block, x: Tensor) -> Tensor:
     """x [B, T, width] and what a block's feed-forward part adds to it."""
-    functional = import_torch().nn.functional
+    functional = torch.nn.functional
     normed = rms_norm(x, block["ffn_norm.weight"], shape.epsilon)
     gate = functional.silu(functional.linear(normed, block["ffn_gate.weight"]))
     inner = gate * functional.linear(normed, block["ffn_up.weight"])
@@ -214,7 +137,7 @@ def feed_forward(shape: Hyperparameters, block: Block, x: Tensor) -> Tensor:
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Attention of whole texts that start in column 0; what follows a text does not matter."""
-    attend = import_torch().nn.functional.scaled_dot_product_attention
+    attend = torch.nn.functional.scaled_dot_product_attention
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     return attend(q, k, v, is_causal=True, enable_gqa=True).transpose(1, 2)
 
@@ -226,7 +149,6 @@ def _rotate(shape: Hyperparameters, x: Tensor, angles: tuple[Tensor, Tensor]) ->
     else:
         first, second = x.chunk(2, -1)
     turned = (first * cos - second * sin, first * sin + second * cos)
-    torch = import_torch()
     return torch.stack(turned, -1).flatten(-2) if shape.paired else torch.cat(turned, -1)
 
 
@@ -240,14 +162,13 @@ def target_states(
 
     Texts are their tokens, [T].
     """
-    torch = import_torch()
     shape, weights = hyperparameters_of(spec), Weights(spec, torch.bfloat16)
     blocks = [weights.block(number) for number in range(max(layers))]
     embedding = weights.embedding()
     states: dict[int, list[Tensor]] = {layer: [torch.empty(0)] * len(texts) for layer in layers}
     done = 0
     with torch.inference_mode():
-        for group in groups([len(text) for text in texts]):
+        for group in groups([len(text) for text in texts], range(len(texts))):
             x = embedding[padded([torch.from_numpy(texts[i].astype(int)) for i in group])]
             angles = rotations(shape, torch.arange(x.shape[1])[None])
             for number in range(max(layers) + 1):
@@ -260,11 +181,10 @@ def target_states(
     return states
 
 
-def groups(lengths: Sequence[int]) -> list[list[int]]:
-    """Texts of about one length, some thousand tokens together."""
-    order = sorted(range(len(lengths)), key=lambda index: lengths[index])
+def groups(lengths: Sequence[int], numbers: Sequence[int]) -> list[list[int]]:
+    """Some texts' numbers: those of about one length, some thousand tokens together."""
     found: list[list[int]] = []
-    for index in order:
+    for index in sorted(numbers, key=lambda number: lengths[number]):
         if not found or lengths[index] * (len(found[-1]) + 1) > _BATCH_TOKENS:
             found.append([])
         found[-1].append(index)
@@ -273,4 +193,4 @@ def groups(lengths: Sequence[int]) -> list[list[int]]:
 
 def padded(rows: Iterable[Tensor]) -> Tensor:
     """Rows of several lengths as one tensor [B, T, ...], with zeros behind the shorter ones."""
-    return import_torch().nn.utils.rnn.pad_sequence(list(rows), batch_first=True)
+    return torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True)

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import pairwise
 from pathlib import Path
+from time import process_time
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,7 +28,6 @@ from edgespec.backends.llama.context import LlamaContext, LlamaSettings
 from edgespec.backends.llama.hidden_rows import LayerRows, Rows
 from edgespec.backends.llama.tokenizer import open_tokenizer
 from edgespec.errors import DoesNotFitError, ModelFileError, UnsupportedError
-from edgespec.exits.network import work_s
 from edgespec.memory.device import host
 from edgespec.models.chat import render_chat
 from edgespec.models.heads import layers_to_read
@@ -88,6 +88,7 @@ TEACHER = 32  # tokens of the target's distribution that are kept
 _HELD_OUT = 20  # every so many-th text is never trained on
 # Why a token stands in a text.
 FORCED, USER, ANSWER = 0, 1, 2
+_ARRAYS = ("tokens", "kinds", "teacher_ids", "teacher_logits")  # of a text, that are in its file
 _MOST_AT_ONCE = 128  # tokens, or as many as there are places
 _COMPETING = 64  # logits of which one is looked at first
 _F16 = 2  # bytes
@@ -182,18 +183,19 @@ def save_training_texts(path: Path, texts: Sequence[TrainingText], seconds: floa
     Their states come before it and lie beside it, a file for each number of blocks.
     """
     for layer in texts[0].states:
-        with whole_file(states_path(path, layer)) as partial, partial.open("wb") as file:
-            np.save(file, np.concatenate([text.states[layer] for text in texts]))
+        save_states(path, layer, np.concatenate([text.states[layer] for text in texts]))
+    arrays: dict[str, Any] = {
+        name: np.concatenate([getattr(text, name) for text in texts]) for name in _ARRAYS
+    }
+    lengths = np.array([len(text.tokens) for text in texts], np.int32)
     with whole_file(path) as partial, partial.open("wb") as file:
-        np.savez(
-            file,
-            seconds=seconds,
-            lengths=np.array([len(text.tokens) for text in texts], np.int32),
-            tokens=np.concatenate([text.tokens for text in texts]),
-            kinds=np.concatenate([text.kinds for text in texts]),
-            teacher_ids=np.concatenate([text.teacher_ids for text in texts]),
-            teacher_logits=np.concatenate([text.teacher_logits for text in texts]),
-        )
+        np.savez(file, seconds=seconds, lengths=lengths, **arrays)
+
+
+def save_states(texts: Path, layer: int, bits: NDArray[np.uint16]) -> None:
+    """Keep states after so many blocks, [T, width] of all texts of a file."""
+    with whole_file(states_path(texts, layer)) as partial, partial.open("wb") as file:
+        np.save(file, bits)
 
 
 def states_path(texts: Path, layer: int) -> Path:
@@ -212,8 +214,7 @@ def load_training_texts(path: Path) -> list[TrainingText]:
     for file_path in text_files(path) if path.is_dir() else [path]:
         with np.load(file_path) as file:
             ends = np.cumsum(file["lengths"])[:-1]
-            names = ("tokens", "kinds", "teacher_ids", "teacher_logits")
-            parts = [np.split(file[name], ends) for name in names]
+            parts = [np.split(file[name], ends) for name in _ARRAYS]
         texts += [TrainingText(*values) for values in zip(*parts, strict=True)]
     return texts
 
@@ -248,6 +249,11 @@ def written(folder: Path) -> tuple[int, float]:
             count += len(file["lengths"])
             seconds += float(file["seconds"])
     return count, seconds
+
+
+def work_s() -> float:
+    """Seconds of work since some moment: waiting while others have the cores does not count."""
+    return process_time() / host.usable_cores()
 
 
 def is_held_out(number: int) -> bool:
