@@ -25,8 +25,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-import torch
-
 from edgespec.exits.files import ROWS_NORM, HeadInfo
 from edgespec.exits.network import (
     Tensor,
@@ -38,7 +36,7 @@ from edgespec.exits.network import (
     rms_norm,
     rotations,
 )
-from edgespec.exits.target import Hyperparameters
+from edgespec.exits.target import Hyperparameters, import_torch
 from edgespec.exits.texts import TrainingText
 from edgespec.models.heads import DRAFTED
 from edgespec.models.spec import ModelSpec
@@ -106,6 +104,7 @@ def places_of(
 
     `last` are its states after all blocks, [T, width].
     """
+    torch = import_torch()
     table = Weights(spec, torch.float32).embedding()
 
     def embedded(ids: Sequence[Tensor]) -> Tensor:
@@ -130,6 +129,7 @@ def places_of(
 
 def first_parameters(spec: ModelSpec, shape: Hyperparameters, places: Places) -> dict[str, Tensor]:
     """A head's tensors by name, but for its final norm and its rows."""
+    torch = import_torch()
     width, last = shape.width, Weights(spec, torch.float32).block(spec.num_layers - 1)
     start = _Start(shape, places)
     return {
@@ -159,6 +159,7 @@ class _Codes:
     """Codes of tokens, made from embeddings, and how rows show them."""
 
     def __init__(self, heads: Heads, length: int, places: Places) -> None:
+        torch = import_torch()
         width, half = places.token.shape[1], length // 2
         mean = places.token.mean(0)
         spread = (places.token - mean).T @ (places.token - mean) / len(places.token)
@@ -185,6 +186,7 @@ class _Start:
     """The parts of a head that are computed from places."""
 
     def __init__(self, shape: Hyperparameters, places: Places) -> None:
+        torch = import_torch()
         self._shape, self._places, self._heads = shape, places, heads_of(shape)
         length = shape.head_length
         forecast = _ridge(torch.cat([places.rows, places.token], 1), places.after)
@@ -216,6 +218,7 @@ class _Start:
         }
 
     def _hand_on_tokens(self) -> None:
+        torch = import_torch()
         count = self._heads.token
         both = torch.cat([self._places.token, self._rows], 1)
         one = _ridge(both, torch.ones(len(both), 1), _RIDGE_OF_ONE)[:, 0]  # read as 1 anywhere
@@ -225,6 +228,7 @@ class _Start:
         self._move(self._of_token, range(count))
 
     def _copy(self) -> None:
+        torch = import_torch()
         heads, width = self._heads, self._shape.width
         q, k, _ = self._qkv
         half = self._shape.head_length // 2
@@ -257,6 +261,7 @@ class _Start:
 
         Singular values are dealt out in turns, so that each head has some of the largest.
         """
+        torch = import_torch()
         token, values = self._places.token, self._qkv[2]
         spread = token.T @ token / len(token) + 1e-5 * torch.eye(len(matrix))
         root = torch.linalg.cholesky(spread)
@@ -272,11 +277,12 @@ class _Start:
 
 
 def _unit(x: Tensor, shape: Hyperparameters) -> Tensor:
-    return rms_norm(x, torch.ones(x.shape[-1]), shape.epsilon)
+    return rms_norm(x, import_torch().ones(x.shape[-1]), shape.epsilon)
 
 
 def _ridge(x: Tensor, y: Tensor, strength: float = _RIDGE) -> Tensor:
     """The matrix that makes y [n, ...] of x [n, ...]."""
+    torch = import_torch()
     held = strength * len(x) * torch.eye(x.shape[1])
     return torch.linalg.solve(x.T @ x + held, x.T @ y)
 
@@ -317,6 +323,7 @@ def unrolled(
         embeddings: [B, T, width] of the tokens behind the places.
         rows: [B, T, 3 x width] of the layers of the target that it reads.
     """
+    torch = import_torch()
     angles = rotations(shape, torch.arange(rows.shape[1])[None])
     tokens = rms_norm(embeddings, parameters["attn_norm.weight"], shape.epsilon)
     normed_rows = rms_norm(rows, parameters[ROWS_NORM], shape.epsilon)
@@ -340,6 +347,7 @@ def unrolled(
 
 def _chain_attention(q: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor]) -> Tensor:
     """Attention of the last drafted token, with keys and values of it and of those before it."""
+    torch = import_torch()
     depth = len(keys) - 1
     if depth == 0:
         return causal_attention(q, keys[0], values[0])
@@ -360,6 +368,7 @@ def _chain_attention(q: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor]
 
 def _later(rows: Tensor, places: int) -> Tensor:
     """Rows [B, T, ...] so many places later, with zeros before them."""
+    torch = import_torch()
     if not places:
         return rows
     return torch.cat([torch.zeros_like(rows[:, :places]), rows[:, :-places]], 1)

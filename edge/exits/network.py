@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from edgespec.exits.target import Hyperparameters, hyperparameters_of
+from edgespec.exits.target import Hyperparameters, hyperparameters_of, import_torch
 from edgespec.models.gguf.reader import GgufTensor
 from edgespec.models.gguf.shards import read_gguf_shards
 from edgespec.models.onnx.weights import float_rows
@@ -30,6 +29,7 @@ Attention: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 def fast_dtype() -> Any:
     """What products are fastest in: bfloat16 where the processor multiplies in it, or float32."""
+    torch = import_torch()
     questions = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
     has_half = any(bool(getattr(torch.cpu, name, bool)()) for name in questions)
     return torch.bfloat16 if has_half else torch.float32
@@ -37,6 +37,7 @@ def fast_dtype() -> Any:
 
 def products_in(dtype: Any) -> Any:
     """A context in which products of float32 tensors are computed so."""
+    torch = import_torch()
     return torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16)
 
 
@@ -73,6 +74,7 @@ class Weights:
 
 def read_tensor(path: Path, tensor: GgufTensor) -> Tensor:
     """A tensor of a file in float32, [rows, columns] or [columns]."""
+    torch = import_torch()
     values = np.concatenate(list(float_rows(path, tensor)))
     return torch.from_numpy(values.reshape(tuple(reversed(tensor.dims))))
 
@@ -86,6 +88,7 @@ def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
 
 def rotations(shape: Hyperparameters, positions: Tensor) -> tuple[Tensor, Tensor]:
     """Cosines and sines of positions [..., T], each [..., T, 1, head_length / 2]."""
+    torch = import_torch()
     half = shape.head_length // 2
     frequencies = shape.rope_base ** (-torch.arange(half, dtype=torch.float32) / half)
     angles = positions.float()[..., None] * frequencies
@@ -112,7 +115,7 @@ def attend(
     attention: Attention,
 ) -> Tensor:
     """What a block's attention adds to its input, of which this is the normalized one."""
-    functional = torch.nn.functional
+    functional = import_torch().nn.functional
 
     def heads(name: str, count: int) -> Tensor:
         values = functional.linear(normed, block[f"{name}.weight"], block.get(f"{name}.bias"))
@@ -128,7 +131,7 @@ def attend(
 
 def feed_forward(shape: Hyperparameters, block: Block, x: Tensor) -> Tensor:
     """x [B, T, width] and what a block's feed-forward part adds to it."""
-    functional = torch.nn.functional
+    functional = import_torch().nn.functional
     normed = rms_norm(x, block["ffn_norm.weight"], shape.epsilon)
     gate = functional.silu(functional.linear(normed, block["ffn_gate.weight"]))
     inner = gate * functional.linear(normed, block["ffn_up.weight"])
@@ -137,12 +140,13 @@ def feed_forward(shape: Hyperparameters, block: Block, x: Tensor) -> Tensor:
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Attention of whole texts that start in column 0; what follows a text does not matter."""
-    attend = torch.nn.functional.scaled_dot_product_attention
+    attend = import_torch().nn.functional.scaled_dot_product_attention
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     return attend(q, k, v, is_causal=True, enable_gqa=True).transpose(1, 2)
 
 
 def _rotate(shape: Hyperparameters, x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
+    torch = import_torch()
     cos, sin = (angle.to(x.dtype) for angle in angles)
     if shape.paired:
         first, second = x[..., 0::2], x[..., 1::2]
@@ -162,6 +166,7 @@ def target_states(
 
     Texts are their tokens, [T].
     """
+    torch = import_torch()
     shape, weights = hyperparameters_of(spec), Weights(spec, torch.bfloat16)
     blocks = [weights.block(number) for number in range(max(layers))]
     embedding = weights.embedding()
@@ -193,4 +198,4 @@ def groups(lengths: Sequence[int], numbers: Sequence[int]) -> list[list[int]]:
 
 def padded(rows: Iterable[Tensor]) -> Tensor:
     """Rows of several lengths as one tensor [B, T, ...], with zeros behind the shorter ones."""
-    return torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True)
+    return import_torch().nn.utils.rnn.pad_sequence(list(rows), batch_first=True)

@@ -1,10 +1,11 @@
-"""What can be trained for a target, and the shape of its blocks. Knows nothing of torch."""
+"""What can be trained for a target, and the shape of its blocks. Needs no torch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-from edgespec.errors import UnsupportedError
+from edgespec.errors import MissingDependencyError, UnsupportedError
 from edgespec.models.gguf.shards import read_gguf_shards
 from edgespec.models.heads import READABLE
 from edgespec.models.spec import ModelSpec
@@ -68,3 +69,14 @@ def hyperparameters_of(spec: ModelSpec) -> Hyperparameters:
         rope_base=number("rope.freq_base", 10_000.0),
         paired=_PAIRED[spec.arch],
     )
+
+
+def import_torch() -> Any:
+    """torch. Raises MissingDependencyError without it."""
+    try:
+        import torch
+    except ImportError as error:
+        raise MissingDependencyError(
+            "training needs torch", hint="pip install 'edgespec[train]'"
+        ) from error
+    return torch

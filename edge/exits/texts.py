@@ -28,6 +28,7 @@ from edgespec.backends.llama.context import LlamaContext, LlamaSettings
 from edgespec.backends.llama.hidden_rows import LayerRows, Rows
 from edgespec.backends.llama.tokenizer import open_tokenizer
 from edgespec.errors import DoesNotFitError, ModelFileError, UnsupportedError
+from edgespec.exits.target import import_torch
 from edgespec.memory.device import host
 from edgespec.models.chat import render_chat
 from edgespec.models.heads import layers_to_read
@@ -318,14 +319,12 @@ class Places:
         return self._seen(tokens, positions, range(first, first + len(tokens)))
 
     def _seen(self, tokens: Sequence[int], positions: Sequence[int], places: Sequence[int]) -> Seen:
-        import torch
-
         batch, count = self._batch, len(tokens)
         batch.put(0, tokens)
         batch.positions[:count] = positions
         batch.ids[:count, 0] = places
         self._context.decode(batch, count)
-        rows = torch.from_numpy(self._context.rows(count))
+        rows = import_torch().from_numpy(self._context.rows(count))
         best = rows.topk(min(CANDIDATES, rows.shape[1]))
         ids = best.indices.numpy().astype(np.int32)
         return Seen(ids, best.values.numpy(), self._states(count))

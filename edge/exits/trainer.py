@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from edgespec.errors import UnsupportedError
@@ -39,7 +38,7 @@ from edgespec.exits.network import (
     run_block,
     target_states,
 )
-from edgespec.exits.target import hyperparameters_of
+from edgespec.exits.target import hyperparameters_of, import_torch
 from edgespec.exits.texts import (
     ANSWER,
     FORCED,
@@ -119,6 +118,7 @@ class Trainer(ABC):
         texts: Sequence[TrainingText],
         states: Sequence[Sequence[Tensor]],
     ) -> None:
+        torch = import_torch()
         self._spec, self._layers, self._token_ids = spec, layers, token_ids
         self._texts, self._states = texts, states
         numbers = range(len(texts))
@@ -161,6 +161,7 @@ class Trainer(ABC):
 
         The rows of its `head` are the target's after the lens, which least squares gives back.
         """
+        torch = import_torch()
         before = self._all_rows[torch.tensor(list(rows))].float()
         self._set({**values, "lens": torch.linalg.lstsq(before, head).solution})
         self._has_begun = True
@@ -179,6 +180,7 @@ class Trainer(ABC):
 
     def fit_lens(self) -> None:
         """Ridge regression from the first drafts' states to the target's last, on some texts."""
+        torch = import_torch()
         width, epsilon = self._target_shape.width, self._target_shape.epsilon
         inner, outer, tokens = torch.zeros(width, width), torch.zeros(width, width), 0
         for number, last in self._final.items():
@@ -206,6 +208,7 @@ class Trainer(ABC):
         Stops early when the held-out loss stops falling, and at Ctrl-C. Returns what the best
         parameters reach, which are those that stay.
         """
+        torch = import_torch()
         optimizer = torch.optim.AdamW(
             list(self.parameters.values()), lr=_PEAK_RATE, betas=(0.9, 0.95), weight_decay=0.01
         )
@@ -242,6 +245,7 @@ class Trainer(ABC):
     def _step(
         self, optimizer: Any, rate: float, random: np.random.Generator, learnt: int | None
     ) -> None:
+        torch = import_torch()
         for group in optimizer.param_groups:
             group["lr"] = rate
         batch = self._batch(self._batches[random.integers(len(self._batches))])
@@ -260,6 +264,7 @@ class Trainer(ABC):
         The head is frozen: its gradient is made at once, a part that fits the caches at a time,
         and [n, V'] never lies in memory.
         """
+        torch = import_torch()
         gradient = torch.empty_like(drafted.states)
         weights = batch.weights[drafted.chosen]
         weights = weights / weights.sum().clamp(min=1.0)
@@ -272,6 +277,7 @@ class Trainer(ABC):
 
     def _outputs(self, batch: Batch, most: int | None = None) -> list[Drafted]:
         """What the head takes for the 1st, 2nd, ... drafted token, of so many at most."""
+        torch = import_torch()
         lens = self.parameters["lens"]
         learnt = batch.weights > 0
         places = torch.arange(learnt.shape[1])[None]
@@ -294,6 +300,7 @@ class Trainer(ABC):
             yield part, logits, ids[part], shares[part]
 
     def _batch(self, indices: Sequence[int]) -> Batch:
+        torch = import_torch()
         ahead = self.ahead
         texts = [self._texts[index] for index in indices]
 
@@ -322,6 +329,7 @@ class Trainer(ABC):
 
     def quality(self) -> Quality:
         """On the texts held out."""
+        torch = import_torch()
         losses: list[list[Tensor]] = []  # of each batch, by drafted token
         hits: list[NDArray[np.bool_]] = []
         with torch.inference_mode():
@@ -339,6 +347,7 @@ class Trainer(ABC):
 
     def _judged(self, drafted: Drafted, batch: Batch) -> tuple[Tensor, Tensor]:
         """Cross-entropy against the target's distribution in answers, and who is right [B, T]."""
+        torch = import_torch()
         loss, best = [], []
         for _, logits, ids, shares in self._parts(drafted, batch):
             loss.append(logits.logsumexp(1) - (logits.gather(1, ids) * shares).sum(1))
@@ -362,15 +371,10 @@ class Trainer(ABC):
 
     def _trained_tensors(self) -> dict[str, Any]:
         """Of either kind of file."""
-        values = {name: value.detach().numpy() for name, value in self.parameters.items()}
-        del values["lens"]  # the head has it
-        norm = values.pop("output_norm.weight")
-        return {
-            "token_ids": self._token_ids,
-            "head": self.head(),
-            "block": values,
-            "norm": norm,
-        }
+        block = {name: value.detach().numpy() for name, value in self.parameters.items()}
+        del block["lens"]  # the head has it
+        norm = block.pop("output_norm.weight")
+        return {"token_ids": self._token_ids, "head": self.head(), "block": block, "norm": norm}
 
     # -- checkpoints -----------------------------------------------------------------------
 
@@ -378,11 +382,13 @@ class Trainer(ABC):
         return {name: value.detach().clone() for name, value in self.parameters.items()}
 
     def _set(self, values: Mapping[str, Tensor]) -> None:
+        torch = import_torch()
         with torch.no_grad():
             for name, value in self.parameters.items():
                 value.copy_(values[name])
 
     def _save(self, path: Path, optimizer: Any, spent: float, best: Mapping[str, Tensor]) -> None:
+        torch = import_torch()
         state = {
             "values": self._values(),
             "best": best,
@@ -394,6 +400,7 @@ class Trainer(ABC):
 
     def _load(self, path: Path, optimizer: Any) -> tuple[float, dict[str, Tensor] | None]:
         """Seconds of training that are done already, and the best parameters of them."""
+        torch = import_torch()
         if not path.exists():
             return 0.0, None
         state = torch.load(path, weights_only=True)
@@ -421,9 +428,10 @@ class ExitTrainer(Trainer):
     """
 
     def _begin(self) -> dict[str, Tensor]:
-        return Weights(self._spec, torch.float32).block(self._layers[0])
+        return Weights(self._spec, import_torch().float32).block(self._layers[0])
 
     def go_on_from_file(self, path: Path) -> None:
+        torch = import_torch()
         drafter = read_model_spec(path)
         info = read_exit(drafter)
         assert info is not None, "the caller has looked"
@@ -437,6 +445,7 @@ class ExitTrainer(Trainer):
         write_exit(self._spec, path, exit_layer=self._layers[0], report=report, **trained)
 
     def _drafted(self, batch: Batch) -> Iterator[Tensor]:
+        torch = import_torch()
         shape, states = self._target_shape, batch.states
         angles = rotations(shape, torch.arange(states.shape[1])[None])
         x = run_block(shape, self.parameters, states, angles, causal_attention)
@@ -459,6 +468,7 @@ class HeadTrainer(Trainer):
     warm_up = 0.06  # its later drafts begin far off
 
     def _begin(self) -> dict[str, Tensor]:
+        torch = import_torch()
         spec, target, final = self._spec, self._target_shape, self._final
         self.shape = head_shape(target)
         self._embedding = Weights(spec, torch.bfloat16).embedding()
@@ -500,6 +510,7 @@ def stored_states(
 
     What is not there yet is computed and kept; what is there is mapped, and read when it is used.
     """
+    torch = import_torch()
     found: list[Sequence[Tensor]] = []
     files = text_files(folder)
     for number, path in enumerate(files):

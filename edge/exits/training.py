@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from edgespec.errors import MissingDependencyError, UnsupportedError
+from edgespec.errors import UnsupportedError
 from edgespec.exits.files import check_made_for, choose_tokens, read_head
-from edgespec.exits.target import check_target, layers_read
+from edgespec.exits.target import check_target, import_torch, layers_read
 from edgespec.exits.texts import alone_in, load_training_texts, write_training_texts
 from edgespec.memory.device import host
 from edgespec.models.early_exit import check_exit, file_hash, read_exit, target_hash
@@ -95,7 +95,7 @@ def train_drafter(
     if begin is not None:
         layers, earlier_size = _earlier(spec, kind, begin, exit_layer)
         size, before = head_size or earlier_size, f"-from-{file_hash(begin)[:8]}"
-    _import_torch().set_num_threads(host.usable_cores())
+    import_torch().set_num_threads(host.usable_cores())
     from edgespec.exits.trainer import ExitTrainer, HeadTrainer, stored_states
 
     folder = output.with_name(f"{output.name}.{target_hash(spec)[:8]}.training")
@@ -163,13 +163,3 @@ def _earlier(
             hint="leave out --exit-layer, or --from",
         )
     return (info.exit_layer,), drafter.vocab_size
-
-
-def _import_torch() -> Any:
-    try:
-        import torch
-    except ImportError as error:
-        raise MissingDependencyError(
-            "training needs torch", hint="pip install 'edgespec[train]'"
-        ) from error
-    return torch
