@@ -47,23 +47,10 @@ from edgespec.drafting.drafters.combined import CombinedDrafter
 from edgespec.drafting.drafters.model import HeadDrafter, HeadText, ModelDrafter, WritingDrafter
 from edgespec.drafting.drafters.suffix import SuffixDrafter
 from edgespec.drafting.proposal import EMPTY, Proposal, StepContext
-from edgespec.exits.eagle import Unrolled, head_shape
-from edgespec.exits.files import (
-    HeadInfo,
-    check_made_for,
-    read_head,
-    values_of,
-)
-from edgespec.exits.network import (
-    Tensor,
-    Weights,
-    hyperparameters_of,
-    import_torch,
-    rms_norm,
-    target_states,
-)
-from edgespec.exits.trainer import LONGEST_RUN, agreement_of
-from edgespec.exits.trainer import gains_of as gains_along
+from edgespec.exits.files import HeadInfo, check_made_for, read_head
+from edgespec.exits.gains import LONGEST_RUN, agreement_of
+from edgespec.exits.gains import gains_of as gains_along
+from edgespec.exits.target import hyperparameters_of
 from edgespec.measure.noise import find_divergence, measure_batch_noise
 from edgespec.measure.timing import measure_curve, measure_depths, one_step, times_behind
 from edgespec.memory.bytes.head_footprint import block_nodes
@@ -389,8 +376,12 @@ class _Head:
     """A head of `edgespec draft train --kind eagle3`."""
 
     def __init__(self, spec: ModelSpec, info: HeadInfo) -> None:
+        import torch
+
+        from edgespec.exits.eagle import head_shape, values_of
+        from edgespec.exits.network import Weights
+
         check_made_for(spec, info)
-        torch = import_torch()
         torch.set_num_threads(usable_cores())
         self._spec, self._info = spec, info
         self._shape = head_shape(hyperparameters_of(spec))
@@ -402,7 +393,11 @@ class _Head:
 
         The target's blocks are made numbers of once, for all answers.
         """
-        torch, layers = import_torch(), self._info.layers
+        import torch
+
+        from edgespec.exits.network import target_states
+
+        layers = self._info.layers
         tokens = [np.array([*prompt, *text], np.int32) for prompt, text in answers]
         states = target_states(self._spec, tokens, layers)
         return [
@@ -410,14 +405,19 @@ class _Head:
             for number, answer in enumerate(answers)
         ]
 
-    def _hits(self, answer: Answer, rows: Tensor) -> Hits:
-        torch, values, (prompt, text) = import_torch(), self._values, answer
+    def _hits(self, answer: Answer, rows: Any) -> Hits:
+        import torch
+
+        from edgespec.exits.eagle import unrolled
+        from edgespec.exits.network import rms_norm
+
+        values, (prompt, text) = self._values, answer
         tokens = torch.tensor([*prompt, *text])
         embeddings = self._embedding[tokens[1:-1]][None]
         found = []
         with torch.inference_mode():
-            drafted = Unrolled(self._shape, values, embeddings, rows[None, :-2].float())
-            for state in drafted.states(LONGEST_RUN):
+            known = rows[None, :-2].float()
+            for state in unrolled(self._shape, values, embeddings, known, LONGEST_RUN):
                 asked = state[0, len(prompt) - 2 :]
                 normed = rms_norm(asked, values["output_norm.weight"], self._shape.epsilon)
                 best = (normed @ values["output.weight"].T).argmax(1).numpy()

@@ -25,22 +25,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from edgespec.errors import UnsupportedError
-from edgespec.exits.files import ROWS_NORM
+from edgespec.exits.files import ROWS_NORM, HeadInfo
 from edgespec.exits.network import (
-    Hyperparameters,
     Tensor,
     Weights,
     attend,
     causal_attention,
-    check_architecture,
     feed_forward,
-    import_torch,
+    read_tensor,
     rms_norm,
     rotations,
 )
+from edgespec.exits.target import Hyperparameters, import_torch
 from edgespec.exits.texts import TrainingText
-from edgespec.models.heads import READABLE
+from edgespec.models.heads import DRAFTED
 from edgespec.models.spec import ModelSpec
 
 # -- what it begins as -----------------------------------------------------------------
@@ -129,13 +127,11 @@ def places_of(
     )
 
 
-def first_parameters(
-    spec: ModelSpec, shape: Hyperparameters, places: Places, seed: int = 0
-) -> dict[str, Tensor]:
+def first_parameters(spec: ModelSpec, shape: Hyperparameters, places: Places) -> dict[str, Tensor]:
     """A head's tensors by name, but for its final norm and its rows."""
     torch = import_torch()
     width, last = shape.width, Weights(spec, torch.float32).block(spec.num_layers - 1)
-    start = _Start(shape, places, seed)
+    start = _Start(shape, places)
     return {
         ROWS_NORM: 1.0 / places.sizes,
         "fc.weight": start.fc.T.contiguous(),
@@ -162,7 +158,7 @@ def _feed_forward(last: Mapping[str, Tensor], most: int, size: float) -> dict[st
 class _Codes:
     """Codes of tokens, made from embeddings, and how rows show them."""
 
-    def __init__(self, heads: Heads, length: int, places: Places, seed: int) -> None:
+    def __init__(self, heads: Heads, length: int, places: Places) -> None:
         torch = import_torch()
         width, half = places.token.shape[1], length // 2
         mean = places.token.mean(0)
@@ -172,7 +168,7 @@ class _Codes:
         white = vectors[:, -count:] / values[-count:].clamp(min=_LEAST_SIZE).sqrt()
         towards = mean / mean.norm()
         white = white - towards[:, None] * (towards @ white)[None]
-        source = torch.Generator().manual_seed(seed)
+        source = torch.Generator().manual_seed(0)
 
         def code(size: int, number: int) -> Tensor:  # of length 1, in each of so many heads
             mixed = torch.linalg.qr(torch.randn(count, size * number, generator=source))[0]
@@ -189,13 +185,13 @@ class _Codes:
 class _Start:
     """The parts of a head that are computed from places."""
 
-    def __init__(self, shape: Hyperparameters, places: Places, seed: int) -> None:
+    def __init__(self, shape: Hyperparameters, places: Places) -> None:
         torch = import_torch()
         self._shape, self._places, self._heads = shape, places, heads_of(shape)
         length = shape.head_length
         forecast = _ridge(torch.cat([places.rows, places.token], 1), places.after)
         of_rows, self._of_token = forecast.split([places.rows.shape[1], shape.width])
-        self._codes = _Codes(self._heads, length, places, seed)
+        self._codes = _Codes(self._heads, length, places)
         seen = places.rows @ of_rows
         directions = torch.linalg.eigh(seen.T @ seen)[1]
         self._axes = directions[:, : self._codes.shown.shape[1]]  # [width, values]
@@ -205,7 +201,7 @@ class _Start:
         self._row_size = float(rows.square().mean(1).sqrt().mean())
         self._rows = _unit(rows, shape)
         sizes = (3, self._heads.total, length, 2 * shape.width)
-        noise = torch.Generator().manual_seed(seed + 1)
+        noise = torch.Generator().manual_seed(1)
         self._qkv = _NOISE * torch.randn(sizes, generator=noise)
         self._o = torch.zeros(self._heads.total, length, shape.width)
 
@@ -222,7 +218,8 @@ class _Start:
         }
 
     def _hand_on_tokens(self) -> None:
-        torch, count = import_torch(), self._heads.token
+        torch = import_torch()
+        count = self._heads.token
         both = torch.cat([self._places.token, self._rows], 1)
         one = _ridge(both, torch.ones(len(both), 1), _RIDGE_OF_ONE)[:, 0]  # read as 1 anywhere
         size = (_SHARP * self._shape.head_length**0.5 / _FAST) ** 0.5
@@ -231,12 +228,14 @@ class _Start:
         self._move(self._of_token, range(count))
 
     def _copy(self) -> None:
-        torch, heads, width = import_torch(), self._heads, self._shape.width
+        torch = import_torch()
+        heads, width = self._heads, self._shape.width
         q, k, _ = self._qkv
         half = self._shape.head_length // 2
         size = (_ALIKE * self._shape.head_length**0.5) ** 0.5
         keys = size * self._row_size / _CODE_SIZE * self._axes.T  # [values, width]
-        of_one, of_own, of_before = keys.split([c.shape[1] for c in self._every_code()])
+        codes = self._codes.one, self._codes.own, self._codes.before
+        of_one, of_own, of_before = keys.split([code.shape[1] for code in codes])
         for head in range(heads.one):
             part, at = slice(head * half, (head + 1) * half), heads.token + head
             q[at, half:, :width] += size * self._codes.one[:, part].T
@@ -257,15 +256,13 @@ class _Start:
         copying = range(heads.token, heads.token + heads.one + heads.two)
         self._move(_COPIED * shown[-width:], copying)
 
-    def _every_code(self) -> tuple[Tensor, Tensor, Tensor]:
-        return self._codes.one, self._codes.own, self._codes.before
-
     def _move(self, matrix: Tensor, heads: range) -> None:
         """Let heads add a token's embedding times `matrix` [width, width], as nearly as they can.
 
         Singular values are dealt out in turns, so that each head has some of the largest.
         """
-        torch, token, values = import_torch(), self._places.token, self._qkv[2]
+        torch = import_torch()
+        token, values = self._places.token, self._qkv[2]
         spread = token.T @ token / len(token) + 1e-5 * torch.eye(len(matrix))
         root = torch.linalg.cholesky(spread)
         left, singular, right = torch.linalg.svd(root.T @ matrix)
@@ -293,89 +290,85 @@ def _ridge(x: Tensor, y: Tensor, strength: float = _RIDGE) -> Tensor:
 # -- what it computes ------------------------------------------------------------------
 
 
-def check_target(spec: ModelSpec) -> None:
-    """Raise UnsupportedError for a model whose heads cannot be trained, or not be used."""
-    if spec.arch not in READABLE:
-        raise UnsupportedError(
-            f"a head of {spec.path.name} cannot be used: {spec.arch} models do not hand out the "
-            f"states that it reads",
-            hint="train an early exit: --kind exit",
-        )
-    check_architecture(spec)
-
-
-def layers_read(num_layers: int) -> tuple[int, int, int]:
-    """Layers of the target whose inputs it reads: low, middle, high (llama.cpp's own default)."""
-    return min(2, num_layers - 1), num_layers // 2, max(1, num_layers - 3)
-
-
 def head_shape(target: Hyperparameters) -> Hyperparameters:
     """What a head of this target has in common with its blocks, and its heads of attention."""
     total = heads_of(target).total
     return replace(target, num_heads=total, num_kv_heads=total)
 
 
-class Unrolled:
-    """A head over whole texts, drafting on from every place at once (training-time test).
+def values_of(info: HeadInfo) -> dict[str, Tensor]:
+    """A head's tensors in float32, those of its block by their names within it."""
+    return {
+        tensor.name.removeprefix("blk.0."): read_tensor(info.file.path, tensor)
+        for tensor in info.file.tensors
+        if tensor.name != DRAFTED
+    }
 
-    The d + 1st call drafts for place P from the state that the call before gave for place P - 1. In
-    attention place P then sees the first call's keys up to place P - d, where the target has been,
-    and behind them its own chain's: of the i-th call that at place P - d + i.
+
+def unrolled(
+    shape: Hyperparameters,
+    parameters: Mapping[str, Tensor],
+    embeddings: Tensor,
+    rows: Tensor,
+    count: int,
+) -> Iterator[Tensor]:
+    """States of so many drafted tokens at every place, before the final norm: [B, T, width] each.
+
+    It drafts on from all places of whole texts at once (training-time test). The d + 1st token of
+    place P is drafted from the state that the one before gave for place P - 1. In attention place P
+    then sees the first keys up to place P - d, where the target has been, and behind them its own
+    chain's: of the i-th token that at place P - d + i.
+
+    Args:
+        embeddings: [B, T, width] of the tokens behind the places.
+        rows: [B, T, 3 x width] of the layers of the target that it reads.
     """
+    torch = import_torch()
+    angles = rotations(shape, torch.arange(rows.shape[1])[None])
+    tokens = rms_norm(embeddings, parameters["attn_norm.weight"], shape.epsilon)
+    normed_rows = rms_norm(rows, parameters[ROWS_NORM], shape.epsilon)
+    x = torch.nn.functional.linear(normed_rows, parameters["fc.weight"])
+    keys: list[Tensor] = []  # of each drafted token, [B, T, heads, head_length]
+    values: list[Tensor] = []
 
-    def __init__(
-        self,
-        shape: Hyperparameters,
-        parameters: Mapping[str, Tensor],
-        embeddings: Tensor,  # [B, T, width] of the tokens behind the places
-        rows: Tensor,  # [B, T, 3 x width] of the layers of the target that it reads
-    ) -> None:
-        torch = import_torch()
-        self._shape, self._parameters = shape, parameters
-        self._rows, self._embeddings = rows, embeddings
-        self._angles = rotations(shape, torch.arange(rows.shape[1])[None])
-        self._keys: list[Tensor] = []  # of each call, [B, T, heads, head_length]
-        self._values: list[Tensor] = []
+    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        keys.append(k)
+        values.append(v)
+        return _chain_attention(q, keys, values)
 
-    def states(self, count: int) -> Iterator[Tensor]:
-        """Of so many drafted tokens at every place, before the final norm: [B, T, width] each."""
-        functional, parameters = import_torch().nn.functional, self._parameters
-        shape = self._shape
-        tokens = rms_norm(self._embeddings, parameters["attn_norm.weight"], shape.epsilon)
-        rows = rms_norm(self._rows, parameters[ROWS_NORM], shape.epsilon)
-        x = functional.linear(rows, parameters["fc.weight"])
-        for depth in range(count):
-            normed = rms_norm(x, parameters["attn_norm_2.weight"], shape.epsilon)
-            both = import_torch().cat([tokens, normed.to(tokens.dtype)], -1)
-            mixed = attend(shape, parameters, both, self._angles, self._attention)
-            state = feed_forward(shape, parameters, x + mixed)
-            yield state
-            x = _later(state, 1) if depth + 1 < count else state
+    for _ in range(count):
+        normed = rms_norm(x, parameters["attn_norm_2.weight"], shape.epsilon)
+        both = torch.cat([tokens, normed.to(tokens.dtype)], -1)
+        mixed = attend(shape, parameters, both, angles, attention)
+        state = feed_forward(shape, parameters, x + mixed)
+        yield state
+        x = _later(state, 1)
 
-    def _attention(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        torch, depth = import_torch(), len(self._keys)
-        self._keys.append(k)
-        self._values.append(v)
-        if depth == 0:
-            return causal_attention(q, k, v)
-        first, last = (x.transpose(1, 2) for x in (self._keys[0], self._values[0]))
-        scores = q.transpose(1, 2) @ first.transpose(2, 3)  # [B, heads, T, T]
-        places = torch.arange(q.shape[1])
-        scores = scores.masked_fill(places[None] > places[:, None] - depth, float("-inf"))
-        behind = range(1, depth + 1)
-        own = [(q * _later(self._keys[i], depth - i)).sum(-1) for i in behind]  # [B, T, heads]
-        every = torch.cat([scores, torch.stack(own, -1).transpose(1, 2)], -1).float()
-        shares = (every * self._shape.head_length**-0.5).softmax(-1).to(v.dtype)
-        mixed = (shares[..., : len(places)] @ last).transpose(1, 2)
-        for i in behind:
-            share = shares[..., len(places) + i - 1].transpose(1, 2)[..., None]
-            mixed = mixed + share * _later(self._values[i], depth - i)
-        return mixed
+
+def _chain_attention(q: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor]) -> Tensor:
+    """Attention of the last drafted token, with keys and values of it and of those before it."""
+    torch = import_torch()
+    depth = len(keys) - 1
+    if depth == 0:
+        return causal_attention(q, keys[0], values[0])
+    first, last = (x.transpose(1, 2) for x in (keys[0], values[0]))
+    scores = q.transpose(1, 2) @ first.transpose(2, 3)  # [B, heads, T, T]
+    places = torch.arange(q.shape[1])
+    scores = scores.masked_fill(places[None] > places[:, None] - depth, float("-inf"))
+    behind = range(1, depth + 1)
+    own = [(q * _later(keys[i], depth - i)).sum(-1) for i in behind]  # [B, T, heads]
+    every = torch.cat([scores, torch.stack(own, -1).transpose(1, 2)], -1).float()
+    shares = (every * q.shape[-1] ** -0.5).softmax(-1).to(values[0].dtype)
+    mixed = (shares[..., : len(places)] @ last).transpose(1, 2)
+    for i in behind:
+        share = shares[..., len(places) + i - 1].transpose(1, 2)[..., None]
+        mixed = mixed + share * _later(values[i], depth - i)
+    return mixed
 
 
 def _later(rows: Tensor, places: int) -> Tensor:
     """Rows [B, T, ...] so many places later, with zeros before them."""
+    torch = import_torch()
     if not places:
         return rows
-    torch = import_torch()
     return torch.cat([torch.zeros_like(rows[:, :places]), rows[:, :-places]], 1)

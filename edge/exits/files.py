@@ -9,7 +9,6 @@ the one model it was made for.
 from __future__ import annotations
 
 import json
-import os
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.errors import MissingDependencyError, UnsupportedError
-from edgespec.exits.network import Hyperparameters, Tensor, read_tensor
+from edgespec.exits.target import Hyperparameters
 from edgespec.models.early_exit import (
     CONTEXT,
     HEAD_PREFIX,
@@ -30,7 +29,7 @@ from edgespec.models.early_exit import (
     read_made_for,
     target_hash,
 )
-from edgespec.models.gguf.reader import Gguf, GgufTensor
+from edgespec.models.gguf.reader import Gguf
 from edgespec.models.gguf.shards import read_gguf_shards
 from edgespec.models.gguf.values import read_ids, read_numbers, read_strings
 from edgespec.models.heads import DRAFTED
@@ -69,12 +68,12 @@ def choose_tokens(spec: ModelSpec, counts: NDArray[np.int64], size: int) -> NDAr
 
 def write_exit(
     target: ModelSpec,
-    path: str | os.PathLike[str],
+    path: Path,
     *,
     exit_layer: int,
     token_ids: NDArray[np.int32],
     head: NDArray[np.float32],
-    adapter: Mapping[str, NDArray[np.float32]],
+    block: Mapping[str, NDArray[np.float32]],
     norm: NDArray[np.float32],
     report: Mapping[str, Any],
 ) -> None:
@@ -84,18 +83,16 @@ def write_exit(
         exit_layer: how many of the target's blocks it begins with.
         token_ids: [V'], ascending: what the head's rows stand for.
         head: [V', width].
-        adapter: tensors of the block after them, named as within a block.
+        block: tensors of the one after them, named as within a block.
         norm: the final norm, [width].
 
     Raises MissingDependencyError without the gguf package, UnsupportedError where it cannot be
     written.
     """
-    gguf = import_gguf()
+    gguf = _import_gguf()
     writer = gguf.GGUFWriter(None, target.arch)
     _add_metadata(writer, target, exit_layer + 1, token_ids)
-    writer.add_uint32(f"{PREFIX}.version", VERSION)
-    writer.add_string(f"{PREFIX}.target", target_hash(target))
-    writer.add_string(f"{PREFIX}.target_name", target.path.name)
+    _add_target(writer, PREFIX, target)
     writer.add_uint32(f"{PREFIX}.exit_layer", exit_layer)
     writer.add_array(f"{PREFIX}.token_ids", token_ids.tolist())
     writer.add_string(f"{PREFIX}.report", json.dumps(dict(report)))
@@ -106,11 +103,18 @@ def write_exit(
                 rows = np.ascontiguousarray(raw_rows(shard.path, tensor).reshape(shape))
                 kind = getattr(gguf.GGMLQuantizationType, tensor.type.name)
                 writer.add_tensor(tensor.name, rows, raw_dtype=kind)
-    for name, values in adapter.items():
-        add_trained(gguf, writer, f"blk.{exit_layer}.{name}", values)
-    add_trained(gguf, writer, "token_embd.weight", head)
-    add_trained(gguf, writer, "output_norm.weight", norm)
-    save_gguf(writer, path)
+    for name, values in block.items():
+        _add_trained(gguf, writer, f"blk.{exit_layer}.{name}", values)
+    _add_trained(gguf, writer, "token_embd.weight", head)
+    _add_trained(gguf, writer, "output_norm.weight", norm)
+    _save(writer, path)
+
+
+def _add_target(writer: Any, prefix: str, target: ModelSpec) -> None:
+    """The model that a file drafts for."""
+    writer.add_uint32(f"{prefix}.version", VERSION)
+    writer.add_string(f"{prefix}.target", target_hash(target))
+    writer.add_string(f"{prefix}.target_name", target.path.name)
 
 
 def _is_copied(name: str, exit_layer: int) -> bool:
@@ -119,13 +123,13 @@ def _is_copied(name: str, exit_layer: int) -> bool:
     return name == "rope_freqs.weight" or (first == "blk" and int(number) < exit_layer)
 
 
-def save_gguf(writer: Any, path: str | os.PathLike[str]) -> None:
+def _save(writer: Any, path: Path) -> None:
     """Write what a GGUFWriter was given; the file appears only when complete.
 
     Raises UnsupportedError where it cannot be written.
     """
     try:
-        with whole_file(Path(path)) as partial:
+        with whole_file(path) as partial:
             try:
                 writer.write_header_to_file(partial)
                 writer.write_kv_data_to_file()
@@ -134,7 +138,7 @@ def save_gguf(writer: Any, path: str | os.PathLike[str]) -> None:
                 writer.close()
     except OSError as problem:
         raise UnsupportedError(
-            f"cannot write {os.fspath(path)}: {reason(problem)}", hint="name another file"
+            f"cannot write {path}: {reason(problem)}", hint="name another file"
         ) from problem
 
 
@@ -152,7 +156,7 @@ def _add_metadata(
         _add_scalar(writer, key, value)
     for name, number in changed.items():
         writer.add_uint32(f"{target.arch}.{name}", number)
-    add_tokenizer(writer, file, token_ids)
+    _add_tokenizer(writer, file, token_ids)
 
 
 def _add_scalar(writer: Any, key: str, value: Any) -> None:
@@ -168,7 +172,7 @@ def _add_scalar(writer: Any, key: str, value: Any) -> None:
         raise UnsupportedError(f"an early exit cannot be made: '{key}' differs by layer")
 
 
-def add_tokenizer(writer: Any, file: Gguf, token_ids: NDArray[np.int32]) -> None:
+def _add_tokenizer(writer: Any, file: Gguf, token_ids: NDArray[np.int32]) -> None:
     """The target's tokenizer with the chosen tokens alone, so that llama.cpp loads it."""
     metadata = file.metadata
     for key in (*_COPIED, *(f"tokenizer.ggml.{flag}" for flag in _FLAGS)):
@@ -195,7 +199,7 @@ def add_tokenizer(writer: Any, file: Gguf, token_ids: NDArray[np.int32]) -> None
             writer.add_uint32(name, int(place[0]))
 
 
-def add_trained(gguf: Any, writer: Any, name: str, values: NDArray[np.float32]) -> None:
+def _add_trained(gguf: Any, writer: Any, name: str, values: NDArray[np.float32]) -> None:
     """Matrices in 8 bits, which cost nothing and have a kernel of ours; vectors as they are."""
     kinds = gguf.GGMLQuantizationType
     if values.ndim == 1:
@@ -205,7 +209,7 @@ def add_trained(gguf: Any, writer: Any, name: str, values: NDArray[np.float32]) 
     writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
 
 
-def import_gguf() -> Any:
+def _import_gguf() -> Any:
     """The package that writes GGUF files. Raises MissingDependencyError without it."""
     try:
         import gguf
@@ -231,13 +235,8 @@ class HeadInfo(MadeFor):
     layers: tuple[int, ...]  # of the target, whose inputs it reads
     token_ids: NDArray[np.int32]  # [V'], ascending
 
-    @property
-    def tensors(self) -> Mapping[str, GgufTensor]:
-        """By name."""
-        return {tensor.name: tensor for tensor in self.file.tensors}
 
-
-def read_head(path: str | os.PathLike[str]) -> HeadInfo | None:
+def read_head(path: Path) -> HeadInfo | None:
     """What a head's file says of itself; None for other files and other people's heads.
 
     Raises ModelNotFoundError and ModelFileError.
@@ -258,15 +257,6 @@ def read_head(path: str | os.PathLike[str]) -> HeadInfo | None:
     )
 
 
-def values_of(info: HeadInfo) -> dict[str, Tensor]:
-    """A head's tensors in float32, those of its block by their names within it."""
-    return {
-        name.removeprefix("blk.0."): read_tensor(info.file.path, tensor)
-        for name, tensor in info.tensors.items()
-        if name != DRAFTED
-    }
-
-
 def check_made_for(target: ModelSpec, info: HeadInfo) -> None:
     """Raise UnsupportedError unless a head was made for `target`."""
     if info.target_hash != target_hash(target):
@@ -278,7 +268,7 @@ def check_made_for(target: ModelSpec, info: HeadInfo) -> None:
 
 def write_head(
     target: ModelSpec,
-    path: str | os.PathLike[str],
+    path: Path,
     *,
     shape: Hyperparameters,
     layers: Sequence[int],
@@ -300,7 +290,7 @@ def write_head(
     Raises MissingDependencyError without the gguf package, UnsupportedError where it cannot be
     written.
     """
-    gguf = import_gguf()
+    gguf = _import_gguf()
     writer = gguf.GGUFWriter(None, ARCHITECTURE)
     writer.add_name(f"head of {target.name}")
     _add_shape(writer, target, shape, block)
@@ -309,16 +299,14 @@ def write_head(
     writer.add_bool(f"{ARCHITECTURE}.norm_before_residual", False)
     writer.add_bool(f"{ARCHITECTURE}.norm_before_fc", True)
     everything = np.arange(target.vocab_size, dtype=np.int32)
-    add_tokenizer(writer, read_gguf_shards(target.path)[0], everything)
-    writer.add_uint32(f"{HEAD_PREFIX}.version", VERSION)
-    writer.add_string(f"{HEAD_PREFIX}.target", target_hash(target))
-    writer.add_string(f"{HEAD_PREFIX}.target_name", target.path.name)
+    _add_tokenizer(writer, read_gguf_shards(target.path)[0], everything)
+    _add_target(writer, HEAD_PREFIX, target)
     writer.add_string(f"{HEAD_PREFIX}.report", json.dumps(dict(report)))
     for name, values in {"output_norm.weight": norm, "output.weight": head, **block}.items():
         is_inside = name in block and name not in _OUTSIDE
-        add_trained(gguf, writer, f"blk.0.{name}" if is_inside else name, values)
+        _add_trained(gguf, writer, f"blk.0.{name}" if is_inside else name, values)
     writer.add_tensor(DRAFTED, token_ids.astype(np.int64))
-    save_gguf(writer, Path(path))
+    _save(writer, path)
 
 
 def _add_shape(

@@ -8,52 +8,23 @@ trained block is written back as it is.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from time import process_time
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.errors import MissingDependencyError, UnsupportedError
+from edgespec.exits.target import Hyperparameters, hyperparameters_of, import_torch
 from edgespec.models.gguf.reader import GgufTensor
 from edgespec.models.gguf.shards import read_gguf_shards
 from edgespec.models.onnx.weights import float_rows
 from edgespec.models.spec import ModelSpec
 
-# Whether rotary pairs lie beside each other (llama) or half a head apart (qwen2).
-ARCHITECTURES = {"llama": True, "qwen2": False}
-
 _BATCH_TOKENS = 2048
 
-Tensor: TypeAlias = Any  # torch.Tensor; torch is an optional package
+Tensor: TypeAlias = Any  # torch.Tensor; mypy does not follow it
 Block: TypeAlias = Mapping[str, Tensor]  # by name within the block, such as "attn_q.weight"
 Attention: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
-
-
-@dataclass(frozen=True, slots=True)
-class Hyperparameters:
-    """What the blocks of a model have in common."""
-
-    width: int
-    num_heads: int
-    num_kv_heads: int
-    head_length: int
-    epsilon: float
-    rope_base: float
-    paired: bool
-
-
-def import_torch() -> Any:
-    """torch. Raises MissingDependencyError without it."""
-    try:
-        import torch
-    except ImportError as error:
-        raise MissingDependencyError(
-            "training needs torch", hint="pip install 'edgespec[train]'"
-        ) from error
-    return torch
 
 
 def fast_dtype() -> Any:
@@ -70,56 +41,10 @@ def products_in(dtype: Any) -> Any:
     return torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16)
 
 
-def work_s() -> float:
-    """Seconds of work since some moment: waiting while others have the cores does not count."""
-    return process_time() / int(import_torch().get_num_threads())
-
-
-def check_architecture(spec: ModelSpec) -> None:
-    """Raise UnsupportedError for a model whose blocks are not known here."""
-    metadata = read_gguf_shards(spec.path)[0].metadata
-    lengths = {*spec.key_length, *spec.value_length}
-    scaled = metadata.get(f"{spec.arch}.rope.scaling.type", "none") != "none"
-    plain = len(lengths) == 1 and len(set(spec.num_kv_heads)) == 1 and not spec.num_experts
-    if (
-        spec.arch in ARCHITECTURES
-        and plain
-        and not scaled
-        and "rope_freqs.weight" not in (spec.tensors)
-    ):
-        return
-    raise UnsupportedError(
-        f"a drafter of {spec.path.name} cannot be trained: its architecture ({spec.arch}) "
-        "or its rotary scaling is not known to the trainer",
-        hint="models of types llama and qwen2 without scaled positions can be trained",
-    )
-
-
-def hyperparameters_of(spec: ModelSpec) -> Hyperparameters:
-    """Read from the model's metadata. Raises UnsupportedError as `check_architecture`."""
-    check_architecture(spec)
-    metadata = read_gguf_shards(spec.path)[0].metadata
-
-    def number(key: str, default: float) -> float:
-        value = metadata.get(f"{spec.arch}.{key}", default)
-        return float(value) if isinstance(value, (int, float)) else default
-
-    return Hyperparameters(
-        width=spec.embedding_size,
-        num_heads=spec.num_heads[0],
-        num_kv_heads=spec.num_kv_heads[0],
-        head_length=spec.key_length[0],
-        epsilon=number("attention.layer_norm_rms_epsilon", 1e-6),
-        rope_base=number("rope.freq_base", 10_000.0),
-        paired=ARCHITECTURES[spec.arch],
-    )
-
-
 class Weights:
     """The dequantized tensors of a model, read when they are asked for."""
 
     def __init__(self, spec: ModelSpec, dtype: Any) -> None:
-        self._torch = import_torch()
         self._dtype = dtype
         self._head_name = spec.head_name
         self._files = {
@@ -149,8 +74,9 @@ class Weights:
 
 def read_tensor(path: Path, tensor: GgufTensor) -> Tensor:
     """A tensor of a file in float32, [rows, columns] or [columns]."""
+    torch = import_torch()
     values = np.concatenate(list(float_rows(path, tensor)))
-    return import_torch().from_numpy(values.reshape(tuple(reversed(tensor.dims))))
+    return torch.from_numpy(values.reshape(tuple(reversed(tensor.dims))))
 
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
@@ -220,13 +146,13 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def _rotate(shape: Hyperparameters, x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
+    torch = import_torch()
     cos, sin = (angle.to(x.dtype) for angle in angles)
     if shape.paired:
         first, second = x[..., 0::2], x[..., 1::2]
     else:
         first, second = x.chunk(2, -1)
     turned = (first * cos - second * sin, first * sin + second * cos)
-    torch = import_torch()
     return torch.stack(turned, -1).flatten(-2) if shape.paired else torch.cat(turned, -1)
 
 
@@ -247,7 +173,7 @@ def target_states(
     states: dict[int, list[Tensor]] = {layer: [torch.empty(0)] * len(texts) for layer in layers}
     done = 0
     with torch.inference_mode():
-        for group in groups([len(text) for text in texts]):
+        for group in groups([len(text) for text in texts], range(len(texts))):
             x = embedding[padded([torch.from_numpy(texts[i].astype(int)) for i in group])]
             angles = rotations(shape, torch.arange(x.shape[1])[None])
             for number in range(max(layers) + 1):
@@ -260,11 +186,10 @@ def target_states(
     return states
 
 
-def groups(lengths: Sequence[int]) -> list[list[int]]:
-    """Texts of about one length, some thousand tokens together."""
-    order = sorted(range(len(lengths)), key=lambda index: lengths[index])
+def groups(lengths: Sequence[int], numbers: Sequence[int]) -> list[list[int]]:
+    """Some texts' numbers: those of about one length, some thousand tokens together."""
     found: list[list[int]] = []
-    for index in order:
+    for index in sorted(numbers, key=lambda number: lengths[number]):
         if not found or lengths[index] * (len(found[-1]) + 1) > _BATCH_TOKENS:
             found.append([])
         found[-1].append(index)

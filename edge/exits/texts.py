@@ -16,18 +16,19 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import pairwise
 from pathlib import Path
+from time import process_time
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.backends.base import Logits, Tokenizer
+from edgespec.backends.base import Tokenizer
 from edgespec.backends.llama.batch import Batch
 from edgespec.backends.llama.context import LlamaContext, LlamaSettings
 from edgespec.backends.llama.hidden_rows import LayerRows, Rows
 from edgespec.backends.llama.tokenizer import open_tokenizer
 from edgespec.errors import DoesNotFitError, ModelFileError, UnsupportedError
-from edgespec.exits.network import work_s
+from edgespec.exits.target import import_torch
 from edgespec.memory.device import host
 from edgespec.models.chat import render_chat
 from edgespec.models.heads import layers_to_read
@@ -88,12 +89,13 @@ TEACHER = 32  # tokens of the target's distribution that are kept
 _HELD_OUT = 20  # every so many-th text is never trained on
 # Why a token stands in a text.
 FORCED, USER, ANSWER = 0, 1, 2
+_ARRAYS = ("tokens", "kinds", "teacher_ids", "teacher_logits")  # of a text, that are in its file
 _MOST_AT_ONCE = 128  # tokens, or as many as there are places
-_COMPETING = 64  # logits of which one is looked at first
 _F16 = 2  # bytes
 _PLACES, _LEAST_PLACES = 128, 4  # conversations written at once
 _MOST_MEMORY = 0.8  # of what is free
 _LEAST_S = 1.0  # of writing, where only prompts are missing
+_LEAST_TEXTS, _PER_FILE = 64, 256
 
 
 # -- what they begin with ----------------------------------------------------------------
@@ -182,18 +184,19 @@ def save_training_texts(path: Path, texts: Sequence[TrainingText], seconds: floa
     Their states come before it and lie beside it, a file for each number of blocks.
     """
     for layer in texts[0].states:
-        with whole_file(states_path(path, layer)) as partial, partial.open("wb") as file:
-            np.save(file, np.concatenate([text.states[layer] for text in texts]))
+        save_states(path, layer, np.concatenate([text.states[layer] for text in texts]))
+    arrays: dict[str, Any] = {
+        name: np.concatenate([getattr(text, name) for text in texts]) for name in _ARRAYS
+    }
+    lengths = np.array([len(text.tokens) for text in texts], np.int32)
     with whole_file(path) as partial, partial.open("wb") as file:
-        np.savez(
-            file,
-            seconds=seconds,
-            lengths=np.array([len(text.tokens) for text in texts], np.int32),
-            tokens=np.concatenate([text.tokens for text in texts]),
-            kinds=np.concatenate([text.kinds for text in texts]),
-            teacher_ids=np.concatenate([text.teacher_ids for text in texts]),
-            teacher_logits=np.concatenate([text.teacher_logits for text in texts]),
-        )
+        np.savez(file, seconds=seconds, lengths=lengths, **arrays)
+
+
+def save_states(texts: Path, layer: int, bits: NDArray[np.uint16]) -> None:
+    """Keep states after so many blocks, [T, width] of all texts of a file."""
+    with whole_file(states_path(texts, layer)) as partial, partial.open("wb") as file:
+        np.save(file, bits)
 
 
 def states_path(texts: Path, layer: int) -> Path:
@@ -212,8 +215,7 @@ def load_training_texts(path: Path) -> list[TrainingText]:
     for file_path in text_files(path) if path.is_dir() else [path]:
         with np.load(file_path) as file:
             ends = np.cumsum(file["lengths"])[:-1]
-            names = ("tokens", "kinds", "teacher_ids", "teacher_logits")
-            parts = [np.split(file[name], ends) for name in names]
+            parts = [np.split(file[name], ends) for name in _ARRAYS]
         texts += [TrainingText(*values) for values in zip(*parts, strict=True)]
     return texts
 
@@ -226,18 +228,15 @@ def alone_in(folder: Path) -> Iterator[None]:
     """
     from filelock import FileLock, Timeout
 
-    lock = FileLock(folder / ".lock")
     try:
-        lock.acquire(timeout=0)
+        held = FileLock(folder / ".lock").acquire(timeout=0)
     except Timeout:
         raise UnsupportedError(
             f"another `edgespec draft train` is at work in {folder}",
             hint="wait for it, or give another file with --output",
         ) from None
-    try:
+    with held:
         yield
-    finally:
-        lock.release()
 
 
 def written(folder: Path) -> tuple[int, float]:
@@ -248,6 +247,11 @@ def written(folder: Path) -> tuple[int, float]:
             count += len(file["lengths"])
             seconds += float(file["seconds"])
     return count, seconds
+
+
+def work_s() -> float:
+    """Seconds of work since some moment: waiting while others have the cores does not count."""
+    return process_time() / host.usable_cores()
 
 
 def is_held_out(number: int) -> bool:
@@ -300,22 +304,12 @@ class Places:
             raise
         self._batch = Batch(self._context.lib, most, 1, None, self._context.width)
 
-    def begin(self, place: int, tokens: Sequence[int]) -> Seen:
+    def begin(self, place: int, tokens: Sequence[int]) -> Iterator[Seen]:
         """Read the first tokens of a new text in a place; what was there is forgotten."""
         self._context.remove(place, 0)
-        parts = []
         for start in range(0, len(tokens), self._most):
             part = tokens[start : start + self._most]
-            positions = range(start, start + len(part))
-            parts.append(self._seen(part, positions, [place] * len(part)))
-        return Seen(
-            np.concatenate([part.ids for part in parts]),
-            np.concatenate([part.logits for part in parts]),
-            {
-                layer: np.concatenate([part.states[layer] for part in parts])
-                for layer in self._layers
-            },
-        )
+            yield self._seen(part, range(start, start + len(part)), [place] * len(part))
 
     def step(self, first: int, tokens: Sequence[int], positions: Sequence[int]) -> Seen:
         """Read one token more of each text in so many places from `first` on."""
@@ -330,8 +324,10 @@ class Places:
         batch.positions[:count] = positions
         batch.ids[:count, 0] = places
         self._context.decode(batch, count)
-        ids, logits = largest(self._context.rows(count), CANDIDATES)
-        return Seen(ids, logits, self._states(count))
+        rows = import_torch().from_numpy(self._context.rows(count))
+        best = rows.topk(min(CANDIDATES, rows.shape[1]))
+        ids = best.indices.numpy().astype(np.int32)
+        return Seen(ids, best.values.numpy(), self._states(count))
 
     def _states(self, count: int) -> dict[int, NDArray[np.uint16]]:
         if self._kept is None:
@@ -350,26 +346,6 @@ def _bits(rows: Rows) -> NDArray[np.uint16]:
     """The bits of rows in bfloat16, rounded to the nearest."""
     half: NDArray[np.uint16] = (((rows.view(np.uint32) >> 15) + 1) >> 1).astype(np.uint16)
     return half
-
-
-def largest(logits: Logits, count: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """Tokens of the largest logits of each row [n, V], the best one first, and these: [n, count].
-
-    Fewer where V is smaller. Logits of one column of a table compete first: where so many
-    columns are looked at as are asked for, none of the largest is missed.
-    """
-    size = logits.shape[1]
-    count, columns = min(count, size), size // _COMPETING
-    table = logits[:, : columns * _COMPETING].reshape(len(logits), _COMPETING, columns)
-    ids = np.empty((len(logits), count), np.int32)
-    rest = np.arange(columns * _COMPETING, size)
-    best = table.max(1) if columns > count else np.zeros((len(logits), columns), np.float32)
-    for row, (values, most) in enumerate(zip(logits, best, strict=True)):
-        asked = np.argpartition(most, -count)[-count:] if columns > count else np.arange(columns)
-        among = np.concatenate([(asked + columns * np.arange(_COMPETING)[:, None]).ravel(), rest])
-        found = among[np.argpartition(values[among], -count)[-count:]]
-        ids[row] = found[np.argsort(-values[found])]
-    return ids, np.take_along_axis(logits, ids, 1)
 
 
 # -- writing -------------------------------------------------------------------------------
@@ -395,7 +371,7 @@ class _Row:
         self.tokens.append(token)
         self.kinds.append(kind)
 
-    def note(self, seen: Seen, those: slice) -> None:
+    def note(self, seen: Seen, those: slice = slice(None)) -> None:
         """Keep what the model knew after those tokens."""
         self.ids.extend(seen.ids[those, :TEACHER])
         self.logits.extend(seen.logits[those, :TEACHER].astype(np.float16))
@@ -416,11 +392,18 @@ class _Row:
 class TextWriter:
     """Writes conversations with the target, one in each of its places, token by token."""
 
-    def __init__(self, target: Places, chat: Chat, *, seed: int, written: int = 0) -> None:
+    def __init__(
+        self,
+        target: Places,
+        chat: Chat,
+        *,
+        seed: int,
+        written: int = 0,  # texts that there are already
+        prompts: Sequence[Sequence[int]] = (),  # user turns that are answered first
+    ) -> None:
         self._target, self._chat = target, chat
-        self._written = written  # texts that there are already
+        self._written, self._prompts = written, list(prompts)
         self._random = np.random.default_rng(seed)
-        self._prompts: list[Sequence[int]] = []
         self._passages: list[Sequence[int]] = []
         # Those of one length take their steps together, as none should wait for longer ones.
         many = int(target.places * LONG_PART) if chat.tasks else 0
@@ -430,10 +413,6 @@ class TextWriter:
         )
         self._lanes = [places for places, _ in parts if places]
         self._rows = [_Row([], USER, length) for places, length in parts for _ in places]
-
-    def answer_first(self, prompts: Sequence[Sequence[int]]) -> None:
-        """Answer these user turns before writing others."""
-        self._prompts = list(prompts)
 
     def write(self) -> Iterator[TrainingText]:
         """Texts as they are finished, without end."""
@@ -546,8 +525,8 @@ class TextWriter:
         row.forced = []
         for token, kind in known:
             row.append(token, kind)
-        if known:
-            row.note(self._target.begin(place, row.tokens), slice(None))
+        for seen in self._target.begin(place, row.tokens):
+            row.note(seen)
         row.append(*last)
 
 
@@ -556,38 +535,37 @@ def write_texts(
     folder: Path,
     *,
     seconds: float,
+    at_least: int,
     progress: Callable[[float, int], None],
-    at_least: int = 64,
-    per_file: int = 256,
-) -> int:
-    """Write for some time, and so many texts, into files of `folder`; returns the tokens.
+) -> None:
+    """Write for some time, and so many texts, into files of `folder`.
 
-    Ctrl-C keeps what is done.
+    What is done is kept, also at Ctrl-C.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     number = len(text_files(folder))
     start, saved, tokens = work_s(), 0.0, 0
     texts: list[TrainingText] = []
+
+    def save() -> None:
+        nonlocal number, saved, texts
+        spent = work_s() - start
+        save_training_texts(folder / f"texts-{number:05}.npz", texts, spent - saved)
+        number, saved, texts = number + 1, spent, []
+
     try:
         for count, text in enumerate(writer.write(), 1):
             texts.append(text)
             tokens += len(text.tokens)
             spent = work_s() - start
             progress(min(1.0, spent / seconds), tokens)
-            is_done = spent >= seconds and count >= at_least
-            if is_done:
+            if spent >= seconds and count >= at_least:
                 texts += writer.unfinished()
-            if len(texts) >= per_file or is_done:
-                save_training_texts(folder / f"texts-{number:05}.npz", texts, spent - saved)
-                number, texts, saved = number + 1, [], spent
-            if is_done:
                 break
-    except KeyboardInterrupt:
+            if len(texts) >= _PER_FILE:
+                save()
+    finally:
         if texts:
-            spent = work_s() - start
-            save_training_texts(folder / f"texts-{number:05}.npz", texts, spent - saved)
-        raise
-    return tokens
+            save()
 
 
 def write_training_texts(
@@ -621,13 +599,13 @@ def write_training_texts(
     with closing(
         Places(spec, places=places, length=LONG_LENGTH, layers=layers, threads=threads)
     ) as target:
-        writer = TextWriter(target, chat, seed=len(text_files(folder)), written=num_written)
-        writer.answer_first(prompts)
+        seed = len(text_files(folder))
+        writer = TextWriter(target, chat, seed=seed, written=num_written, prompts=prompts)
         write_texts(
             writer,
             folder,
             seconds=max(missing, _LEAST_S),
-            at_least=max(64, len(prompts)),
+            at_least=max(_LEAST_TEXTS, len(prompts)),
             progress=lambda part, tokens: progress(f"writing text, {tokens} tokens", part),
         )
     if prompts:

@@ -14,13 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from edgespec.errors import UnsupportedError
-from edgespec.exits.eagle import check_target, layers_read
-from edgespec.exits.files import (
-    check_made_for,
-    choose_tokens,
-    read_head,
-)
-from edgespec.exits.network import check_architecture, import_torch
+from edgespec.exits.files import check_made_for, choose_tokens, read_head
+from edgespec.exits.target import check_target, import_torch, layers_read
 from edgespec.exits.texts import alone_in, load_training_texts, write_training_texts
 from edgespec.memory.device import host
 from edgespec.models.early_exit import check_exit, file_hash, read_exit, target_hash
@@ -29,7 +24,7 @@ from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.progress import Progress
 
 if TYPE_CHECKING:
-    from edgespec.exits.trainer import ExitTrainer, HeadTrainer, Quality
+    from edgespec.exits.trainer import Quality
 
 EXIT, HEAD = KINDS = ("exit", "eagle3")
 QUICK_MINUTES, FULL_MINUTES = 12.0, 120.0
@@ -47,7 +42,7 @@ def best_kind(spec: ModelSpec, begin: Path | None = None) -> str:
     """
     if begin is not None:
         return EXIT if read_head(begin) is None else HEAD
-    check_architecture(spec)
+    check_target(spec, of_head=False)
     return HEAD if spec.arch in READABLE else EXIT
 
 
@@ -85,10 +80,7 @@ def train_drafter(
         UnsupportedError: the architecture is unknown to the trainer, or an option is impossible.
         DoesNotFitError: there is no memory to write text in.
     """
-    if kind == HEAD:
-        check_target(spec)
-    else:
-        check_architecture(spec)
+    check_target(spec, of_head=kind == HEAD)
     for option, number, most in (
         ("--exit-layer", exit_layer, spec.num_layers - 1),
         ("--head-size", head_size, spec.vocab_size),
@@ -104,6 +96,8 @@ def train_drafter(
         layers, earlier_size = _earlier(spec, kind, begin, exit_layer)
         size, before = head_size or earlier_size, f"-from-{file_hash(begin)[:8]}"
     import_torch().set_num_threads(host.usable_cores())
+    from edgespec.exits.trainer import ExitTrainer, HeadTrainer, stored_states
+
     folder = output.with_name(f"{output.name}.{target_hash(spec)[:8]}.training")
     folder.mkdir(parents=True, exist_ok=True)
 
@@ -117,16 +111,21 @@ def train_drafter(
         handed_out = layers if spec.arch in READABLE else ()
         seconds = _WRITING * 60 * minutes
         write_training_texts(spec, folder, seconds, data=data, layers=handed_out, progress=progress)
-        trainer = _trainer(spec, kind, folder, layers, size, progress)
+        texts = load_training_texts(folder)
+        states = stored_states(spec, folder, layers, partial(progress, "reading the text"))
+        tokens = np.concatenate([text.tokens for text in texts])
+        ids = choose_tokens(spec, np.bincount(tokens, minlength=spec.vocab_size), size)
+        trainer_class = HeadTrainer if kind == HEAD else ExitTrainer
+        trainer = trainer_class(spec, layers, ids, texts, states)
         if begin is not None:
             trainer.go_on_from_file(begin)
         layer = f"-{layers[0]}" * (kind == EXIT)
         checkpoint = folder / f"{kind}{layer}-{size}{before}.pt"
-        quality = trainer.train(_TRAINING * 60 * minutes, checkpoint=checkpoint, progress=report)
+        quality = trainer.train(_TRAINING * 60 * minutes, checkpoint, report)
     made = {
-        "text_tokens": trainer.text_tokens,
+        "text_tokens": len(tokens),
         "minutes": minutes,
-        "head_size": len(trainer.token_ids),
+        "head_size": len(ids),
         "loss": quality.loss,
         "agreement": quality.agreement,
         "gains": quality.gains,
@@ -164,22 +163,3 @@ def _earlier(
             hint="leave out --exit-layer, or --from",
         )
     return (info.exit_layer,), drafter.vocab_size
-
-
-def _trainer(
-    spec: ModelSpec,
-    kind: str,
-    folder: Path,
-    layers: tuple[int, ...],
-    size: int,
-    progress: Progress,
-) -> ExitTrainer | HeadTrainer:
-    """A trainer on a folder's texts, for the tokens that are most frequent in them."""
-    from edgespec.exits.trainer import ExitTrainer, HeadTrainer, StoredStates
-
-    texts = load_training_texts(folder)
-    states = StoredStates(spec, folder, layers, partial(progress, "reading the text"))
-    counts = np.bincount(np.concatenate([t.tokens for t in texts]), minlength=spec.vocab_size)
-    ids = choose_tokens(spec, counts, size)
-    trainer = HeadTrainer if kind == HEAD else ExitTrainer
-    return trainer(spec, layers, ids, texts, states)

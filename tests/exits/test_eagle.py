@@ -12,8 +12,8 @@ from eagle_driver import EagleDriver
 from random_gguf import Q4_0, WIDTH, write_model
 
 from edgespec.errors import UnsupportedError
-from edgespec.exits.eagle import check_target, layers_read
 from edgespec.exits.files import ROWS_NORM
+from edgespec.exits.target import Hyperparameters, check_target, layers_read
 from edgespec.models.spec import ModelSpec, read_model_spec
 
 if TYPE_CHECKING:
@@ -32,21 +32,21 @@ def test_layers_are_low_middle_and_high() -> None:
 def test_models_whose_states_llama_cpp_keeps_to_itself_are_refused(tmp_path: Path) -> None:
     spec = read_model_spec(write_model(tmp_path / "model.gguf", "gemma3", Q4_0))
     with pytest.raises(UnsupportedError, match="gemma3 models do not hand out") as caught:
-        check_target(spec)
+        check_target(spec, of_head=True)
     assert "--kind exit" in caught.value.hint
 
 
 def test_a_chain_is_attended_to_in_its_order() -> None:
     """What drafting place by place gives, at every place at once: three drafts of 6 places."""
     torch = pytest.importorskip("torch", reason="training needs torch")
-    from edgespec.exits.eagle import Unrolled, head_shape
-    from edgespec.exits.network import Hyperparameters, rms_norm
+    from edgespec.exits.eagle import head_shape, unrolled
+    from edgespec.exits.network import rms_norm
 
     shape = head_shape(Hyperparameters(16, 2, 1, 8, 1e-6, 10_000.0, True))
     torch.manual_seed(3)
     parameters = random_parameters(torch, shape)
     embeddings, rows = torch.randn(1, 6, 16), torch.randn(1, 6, 48)
-    found = list(Unrolled(shape, parameters, embeddings, rows).states(3))
+    found = list(unrolled(shape, parameters, embeddings, rows, 3))
     for last in range(2, 6):
         known = last - 2  # the last place where the target has been
         normed = rms_norm(rows, parameters[ROWS_NORM], shape.epsilon)
@@ -113,7 +113,7 @@ def test_the_torch_head_is_llama_cpps(target: ModelSpec, tmp_path: Path) -> None
     """The logits of all places, and of a chain of its own behind the last one."""
     import torch
 
-    from edgespec.exits.eagle import Unrolled
+    from edgespec.exits.eagle import unrolled
     from edgespec.exits.network import Weights, rms_norm
 
     trainer = trainer_of(target, tmp_path)
@@ -131,9 +131,9 @@ def test_the_torch_head_is_llama_cpps(target: ModelSpec, tmp_path: Path) -> None
     embedding = Weights(target, torch.float32).embedding()
     embeddings = embedding[torch.tensor(TOKENS[1:])][None]
     values = dict(trainer.parameters)
-    unrolled = Unrolled(trainer.shape, values, embeddings, torch.from_numpy(states)[None, :-1])
+    rows = torch.from_numpy(states)[None, :-1]
     with torch.inference_mode():
-        drafted = list(unrolled.states(DRAFTED + 1))
+        drafted = list(unrolled(trainer.shape, values, embeddings, rows, DRAFTED + 1))
         chain = [drafted[depth][0, known - 2 + depth] for depth in range(DRAFTED + 1)]
         every = torch.stack([*drafted[0][0, : known - 2], *chain])
         normed = rms_norm(every, values["output_norm.weight"], trainer.shape.epsilon)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from random_gguf import VOCABULARY, WIDTH
 
+from edgespec.exits.target import Hyperparameters, hyperparameters_of
 from edgespec.models.spec import ModelSpec
 
 _PLACES = 3000
@@ -17,7 +18,6 @@ _TEXT = 60
 def test_the_width_is_shared_among_heads() -> None:
     pytest.importorskip("torch", reason="training needs torch")
     from edgespec.exits.eagle import heads_of
-    from edgespec.exits.network import Hyperparameters
 
     heads = heads_of(Hyperparameters(576, 9, 3, 64, 1e-5, 1e5, True))
     assert (heads.token, heads.one, heads.two, heads.total) == (6, 3, 2, 12)
@@ -28,7 +28,6 @@ def test_heads_see_their_own_place_and_places_of_the_same_token(target: ModelSpe
     import torch
 
     from edgespec.exits.eagle import first_parameters, head_shape, heads_of
-    from edgespec.exits.network import hyperparameters_of
 
     shape = hyperparameters_of(target)
     places = _places(torch)

@@ -12,14 +12,14 @@ from edgespec.backends.llama.backend import LlamaBackend
 from edgespec.backends.llama.context import LlamaSettings
 from edgespec.backends.tree import DraftTree
 from edgespec.errors import UnsupportedError
-from edgespec.exits.network import check_architecture
+from edgespec.exits.target import check_target, hyperparameters_of
 from edgespec.models.spec import read_model_spec
 
 
 def test_architectures_the_trainer_does_not_know_are_refused(tmp_path: Path) -> None:
     spec = read_model_spec(write_model(tmp_path / "model.gguf", "gemma3", Q4_0))
     with pytest.raises(UnsupportedError, match=r"its architecture \(gemma3\)"):
-        check_architecture(spec)
+        check_target(spec, of_head=False)
 
 
 @pytest.mark.parametrize("arch", ["llama", "qwen2"])
@@ -34,7 +34,7 @@ def test_the_torch_network_is_llama_cpps(arch: str, tmp_path: Path) -> None:
     )
     expected = backend.verify(DraftTree.chain(tokens)).copy()
     backend.close()
-    shape, weights = network.hyperparameters_of(spec), network.Weights(spec, torch.float32)
+    shape, weights = hyperparameters_of(spec), network.Weights(spec, torch.float32)
     x = weights.embedding()[torch.tensor(tokens)][None]
     angles = network.rotations(shape, torch.arange(len(tokens))[None])
     for number in range(spec.num_layers):

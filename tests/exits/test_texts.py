@@ -15,7 +15,7 @@ from edgespec.backends.llama.backend import LlamaBackend
 from edgespec.backends.llama.context import LlamaSettings
 from edgespec.backends.tree import DraftTree
 from edgespec.errors import DoesNotFitError, UnsupportedError
-from edgespec.exits.eagle import layers_read
+from edgespec.exits.target import layers_read
 from edgespec.exits.texts import (
     ANSWER,
     FORCED,
@@ -128,15 +128,16 @@ def test_a_model_that_does_not_fit_is_a_sentence(
 
 
 def test_states_are_kept_while_texts_are_written(target: ModelSpec, tmp_path: Path) -> None:
-    from edgespec.exits.trainer import StoredStates
+    from edgespec.exits.trainer import stored_states
 
     texts = texts_of(target, 8)
     save_training_texts(tmp_path / "texts-00000.npz", texts, 1.0)
     layers = layers_read(target.num_layers)
-    kept = [rows.float() for rows in StoredStates(target, tmp_path, layers)]
+    kept = [rows.float() for text in stored_states(target, tmp_path, layers) for rows in text]
     for path in tmp_path.glob("*.npy"):
         path.unlink()
-    computed = [rows.float() for rows in StoredStates(target, tmp_path, layers)]
+    states = stored_states(target, tmp_path, layers)
+    computed = [rows.float() for text in states for rows in text]
     assert len(list(tmp_path.glob("*.npy"))) == len(set(layers))
     for first, second in zip(kept, computed, strict=True):
         assert (first - second).abs().max() < 0.05 * second.abs().max()

@@ -10,14 +10,13 @@ from eagle_cases import DRAFTED, trainer_of, write
 from exit_texts import written_texts
 from random_gguf import Q4_0, VOCABULARY, write_model
 
+from edgespec.exits.gains import agreement_of, gains_of
 from edgespec.exits.texts import load_training_texts, save_training_texts
 from edgespec.models.spec import ModelSpec, read_model_spec
 
 
 def test_gains_are_those_of_rounds_that_follow_one_another() -> None:
     """Two right, two wrong and one right: rounds begin at places 0, 2, 3, 4 with one draft."""
-    from edgespec.exits.trainer import gains_of
-
     hits = [np.array([True, True, False, False, True])]
     lengths = np.cumsum([1.0, *gains_of(hits)])
     assert lengths[:3].tolist() == pytest.approx([1.0, 5 / 4, 5 / 3])
@@ -26,8 +25,6 @@ def test_gains_are_those_of_rounds_that_follow_one_another() -> None:
 
 def test_gains_of_drafts_that_follow_their_own_are_by_their_place_in_a_round() -> None:
     """The first of a round is always right and the second never: each round of two is two long."""
-    from edgespec.exits.trainer import agreement_of, gains_of
-
     hits = [np.array([[True] * 6, [False] * 6])]
     assert agreement_of(hits) == 1.0
     assert gains_of(hits) == pytest.approx([1.0, *[0.0] * 7])
@@ -49,21 +46,22 @@ def test_training_an_exit_lowers_the_loss_and_goes_on(small: ModelSpec, tmp_path
     save_training_texts(tmp_path / "texts-00000.npz", written, 1.0)
     texts = load_training_texts(tmp_path)
     assert all(np.array_equal(a.tokens, b.tokens) for a, b in zip(texts, written, strict=True))
-    states = target_states(small, [text.tokens for text in texts], [1, 2])[1]
+    found = target_states(small, [text.tokens for text in texts], [1, 2])[1]
+    states = [[rows] for rows in found]
     ids = np.arange(0, VOCABULARY, 2, dtype=np.int32)
     trainer = ExitTrainer(small, [1], ids, texts, states)
     trainer.fit_lens()
     before = trainer.quality()
     checkpoint = tmp_path / "exit.pt"
-    after = trainer.train(1.0, checkpoint=checkpoint)
+    after = trainer.train(1.0, checkpoint)
     assert after.loss < before.loss
     again = ExitTrainer(small, [1], ids, texts, states)
-    assert again.train(0.0, checkpoint=checkpoint).loss == after.loss
+    assert again.train(0.0, checkpoint).loss == after.loss
     state = torch.load(checkpoint)
     for name, value in state["values"].items():
         state["values"][name] = value + 1.0  # as if the last steps had gone wrong
     torch.save(state, checkpoint)
-    assert again.train(0.0, checkpoint=checkpoint).loss == after.loss
+    assert again.train(0.0, checkpoint).loss == after.loss
     assert len(after.gains) == 8 and all(0.0 <= part <= 1.0 for part in after.gains)
 
 
@@ -73,16 +71,17 @@ def test_a_drafter_is_trained_further(small: ModelSpec, tmp_path: Path) -> None:
     from edgespec.exits.trainer import ExitTrainer
 
     texts = written_texts(small)
-    states = target_states(small, [text.tokens for text in texts], [1])[1]
+    found = target_states(small, [text.tokens for text in texts], [1])[1]
+    states = [[rows] for rows in found]
     ids = np.arange(0, VOCABULARY, 2, dtype=np.int32)
     trainer = ExitTrainer(small, [1], ids, texts, states)
-    first = trainer.train(1.0)
+    first = trainer.train(1.0, tmp_path / "first.pt")
     trainer.write(tmp_path / "first.gguf", {})
     again = ExitTrainer(small, [1], ids, texts, states)
     untrained = again.quality().loss
     again.go_on_from_file(tmp_path / "first.gguf")
     assert again.quality().loss == pytest.approx(first.loss, abs=0.1 * (untrained - first.loss))
-    assert again.train(0.0).loss == again.quality().loss
+    assert again.train(0.0, tmp_path / "again.pt").loss == again.quality().loss
 
 
 def test_training_a_head_lowers_the_loss_and_goes_on(target: ModelSpec, tmp_path: Path) -> None:
@@ -90,10 +89,10 @@ def test_training_a_head_lowers_the_loss_and_goes_on(target: ModelSpec, tmp_path
     trainer.fit_lens()
     before = trainer.quality()
     checkpoint = tmp_path / "head.pt"
-    after = trainer.train(2.0, checkpoint=checkpoint)
+    after = trainer.train(2.0, checkpoint)
     assert after.loss < before.loss
     again = trainer_of(target, tmp_path)
-    assert again.train(0.0, checkpoint=checkpoint).loss == pytest.approx(after.loss)
+    assert again.train(0.0, checkpoint).loss == pytest.approx(after.loss)
     assert len(after.gains) == 8 and all(0.0 <= part <= 1.0 for part in after.gains)
     info = write(trainer, tmp_path / "first.gguf")
     further = trainer_of(target, tmp_path)

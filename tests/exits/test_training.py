@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 
 from edgespec.cli.main import app
 from edgespec.errors import EdgespecError, UnsupportedError
-from edgespec.exits.eagle import layers_read
 from edgespec.exits.files import read_head
+from edgespec.exits.target import layers_read
 from edgespec.models.early_exit import read_exit
 from edgespec.models.spec import ModelSpec, read_model_spec
 

@@ -9,8 +9,8 @@ import numpy as np
 from exit_texts import written_texts
 from random_gguf import VOCABULARY
 
-from edgespec.exits.eagle import layers_read
 from edgespec.exits.files import HeadInfo, read_head
+from edgespec.exits.target import layers_read
 from edgespec.models.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -27,19 +27,14 @@ def texts_of(target: ModelSpec, count: int = 60) -> list[TrainingText]:
 
 
 def trainer_of(target: ModelSpec, folder: Path) -> HeadTrainer:
-    from edgespec.exits.texts import (
-        load_training_texts,
-        save_training_texts,
-        text_files,
-    )
-    from edgespec.exits.trainer import HeadTrainer, StoredStates
+    from edgespec.exits.texts import load_training_texts, save_training_texts, text_files
+    from edgespec.exits.trainer import HeadTrainer, stored_states
 
     if not text_files(folder):
         save_training_texts(folder / "texts-00000.npz", texts_of(target), 1.0)
-    states = StoredStates(target, folder, layers_read(target.num_layers))
-    return HeadTrainer(
-        target, layers_read(target.num_layers), IDS, load_training_texts(folder), states
-    )
+    layers = layers_read(target.num_layers)
+    states = stored_states(target, folder, layers)
+    return HeadTrainer(target, layers, IDS, load_training_texts(folder), states)
 
 
 def write(trainer: HeadTrainer, path: Path) -> HeadInfo:

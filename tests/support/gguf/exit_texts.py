@@ -27,6 +27,5 @@ def written_texts(
     with closing(
         Places(target, places=places, length=LONG_LENGTH, layers=layers, threads=1)
     ) as model:
-        writer = TextWriter(model, chat, seed=1)
-        writer.answer_first(first)
+        writer = TextWriter(model, chat, seed=1, prompts=first)
         return [text for _, text in zip(range(count), writer.write(), strict=False)]

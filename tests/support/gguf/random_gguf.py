@@ -136,7 +136,7 @@ def write_untrained(
 ) -> ModelSpec:
     """A drafter whose adapter is the target's next block."""
     start = f"blk.{exit_layer}."
-    adapter = {
+    block = {
         name.removeprefix(start): floats(target, name)
         for name in target.tensors
         if name.startswith(start)
@@ -150,7 +150,7 @@ def write_untrained(
         exit_layer=exit_layer,
         token_ids=ids,
         head=head,
-        adapter=adapter,
+        block=block,
         norm=norm,
         report={"agreement": 0.5} if report is None else report,
     )
