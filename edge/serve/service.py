@@ -127,9 +127,14 @@ class Service:
         self._owns_engine = owns_engine
         self._read_tokens, self._read_s = 0, 0.0
         size = engine.backend.context_size
-        self.setup = Setup(tuple(names), size, defaults or Defaults(), self.limits, any_model)
+        self.setup = Setup(
+            tuple(names), size, defaults or Defaults(), self.limits, any_model, self._plain_ids
+        )
         self.prompts = Prompts(engine)
         self.worker = Worker(self.limits.waiting, self._ended, engine.users)
+
+    def _plain_ids(self, text: str) -> Sequence[int]:
+        return self.engine.backend.tokenizer.encode(text, add_special=False)
 
     @cached_property
     def end_ids(self) -> Sequence[int]:

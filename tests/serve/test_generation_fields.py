@@ -13,6 +13,7 @@ import pytest
 import edgespec
 from edgespec.sampling.params import SamplingParams
 from edgespec.serve.api_error import ApiError
+from edgespec.serve.asked import Defaults, Setup
 from edgespec.serve.parsing import (
     Fields,
     Limits,
@@ -26,11 +27,12 @@ from edgespec.serve.parsing import (
 from edgespec.serve.server import Server
 
 DEFAULTS = SamplingParams(temperature=0.7, top_k=40, seed=5, logit_bias={3: 1.0})
+SETUP = Setup(("tiny",), 2048, Defaults(DEFAULTS), Limits())
 
 
 def taken(**values: Any) -> SamplingParams:
     fields = Fields(values)
-    found = take_sampling(fields, DEFAULTS, Limits())
+    found = take_sampling(fields, SETUP)
     fields.end()
     return found
 
@@ -55,7 +57,14 @@ def test_biases_are_an_object_or_pairs() -> None:
     assert taken(logit_bias={}).logit_bias == ()
 
 
-@pytest.mark.parametrize("bias", [{"seven": 1}, {"7": True}, {"7": 101}, {"-7": 1}, [[7]], "7"])
+def test_biases_of_a_text_are_those_of_its_tokens() -> None:
+    """Digits are an id, whoever writes them."""
+    by_id = ((7, -5.0), (97, 2.0), (98, 2.0))
+    assert taken(logit_bias={"ab": 2, "7": -5}).logit_bias == by_id
+    assert taken(logit_bias=[["ab", 2], ["7", -5]]).logit_bias == by_id
+
+
+@pytest.mark.parametrize("bias", [{"a": "b"}, {"7": True}, {"7": 101}, {"a" * 300: 1}, [[7]], "7"])
 def test_biases_that_cannot_be(bias: Any) -> None:
     with pytest.raises(ApiError, match=r"^logit_bias must "):
         taken(logit_bias=bias)
