@@ -174,8 +174,13 @@ def _variant_table(variant: dict[str, Any], baseline: dict[str, Any]) -> str:
 
     is_wide = _columns() >= _WIDE
     names = [baseline["name"], variant["name"]]
-    heads = [name if len(name) <= _SHORT else letter for name, letter in zip(names, "AB", strict=True)]
-    told = [name if name == head else f"{name} ({head})" for name, head in zip(names, heads, strict=True)]
+    heads = [
+        name if len(name) <= _SHORT else letter for name, letter in zip(names, "AB", strict=True)
+    ]
+    told = [
+        name if name == head else f"{name} ({head})"
+        for name, head in zip(names, heads, strict=True)
+    ]
     rows = [_cells(("task", *heads, "ratio", "95%", "length", "start", "same"), is_wide)]
     for task, *rest in table_rows(variant, baseline):
         rows.append(_cells((task if is_wide else task[:12], *rest), is_wide))

@@ -434,9 +434,7 @@ def refusal(layout: Layout, context: int, batch: int, draft_max: int) -> DoesNot
     )
 
 
-def _ways_out(
-    layout: Layout, shortage: Shortage, context: int, draft_max: int
-) -> Iterator[str]:
+def _ways_out(layout: Layout, shortage: Shortage, context: int, draft_max: int) -> Iterator[str]:
     """Options that help; a larger budget only where nothing else does.
 
     Other programs are named only where free memory is short: a budget they do not touch.
