@@ -42,6 +42,11 @@ class Setup:
     any_model: bool = False
     ids_of: Callable[[str], Sequence[int]] = str.encode  # of bytes, as test models have them
 
+    @property
+    def sampling(self) -> tuple[SamplingParams, Limits, Callable[[str], Sequence[int]]]:
+        """What `take_sampling` asks for."""
+        return self.defaults.sampling, self.limits, self.ids_of
+
 
 @dataclass(frozen=True, slots=True)
 class ChatAsked:

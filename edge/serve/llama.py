@@ -128,7 +128,7 @@ def _asked(fields: Fields, setup: Setup, prompts: list[Prompt], gap: Gap | None)
     most_ms = fields.whole("t_max_predict_ms", -1, -1, _MOST)
     options = GenerationOptions(
         max_tokens=max(1, most),
-        sampling=take_sampling(fields, setup),
+        sampling=take_sampling(fields, *setup.sampling),
         stop=take_stops(fields, limits),
         raw=True,
         reuse=fields.flag("cache_prompt", True),

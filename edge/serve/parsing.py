@@ -20,15 +20,12 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NoReturn, TypedDict
+from typing import Any, NoReturn, TypedDict
 
 from edgespec.memory.bytes.projector import BODY_BYTES, MOST_BODIES
 from edgespec.option_fields import options_of, shown_number
 from edgespec.sampling.params import FIELD_NAMES, LARGE, ORDER, SAMPLER_WORDS, SamplingParams
 from edgespec.serve.api_error import LOGGER, ApiError
-
-if TYPE_CHECKING:
-    from edgespec.serve.asked import Setup
 
 _SHOWN_CHARS = 40
 _CACHE = "cache_control"
@@ -347,9 +344,13 @@ _INFILL = "infill"
 _LETTERS = dict(zip("edskypmxti", (*ORDER, _INFILL), strict=True))
 
 
-def take_sampling(fields: Fields, setup: Setup) -> SamplingParams:
-    """How tokens are picked. Raises ApiError."""
-    defaults, limits = setup.defaults.sampling, setup.limits
+def take_sampling(
+    fields: Fields,
+    defaults: SamplingParams,
+    limits: Limits,
+    ids_of: Callable[[str], Sequence[int]],
+) -> SamplingParams:
+    """How tokens are picked; `ids_of` makes tokens of a text. Raises ApiError."""
     if "repetition_penalty" in fields:
         fields.refuse_set({"repeat_penalty": "repetition_penalty is there, too"})
     seed = fields.whole("seed", -1 if defaults.seed is None else defaults.seed, -1, _MOST_SEED)
@@ -368,7 +369,7 @@ def take_sampling(fields: Fields, setup: Setup) -> SamplingParams:
     if "top_p" in more:
         more["top_p"] = max(_LEAST_TOP_P, more["top_p"])
     if "logit_bias" in fields:
-        more["logit_bias"] = _biases(fields, setup)
+        more["logit_bias"] = _biases(fields, limits, ids_of)
     if "dry_sequence_breakers" in fields:
         more["dry_sequence_breakers"] = _texts(fields, "dry_sequence_breakers", limits)
     if "samplers" in fields:
@@ -425,13 +426,15 @@ def take_max_tokens(fields: Fields, default: int | None, context: int, *names: s
     return context if most is None or most < 0 else most
 
 
-def _biases(fields: Fields, setup: Setup) -> tuple[tuple[int, float], ...]:
+def _biases(
+    fields: Fields, limits: Limits, ids_of: Callable[[str], Sequence[int]]
+) -> tuple[tuple[int, float], ...]:
     """Biases by token id, of OpenAI's object or of llama.cpp's pairs.
 
     A text, which llama.cpp's server takes, stands for all of its tokens; one of digits is an id.
     `false` is never.
     """
-    value, limits = fields.any("logit_bias"), setup.limits
+    value = fields.any("logit_bias")
     pairs = [*value.items()] if isinstance(value, dict) else value
     if not isinstance(pairs, list) or not all(_is_pair(one) for one in pairs):
         fields.refuse("logit_bias", f"must be an object, not {shown(value)}")
@@ -444,7 +447,7 @@ def _biases(fields: Fields, setup: Setup) -> tuple[tuple[int, float], ...]:
             fields.refuse("logit_bias", "must name token ids or texts, each with a number")
         if not -100 <= bias <= 100 and bias != -math.inf:
             fields.refuse("logit_bias", f"must be -100 to 100, not {shown(bias)}")
-        for one in [int(token)] if is_id else setup.ids_of(token):
+        for one in [int(token)] if is_id else ids_of(token):
             if not 0 <= one < _MOST_COUNT:
                 fields.refuse("logit_bias", f"has no token {shown(token)}")
             made[one] = float(bias)

@@ -13,7 +13,6 @@ import pytest
 import edgespec
 from edgespec.sampling.params import SamplingParams
 from edgespec.serve.api_error import ApiError
-from edgespec.serve.asked import Defaults, Setup
 from edgespec.serve.parsing import (
     Fields,
     Limits,
@@ -27,12 +26,11 @@ from edgespec.serve.parsing import (
 from edgespec.serve.server import Server
 
 DEFAULTS = SamplingParams(temperature=0.7, top_k=40, seed=5, logit_bias={3: 1.0})
-SETUP = Setup(("tiny",), 2048, Defaults(DEFAULTS), Limits())
 
 
 def taken(**values: Any) -> SamplingParams:
     fields = Fields(values)
-    found = take_sampling(fields, SETUP)
+    found = take_sampling(fields, DEFAULTS, Limits(), str.encode)
     fields.end()
     return found
 
