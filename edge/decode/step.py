@@ -43,7 +43,7 @@ from edgespec.drafting.constants import REQUIRED_GAIN
 from edgespec.drafting.drafters.base import Drafter, TopTokens, VerifyResult
 from edgespec.drafting.drafters.grammar import GrammarDrafter, new_counts
 from edgespec.drafting.drafters.proposal_builder import top_tokens_of
-from edgespec.drafting.ledger import RoundHistory, StepTimes
+from edgespec.drafting.ledger import BelievedTimes, RoundHistory
 from edgespec.drafting.proposal import (
     EMPTY,
     Proposal,
@@ -259,7 +259,7 @@ def _compute(
 class Known:
     """What the generations of one engine find out for the next ones, besides its drafter."""
 
-    steps: StepTimes = field(default_factory=StepTimes)
+    steps: BelievedTimes = field(default_factory=BelievedTimes)
     forced: Calibration = field(default_factory=new_counts)  # text that a grammar forces
     snapshots_cost: float = 1.0  # times as long that plain steps take for keeping snapshots
     # Other curves, by how many times fewer threads, and how many texts in a step.

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
+from time import time
 from typing import TYPE_CHECKING, Any
 from warnings import warn
 
@@ -489,6 +490,7 @@ class Learning:
     ) -> None:
         self.more_drafters: list[CombinedDrafter] = []  # of further users
         self._spec, self._plan, self._curve = spec, plan, curve
+        self._began_s = time()
         self._draft_spec: ModelSpec | None = None
         if plan.draft_model is not None:
             self._draft_spec = read_model_spec(plan.draft_model, heads=True)
@@ -534,7 +536,7 @@ class Learning:
             if plan.remember and self._suffix is not None:
                 add_texts(spec.fingerprint, spec.path.name, self._suffix.written())
             for name in state.keys() & {MODEL, HEAD}:
-                stored.keep_learned(spec, plan, self._draft_spec, state[name])
+                stored.keep_learned(spec, plan, self._draft_spec, state[name], self._began_s)
             if plan.draft_max:  # rounds that could not draft say nothing about others
                 stored.keep_rounds(spec, drafter.name, self.history.rounds())
         finally:

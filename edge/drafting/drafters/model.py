@@ -313,7 +313,10 @@ class WritingDrafter(CountingDrafter):
         # would seem so dear already that any number of further drafts were cheap.
         paid_ms = self._step_ms()
         while self._extend(builder, logits, context):
-            if not self._goes_on(builder, context, paid_ms + (perf_counter() - start) * 1e3):
+            # A pause in here does not make further drafts look cheap.
+            most_ms = constants.LONGEST_STEP * builder.depth * self._step_ms()
+            spent_ms = paid_ms + min((perf_counter() - start) * 1e3, most_ms)
+            if not self._goes_on(builder, context, spent_ms):
                 break
             began = perf_counter()
             logits = self._text.feed_draft(builder.tip)
