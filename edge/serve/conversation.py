@@ -21,6 +21,7 @@ from edgespec.models.chat import Message, continues, in_call_order, render_chat
 from edgespec.models.images import Image
 from edgespec.prefix import common_prefix_length
 from edgespec.sampling.params import ThoughtLimit
+from edgespec.serve.access import CACHE_SALT
 from edgespec.serve.answer_reader import THINK, AnswerReader, ThinkTags, think_tags
 from edgespec.serve.api_error import ApiError
 from edgespec.serve.asked import ChatAsked
@@ -201,8 +202,8 @@ class Prompts:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        # Used least recently first; as many as the cache may hold.
-        self._known = [KnownText() for _ in range(engine.users)]
+        # By salt, used least recently first; as many as the cache may hold.
+        self._known = [("", KnownText()) for _ in range(engine.users)]
         self._lock = threading.Lock()
 
     def template(self, *, with_tools: bool) -> str | None:
@@ -233,23 +234,33 @@ class Prompts:
         )
 
     def ids_of(self, text: str, images: Sequence[Image] = ()) -> list[int]:
-        """Ids of a prompt's text, which has marks of these images. Raises as `Engine.encode`."""
+        """Ids of a prompt's text, which has marks of these images. Raises as `Engine.encode`.
+
+        Encoded outside the lock, which the engine's threads take, too.
+        """
         shown = self._engine.shown("", images)
         with self._lock:
-            ids = self._known_of(text).encode(text, shown)
-        return self._engine.encode(ids, images=images)
+            known = self._known_of(text, CACHE_SALT.get())
+            known = KnownText(known.text, [*known.ids], [*known.places])
+        return self._engine.encode(known.encode(text, shown), images=images)
 
-    def learn(self, text: str, prompt_ids: Sequence[int], result: Result) -> None:
-        """Keep the ids of what was said."""
+    def learn(self, text: str, prompt_ids: Sequence[int], result: Result, salt: str = "") -> None:
+        """Keep the ids of what was said, for texts of the same salt."""
         tokenizer = self._engine.backend.tokenizer
         with self._lock:
-            known = self._known_of(text)
-            if not text.startswith(known.text):  # another conversation, or another answer in it
-                known = next((one for one in self._known if not one.text), self._known[0])
+            known = self._known_of(text, salt)
+            if known.text and text.startswith(known.text):
+                self._known.remove((salt, known))
+            else:  # another conversation, or another answer in it: in place of the oldest one
+                empty = next((one for one in self._known if not one[1].text), self._known[0])
+                self._known.remove(empty)
+                known = KnownText()
             known.learn(text, prompt_ids, result.text, result.token_ids, tokenizer)
-            self._known.remove(known)
-            self._known.append(known)
+            self._known.append((salt, known))
 
-    def _known_of(self, text: str) -> KnownText:
-        """The conversation that has most in common with a text."""
-        return max(self._known, key=lambda known: common_prefix_length(known.text, text))
+    def _known_of(self, text: str, salt: str) -> KnownText:
+        """The conversation of a salt that has most in common with a text; an empty one of none."""
+        its = [known for one, known in self._known if one == salt]
+        return max(
+            its, key=lambda known: common_prefix_length(known.text, text), default=KnownText()
+        )
