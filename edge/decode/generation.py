@@ -103,6 +103,7 @@ class Run:
     counters: Counters = field(default_factory=Counters)
     speculates: bool = True
     history: str = ""  # whose texts draft for this one, and that it joins
+    salt: str = ""  # of its cells: those of other salts are not reused
     prediction: tuple[int, ...] = ()  # the end of the prompt, and what probably follows
     num_read: int = 0  # tokens of the prompt that are in the cache
     num_reused: int = 0  # of these, without having been read now

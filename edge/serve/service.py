@@ -26,7 +26,7 @@ from edgespec.memory.device.track import peak_resident_bytes, resident_bytes
 from edgespec.memory.plan.plan import Plan
 from edgespec.sampling.constrained import make_grammar
 from edgespec.sampling.params import FIELD_NAMES, SamplingParams, bias_pairs
-from edgespec.serve.access import HISTORY
+from edgespec.serve.access import CACHE_SALT, HISTORY
 from edgespec.serve.api_error import LOGGER, ApiError
 from edgespec.serve.asked import Defaults, Setup
 from edgespec.serve.conversation import Prompts
@@ -127,9 +127,14 @@ class Service:
         self._owns_engine = owns_engine
         self._read_tokens, self._read_s = 0, 0.0
         size = engine.backend.context_size
-        self.setup = Setup(tuple(names), size, defaults or Defaults(), self.limits, any_model)
+        self.setup = Setup(
+            tuple(names), size, defaults or Defaults(), self.limits, any_model, self._plain_ids
+        )
         self.prompts = Prompts(engine)
         self.worker = Worker(self.limits.waiting, self._ended, engine.users)
+
+    def _plain_ids(self, text: str) -> Sequence[int]:
+        return self.engine.backend.tokenizer.encode(text, add_special=False)
 
     @cached_property
     def end_ids(self) -> Sequence[int]:
@@ -174,7 +179,13 @@ class Service:
         for index in range(choices):
             cancel = threading.Event()
             sampling = seed_of_choice(options.sampling or SamplingParams(), index)
-            asked = replace(options, sampling=sampling, cancel=cancel, history=HISTORY.get())
+            asked = replace(
+                options,
+                sampling=sampling,
+                cancel=cancel,
+                history=HISTORY.get(),
+                cache_salt=CACHE_SALT.get(),
+            )
             try:
                 stream = self.engine.stream(ids, asked)
             except ContextFullError as problem:
@@ -183,7 +194,7 @@ class Service:
                     code="context_length_exceeded",
                     more={"n_prompt_tokens": len(ids), "n_ctx": self.setup.context_size},
                 ) from problem
-            made.append(Generation(loop, stream, cancel, text, ids, most_s))
+            made.append(Generation(loop, stream, cancel, text, ids, most_s, CACHE_SALT.get()))
         return made
 
     def memory_bytes(self) -> dict[str, int]:
@@ -236,7 +247,7 @@ class Service:
         )
         PROMPTS.info("%s answer: %s", generation.request_id, result.text)
         if generation.text and result.token_ids:
-            self.prompts.learn(generation.text, generation.prompt_ids, result)
+            self.prompts.learn(generation.text, generation.prompt_ids, result, generation.salt)
 
 
 _HELP = {

@@ -29,7 +29,10 @@ from edgespec.memory.times.curve import CostCurve
 from edgespec.models.chat import prompt_text
 from edgespec.prefix import common_prefix_length
 
-_WORD = re.compile(rb" \S")  # how a token begins that no text before it changes
+# What begins so is a piece that no text before it changes: a word with its space, and a sign behind
+# a letter, as all pre-tokenizers have it.
+_WORD, _SIGN = re.compile(rb" \S"), re.compile(rb"[!-/:-@\[-`{-~]")
+_BETWEEN_PIECES = re.compile(r"(?<=\S)(?= \S)|(?<=[A-Za-z])(?=[!-/:-@\[-`{-~])")
 _MOST_OPEN = 16  # tokens that are tokenized again where no word begins
 _MOST_PIECES = 4096  # that are kept; a word of prose takes some 100 bytes
 _CONTROL = "\ufdd2"  # around the name of a control token in a text; no character of Unicode
@@ -66,6 +69,9 @@ class Pieces:
         """Token ids of a piece; texts of control tokens in it are words."""
         found = self._known.get(piece)
         if found is None:
+            words = _BETWEEN_PIECES.split(piece)
+            if len(words) > 1:
+                return [token for word in words for token in self.tokens(word)]
             if len(self._known) >= _MOST_PIECES:
                 self._known.clear()
             found = self._known[piece] = self._look_up(piece)
@@ -89,10 +95,19 @@ class Pieces:
             piece = token_bytes(tokens[start]) if tokens[start] >= 0 else b""
             if not piece:
                 return start + 1, found
+            if found and begins_piece(piece[-1:], found):
+                return start + 1, found
             found = piece + found
             if _WORD.match(piece):
                 return start, found
         return len(tokens), b""  # no word begins in it: what comes is taken for itself
+
+
+def begins_piece(before: bytes, piece: bytes) -> bool:
+    """Whether what comes behind the last byte before it is tokenized for itself."""
+    if _WORD.match(piece):
+        return True
+    return before.isalpha() and _SIGN.match(piece) is not None
 
 
 class ChatFormat:
@@ -220,6 +235,7 @@ class TranslatedText(ModelText):
         self._translation = translation
         self._decoder = getincrementaldecoder("utf-8")("replace")
         self.written: list[int] = []  # the target's last tokens
+        self.drafted: list[int] = []  # the draft model's behind the text
 
     @property
     def held(self) -> bytes:
@@ -234,6 +250,7 @@ class TranslatedText(ModelText):
     def begin(self, tokens: Sequence[int]) -> None:
         """Start with a prompt and the first token of an answer; nothing is computed."""
         self._decoder.reset()
+        self.drafted = []
         self.written = list(tokens[-_MOST_OPEN - 1 : -1])
         super().begin(self._translation.prompt(tokens[:-1]))
         self.append(tokens[-1:])
@@ -245,13 +262,20 @@ class TranslatedText(ModelText):
             self._translation.target.tokenizer.token_bytes,
             self._translation.draft,
         )
-        new = self._decoder.decode(b"".join(map(token_bytes, emitted)))
+        new = self._decoder.decode(b"".join(map(token_bytes, emitted))).encode()
+        for token in self.drafted:  # what was right stays as it was drafted
+            piece = pieces.tokenizer.token_bytes(token)
+            if not (piece and new.startswith(piece)):
+                break
+            self.tokens.append(token)
+            new = new[len(piece) :]
+        self.drafted = []
         if new:
             start, changing = pieces.open_part(self.tokens)
             try:
-                ids = pieces.tokens(changing.decode() + new)
+                ids = pieces.tokens((changing + new).decode())
             except UnicodeDecodeError:  # it begins within a character
-                start, ids = len(self.tokens), pieces.tokens(new)
+                start, ids = len(self.tokens), pieces.tokens(new.decode(errors="replace"))
             self.tokens[start:] = ids
             self.shared = min(self.shared, start)
         self.shared = common_prefix_length(self.cached, self.tokens, self.shared)
@@ -285,7 +309,7 @@ class TranslatedChain:
         self._most = min(context.max_nodes, constants.LONGEST)
         self._target, self._draft = translation.target, translation.draft.tokenizer
         self._end = translation.end
-        self.tip = -1  # the last token of the draft model
+        self._drafted = text.drafted = []  # tokens of the draft model
         self.tokens: list[int] = []  # of the target
         self.probabilities: list[float] = []
         self._cells: list[int] = []
@@ -295,8 +319,12 @@ class TranslatedChain:
         self._closed = 0  # tokens that further text does not change
         self._open = b""  # bytes behind these
         self._shares: list[tuple[int, float]] = []  # of draft tokens: where in `_open` they begin
-        self._count = 0
         self._is_over = False
+
+    @property
+    def tip(self) -> int:
+        """The last token of the draft model."""
+        return self._drafted[-1]
 
     @property
     def depth(self) -> int:
@@ -319,7 +347,7 @@ class TranslatedChain:
     @property
     def is_full(self) -> bool:
         """Whether as much is drafted as may be."""
-        return self._is_over or self.depth >= self._most or self._count >= constants.LONGEST
+        return self._is_over or self.depth >= self._most or len(self._drafted) >= constants.LONGEST
 
     def spine_probabilities(self) -> list[float]:
         """Of its tokens, [depth]."""
@@ -338,7 +366,7 @@ class TranslatedChain:
     def take(self, token: int, share: float) -> bool:
         """Go on with a token of the draft model; False where it cannot be carried over."""
         piece = self._draft.token_bytes(token)
-        self.tip, self._count = token, self._count + 1
+        self._drafted.append(token)
         if not piece:
             if self._end < 0 or self._held or not self._draft.is_end(token):
                 return False
@@ -351,7 +379,8 @@ class TranslatedChain:
             if self._held[:size] != piece[:size]:
                 return False
             self._held, piece = self._held[size:], piece[size:]
-        if self._open and _WORD.match(piece) and complete(self._open) == len(self._open):
+        before = self._open or self._fixed_bytes
+        if begins_piece(before[-1:], piece) and complete(before) == len(before):
             self._close()
         self._shares.append((len(self._open), share))
         self._open += piece

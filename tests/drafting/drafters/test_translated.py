@@ -50,8 +50,8 @@ def test_a_draft_model_that_knows_the_text_drafts_it(target: str, draft: str, te
     assert list(result.token_ids) == expected and expected[-1] == tokenizer.end
     assert result.text == TEXTS[text]
     counters = result.counters
-    # Where a word of the draft model's ends within a token of the target's, a round is lost.
-    assert counters.accepted_tokens >= 0.55 * len(expected)
+    # A round is lost where a piece of the draft model's text ends within a token of the target's.
+    assert counters.accepted_tokens >= 0.33 * len(expected)
 
 
 @quick
