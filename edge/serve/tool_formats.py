@@ -422,7 +422,7 @@ def openings(how: ToolFormat) -> list[str]:
 
 def first_piece(markers: str) -> str:
     """The first of several markers."""
-    return next((one.strip() for one in pieces(markers)), "").partition(ANY)[0]
+    return next((one.strip() for one in pieces(markers.strip())), "").partition(ANY)[0]
 
 
 def header_pattern(how: ToolFormat, *, first: bool) -> str:
