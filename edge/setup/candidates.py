@@ -19,13 +19,12 @@ inference library and no numpy.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.util import find_spec
-from math import inf, isfinite
+from math import inf
 from pathlib import Path
-from typing import Any
 
 from edgespec.drafting.constants import (
     NO_DIFFERENCE,
@@ -35,7 +34,7 @@ from edgespec.drafting.constants import (
     WINDOW_LAST,
 )
 from edgespec.drafting.drafters import HEAD, MODEL, WINDOW
-from edgespec.drafting.ledger import SAVINGS
+from edgespec.drafting.ledger import keeps_out, part_saved
 from edgespec.errors import DoesNotFitError, EdgespecError, UnsupportedError
 from edgespec.memory.plan.layout import DRAFT_SIZES
 from edgespec.memory.plan.machine import Machine
@@ -75,6 +74,7 @@ _WORTH_SWITCHING, _WORTH_TRYING = 1.03, 1.2
 _MANY, _FLAT = 8, 1.3
 _WORTH_A_WINDOW = 1.03  # times plain decoding that is predicted where contexts are full
 _WORTH_LOADING = 0.01  # of the time of rounds: what it has to save where that was seen
+_SURE = 2.0  # standard errors
 _CHOICES = {MODEL: "early_exit", HEAD: HEAD}  # names in a plan
 _DRAFTS = {MODEL: "the model's own first words of what follows", HEAD: "the head"}
 
@@ -271,25 +271,28 @@ def window_unsupported(spec: ModelSpec, request: Request) -> str:
 def _judged(spec: ModelSpec, plan: Plan, source: DraftSource) -> tuple[bool, str]:
     """Whether to load it, and why: what it brought here, or what its file and step times promise.
 
-    Its ledger bounds what it can lose to next to nothing, so that it only has to be worth its
-    bytes: a percent of speed for every percent of the memory that the plan may take. A shipped
-    one is used where measurements say that it pays; one that was named, or is the model's own,
-    unless they say that it does not. A draft step that was not measured takes as long as its share
-    of the target's bytes. Plain steps are longer where it alone needs snapshots, or is to read
-    layers that llama.cpp does not hand out.
+    What was saved here is an estimate with its error, and leaves it out only where it surely is no
+    gain, for as long as that was learned. Its ledger bounds what it can lose to next to nothing, so
+    that it only has to be worth its bytes: a percent of speed for every percent of the memory that
+    the plan may take. A shipped one is used where measurements say that it pays; one that was
+    named, or is the model's own, unless they say that it does not. A draft step that was not
+    measured takes as long as its share of the target's bytes. Plain steps are longer where it alone
+    needs snapshots, or is to read layers that llama.cpp does not hand out.
     """
     drafter, curve = source.spec, stored_curve(spec, settings_of(plan))
     reads_by_name = source.drafts_as == HEAD and drafter and spec.arch in NAMES_OUTPUTS
     reading = _READ_BY_NAME if reads_by_name else 1.0
-    rounds, usual_steps, saved_steps = _savings(stored_learned(spec, plan, drafter))
-    if rounds >= TELLING_ROUNDS and usual_steps > 0.0:
-        saved = saved_steps / usual_steps
+    learned = stored_learned(spec, plan, drafter)
+    rounds, saved, error = part_saved(learned)
+    if rounds >= TELLING_ROUNDS:
         cost = reading * _snapshots_for_it(spec, plan, source)
         reason = f"in the last {rounds:.0f} rounds here it saved {max(0.0, saved):.1%} of the time"
         if cost > 1.0:
             saved = 1.0 - cost * (1.0 - saved)
             reason += f", and plain steps take {cost:.2f} times as long for it"
-        return saved > _WORTH_LOADING, reason
+        pays = saved + _SURE * cost * error > _WORTH_LOADING
+        if pays or keeps_out(learned):
+            return pays, reason
     is_asked = source.is_named or drafter is None
     if drafter is None or not source.gains:
         missing = "its file does not say how often it is right"
@@ -315,13 +318,6 @@ def _judged(spec: ModelSpec, plan: Plan, source: DraftSource) -> tuple[bool, str
         + (f"{two_ms / plain_ms:.2f} for two tokens" if two_ms < inf else "one token a step")
     )
     return speed > NO_DIFFERENCE + drafter.weight_bytes / plan.limit_bytes, reason
-
-
-def _savings(document: Mapping[str, Any] | None) -> list[float]:
-    """What earlier runs left: rounds, their plain steps, and those that were saved; else 0."""
-    values = [(document or {}).get(name) for name in SAVINGS]
-    is_ours = all(isinstance(value, float) and isfinite(value) for value in values)
-    return [float(value) for value in values if value is not None] if is_ours else [0.0] * 3
 
 
 def _unsupported(request: Request, plan: Plan, drafts_as: str) -> str:
