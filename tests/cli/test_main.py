@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -263,10 +264,36 @@ def test_an_output_that_is_full_is_a_sentence(arguments: tuple[str, ...]) -> Non
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.model
 @pytest.mark.skipif(sys.platform == "win32", reason="a shell that closes streams")
-@pytest.mark.parametrize("closed", ["<&-", ">&-"])
-def test_streams_that_are_closed_from_the_start_are_no_traceback(closed: str) -> None:
-    line = f'"{sys.executable}" -m edgespec.cli.main run {closed}'
-    done = subprocess.run(line, shell=True, input=b"", capture_output=True, timeout=60)
-    assert done.returncode == 2 and b"the prompt is empty" in done.stderr
-    assert b"Traceback" not in done.stderr
+@pytest.mark.parametrize(
+    ("line", "status", "out", "told"),
+    [
+        ("run <&-", 2, "", "the prompt is empty"),
+        ("run >&-", 2, "", "the prompt is empty"),
+        ("run -p Hi -n 2 --color drafted >&-", 1, "", "error: stdout is closed"),
+        ("run -p Hi -n 2 --json >&-", 1, "", "error: stdout is closed"),
+        ("plan >&-", 1, "", "error: stdout is closed"),
+        ("run -p Hi -n 2 2>&-", 0, r"\S.*\n", ""),
+        ("run -p Hi -n 2 <&- >&- 2>&-", 1, "", ""),
+        ("plan nothing.gguf 2>&-", 1, "", ""),
+        ("chat 2>&-", 0, r"\S.*\n", ""),
+    ],
+)
+def test_streams_that_are_closed_from_the_start_are_no_traceback(
+    measured: str, line: str, status: int, out: str, told: str
+) -> None:
+    line = f'"{sys.executable}" -m edgespec.cli.main {line}'
+    done = subprocess.run(
+        line,
+        shell=True,
+        input="Hi\n" if "chat" in line else "",
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "EDGESPEC_CACHE": measured},
+    )
+    assert done.returncode == status
+    assert re.fullmatch(out, done.stdout, re.DOTALL)
+    assert told in done.stderr and "Traceback" not in done.stderr
+    assert bool(done.stderr) == bool(told)
