@@ -50,6 +50,8 @@ def application(*names: str) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     for name in names or (*_COMMANDS, *_GROUPS):
+        if name == version.__name__:  # is there anyhow
+            continue
         module = import_module(f"edgespec.cli.{name}")
         if name in _COMMANDS:
             app.add()(getattr(module, name))
@@ -156,7 +158,7 @@ def _run() -> None:
 def _needed() -> tuple[str, ...]:
     """The command that was asked for, where that is clear and no file says what others take."""
     first = sys.argv[1] if len(sys.argv) > 1 else ""
-    is_one = first in (*_COMMANDS, *_GROUPS) and first != "config"
+    is_one = first in (*_COMMANDS, *_GROUPS, version.__name__) and first != "config"
     return (first,) if is_one and not settings.files() else ()
 
 

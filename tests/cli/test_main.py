@@ -101,8 +101,8 @@ MISUSES = {
     "layers in words": (["run", "-p", "Hi", "--gpu-layers", "x"], "--gpu-layers"),
     "layers with two signs": (["run", "-p", "Hi", "--gpu-layers=--5"], "--gpu-layers"),
     "a temperature below zero": (["run", "-p", "Hi", "--temperature=-1"], "temperature"),
-    "no threads": (["run", "-p", "Hi", "--threads", "0"], "--threads"),
-    "no context": (["run", "-p", "Hi", "--ctx", "0"], "--ctx"),
+    "no threads": (["run", "-p", "Hi", "--threads", "-2"], "--threads"),
+    "no context": (["run", "-p", "Hi", "--ctx", "-2"], "--ctx"),
     "unheard-of cache type": (["run", "-p", "Hi", "--kv-type", "q9_9"], "q9_9"),
     "unheard-of drafter": (["run", "-p", "Hi", "--drafter", "psychic"], "psychic"),
     "unheard-of backend": (["run", "-p", "Hi", "--backend", "abacus"], "abacus"),
@@ -216,6 +216,27 @@ def test_colour_settings_change_nothing(
         monkeypatch.setenv(name, value)
     assert [command(*arguments) for arguments in calls] == expected
     assert not any(ESCAPE in done.out + done.err for done in expected)
+
+
+@pytest.mark.parametrize(
+    ("asked", "unread"),
+    [
+        ("--help", ("psutil", "edgespec.drafting", "edgespec.memory.plan.planner")),
+        ("version", ("psutil", "edgespec.cli.run", "edgespec.cli.draft")),
+    ],
+)
+def test_what_says_little_reads_little(asked: str, unread: tuple[str, ...]) -> None:
+    """All drafters were imported for a tuple of their names, and every command for a version."""
+    program = (
+        "import sys; sys.argv[1:] = [sys.argv[1]]\n"
+        "from edgespec.cli.main import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "print(*sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program, asked], capture_output=True, text=True)
+    read = done.stdout.splitlines()[-1].split()
+    assert "edgespec.cli.main" in read and not {*unread} & {*read}
 
 
 def write_named(path: Path, name: str) -> Path:
