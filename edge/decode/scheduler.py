@@ -370,12 +370,18 @@ class Scheduler:
             return job
 
     def _end(self, job: Job, problem: Exception | None = None) -> None:
+        """Give back what it has; what fails on the way is told to its reader, if nothing was."""
         assert job.slot is not None
         try:
             if job.decoding is not None:
                 job.decoding.drop_image()
                 job.decoding.tell()
             job.models.end(job)
+        except Exception as caught:
+            problem = problem or caught
+        except BaseException as caught:
+            problem = problem or BackendError(f"the end was interrupted: {caught!r}")
+            raise
         finally:
             self._slots.give_back(job.slot)
             job.decoding = None

@@ -100,6 +100,7 @@ def unwritten(choice: Choice) -> Choice:
         prompt_tokens=counters.prompt_tokens,
         reused_tokens=counters.reused_tokens,
         time_to_first_token_s=counters.time_to_first_token_s,
+        prompt_s=counters.prompt_s,
     )
     return replace(choice, content="", result=replace(choice.result, counters=read))
 
@@ -167,7 +168,7 @@ def timings(choices: Sequence[Choice]) -> dict[str, Any]:
 def speeds(several: Sequence[Counters]) -> dict[str, Any]:
     """Speed alone, also of generations that run."""
     read = sum(one.prompt_tokens - one.reused_tokens for one in several)
-    prompt_s = sum(one.time_to_first_token_s for one in several)
+    prompt_s = sum(one.prompt_s for one in several)
     decode_s = sum(one.decode_s for one in several)
     decoded = sum(one.accepted_tokens + one.rounds for one in several)
     return {
