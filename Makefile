@@ -58,9 +58,28 @@ hint: $(shell \
 endef
 export NO_COMPILER
 
+# Says which Python is needed before anything is installed. An environment of a Python that is too
+# old or gone, or of another one than PYTHON=... asks for, is made anew.
+define CHECK_PYTHON
+@ok='import sys; sys.exit(sys.version_info < (3, 10))'; \
+	which='import sys; print("%d.%d" % sys.version_info[:2])'; \
+	now=$$($(BIN)/python -c "$$which" 2>/dev/null); \
+	if $(BIN)/python -c "$$ok" 2>/dev/null && { [ $(origin PYTHON) = file ] || \
+		[ "$$now" = "$$($(PYTHON) -c "$$which" 2>/dev/null)" ]; }; then exit 0; fi; \
+	$(PYTHON) -c "$$ok" 2>/dev/null || { \
+		found=$$($(PYTHON) -c "$$which" 2>/dev/null); \
+		if [ -n "$$found" ]; then said="$(PYTHON) is Python $$found"; \
+		else said="$(PYTHON) was not found or does not run"; fi; \
+		printf 'error: edgespec needs Python 3.10 or newer, and %s\n\nhint: %s\n' "$$said" \
+			'install a newer one, and name it: make $(MAKECMDGOALS) PYTHON=python3.12' >&2; exit 1; }; \
+	if [ -n "$$now" ] || [ -e $(BIN) ]; then \
+		echo "$(VENV) is of another Python ($${now:-gone}): made anew" >&2; rm -rf $(VENV); fi
+endef
+
 # Installs with the extras of the argument. What pip and compilers say goes to a file; a terminal
 # sees how long it has taken so far.
 define INSTALL
+$(CHECK_PYTHON)
 @for tool in "$${CXX:-c++}" c++ g++ clang++; do command -v $$tool >/dev/null && found=yes; done; \
 	[ -n "$$found" ] || { printf '%s\n' "$$NO_COMPILER" >&2; exit 1; }
 @test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) >&2 || { \
@@ -74,6 +93,7 @@ define INSTALL
 		[ ! -t 2 ] || printf '\r%s s ' $$(($$(date +%s) - start)) >&2; done; \
 	[ ! -t 2 ] || printf '\r          \r' >&2; \
 	wait $$pid || { printf 'error: the installation failed; all it said is in $(LOG)\n' >&2; \
+		grep -E '^ERROR: ' $(LOG) | head -1 | grep . >&2 || \
 		grep -iE '(error|not found)' $(LOG) | tail -1 >&2; exit 1; }
 @touch $@
 endef

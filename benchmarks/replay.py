@@ -47,7 +47,7 @@ from edgespec.drafting.drafters.base import TopTokens, VerifyResult
 from edgespec.drafting.drafters.combined import CombinedDrafter
 from edgespec.drafting.drafters.proposal_builder import top_tokens_of
 from edgespec.drafting.drafters.suffix import VERSION, SuffixDrafter, cautious
-from edgespec.drafting.ledger import StepTimes
+from edgespec.drafting.ledger import BelievedTimes
 from edgespec.drafting.proposal import EMPTY, StepContext, build_tree, choose_size
 from edgespec.measure.timing import measure_curve, one_step
 from edgespec.memory.device.host import usable_cores
@@ -167,7 +167,7 @@ def _replayed_drafter(arguments: argparse.Namespace) -> CombinedDrafter:
     drafter = make_drafter(arguments.drafter)
     assert drafter is not None, "plain decoding is what the ratio is over"
     # Asking takes what every round is charged.
-    combined_module.perf_counter = lambda: 0.0  # type: ignore[attr-defined]
+    combined_module.thread_time = lambda: 0.0  # type: ignore[attr-defined]
     return drafter
 
 
@@ -290,7 +290,7 @@ def _replay(
     first = len(prompt)
     depths = range(first, first + len(output) - 1)
     plain_ms = sum(curve.step_ms(1, depth, 1) for depth in depths)
-    seen, noise, steps = believed or curve, random.Random(len(prompt)), StepTimes()
+    seen, noise, steps = believed or curve, random.Random(len(prompt)), BelievedTimes()
     floor, cooldown = seen.least_useful_probability(first), 0
     drafter.begin([*prompt, output[0]])
     done, previous, speculative_ms = 1, 0, 0.0

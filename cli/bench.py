@@ -173,14 +173,20 @@ def _variant_table(variant: dict[str, Any], baseline: dict[str, Any]) -> str:
     from edgespec.bench.summary import table_rows
 
     is_wide = _columns() >= _WIDE
-    names = [one["name"] if len(one["name"]) <= _SHORT else "" for one in (baseline, variant)]
-    heads = [name or other for name, other in zip(names, ("first", "this"), strict=True)]
+    names = [baseline["name"], variant["name"]]
+    heads = [
+        name if len(name) <= _SHORT else letter for name, letter in zip(names, "AB", strict=True)
+    ]
+    told = [
+        name if name == head else f"{name} ({head})"
+        for name, head in zip(names, heads, strict=True)
+    ]
     rows = [_cells(("task", *heads, "ratio", "95%", "length", "start", "same"), is_wide)]
     for task, *rest in table_rows(variant, baseline):
         rows.append(_cells((task if is_wide else task[:12], *rest), is_wide))
     if variant is baseline:
         return f"{variant['name']}, tokens/s\n{table(rows)}"
-    return _wrapped(f"{variant['name']} against {baseline['name']}, tokens/s") + "\n" + table(rows)
+    return _wrapped(f"{told[1]} against {told[0]}, tokens/s") + "\n" + table(rows)
 
 
 def _cells(cells: tuple[str, ...], is_wide: bool) -> tuple[str, ...]:

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import typer
+
 from edgespec.cli import options
 from edgespec.cli.answer_options import read_text
 from edgespec.cli.options import PROMPT, load_option
@@ -32,7 +34,7 @@ def plan(
     """Show what a run would allocate and choose, without loading weights.
 
     It leaves room for a short prompt, or that of --file, and the longest answer of --max-tokens.
-    Of several models it says which fit together.
+    Of several models it says which fit together, and ends with 1 where one of them does not fit.
     """
     from edgespec.memory.bytes.simulation import simulating
     from edgespec.models.onnx.folder import read_model
@@ -50,7 +52,9 @@ def plan(
     )
     if others:
         found = _set_document([spec, *others], request)
-        print(json.dumps(found) if as_json else set_text(found))
+        print(json.dumps(found) if as_json else set_text(found), flush=True)
+        if any(one["problem"] for one in found["models"]):
+            raise typer.Exit(1)
         return
     with simulating():  # one process for the plan and its alternatives
         made = make_run_plan(spec, request)

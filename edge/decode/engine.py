@@ -193,6 +193,7 @@ class Engine(Models):
             counters=Counters(prompt_tokens=len(ids)),
             speculates=asked.speculate,
             history=asked.history,
+            salt=asked.cache_salt,
             prediction=self._predicted(texts, asked.prediction),
             images=images or {},
             grammar=grammar,
@@ -385,9 +386,13 @@ class Engine(Models):
         """The calling thread, which made steps, makes none soon."""
         self._slots.rest()
 
-    def spare_sequence(self, count: int) -> Backend | None:
+    def spare_sequence(self, count: int, salt: str = "") -> Backend | None:
         """A sequence for `count` tokens, for who holds the engine; None without room."""
-        return self._slots.spare(count)
+        return self._slots.spare(count, salt)
+
+    def salt_of(self, sequence: Backend) -> str:
+        """The `cache_salt` of the text that a sequence of the cache holds."""
+        return self._slots.salt_of(sequence)
 
     def exclusive(self, is_cancelled: Callable[[], bool] = never) -> AbstractContextManager[bool]:
         """Hold the cache between two turns, when a sequence is free, to work on it.

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         raw: bool
         speculate: bool
         history: str
+        cache_salt: str
         reuse: bool
         grammar: str | None
         json_schema: str | None
@@ -65,6 +66,7 @@ class GenerationOptions:
         speculate: False decodes plainly, one token a step.
         history: texts of the same name draft for each other. A text shows in the speed of no other
             name's.
+        cache_salt: with `reuse`, cells of texts with the same salt alone are found in the cache.
         reuse: start from what the cache holds of the prompt, as a `Session` does. Without the
             settings of `--exact` its logits may be rounded differently from a fresh prefill's.
         grammar: text in GBNF or Lark's notation that the answer keeps to.
@@ -92,6 +94,7 @@ class GenerationOptions:
     raw: bool = False
     speculate: bool = True
     history: str = ""
+    cache_salt: str = ""
     reuse: bool = False
     grammar: str | None = None
     json_schema: str | None = None

@@ -354,10 +354,12 @@ class Scheduler:
             if not self._waiting or self._has_guest:
                 return None
             job = self._waiting[0]
-            coming = [other.prompt for other in self._running if other.is_reading]
-            if coming and job.reuse and self._slots.gains_by_waiting(job.prompt, coming):
+            alike = [one for one in self._running if one.is_reading and one.salt == job.salt]
+            coming = [one.prompt for one in alike]
+            if coming and job.reuse and self._slots.gains_by_waiting(job.prompt, coming, job.salt):
                 return None
-            slot = self._slots.take(job.prompt, len(job.prompt) + job.limit, job.reuse)
+            need = len(job.prompt) + job.limit
+            slot = self._slots.take(job.prompt, need, job.reuse, job.salt)
             if slot is None:
                 if not self._running:  # where all of the cache is free
                     self._waiting.popleft().finish(self._slots.too_few(job.prompt, job.limit))
@@ -368,12 +370,18 @@ class Scheduler:
             return job
 
     def _end(self, job: Job, problem: Exception | None = None) -> None:
+        """Give back what it has; what fails on the way is told to its reader, if nothing was."""
         assert job.slot is not None
         try:
             if job.decoding is not None:
                 job.decoding.drop_image()
                 job.decoding.tell()
             job.models.end(job)
+        except Exception as caught:
+            problem = problem or caught
+        except BaseException as caught:
+            problem = problem or BackendError(f"the end was interrupted: {caught!r}")
+            raise
         finally:
             self._slots.give_back(job.slot)
             job.decoding = None

@@ -2,7 +2,8 @@
 
 Whoever begins is promised the cells for its prompt and its longest answer, so that nobody's answer
 ends because of another's. Texts of answers that have ended stay in the cache as long as their cells
-are not needed, least recently used first; who begins with the same tokens shares those cells.
+are not needed, least recently used first; who begins with the same tokens, under the same salt,
+shares those cells.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ class Slot:
         self.promised = 0  # cells; 0: nobody has it
         self.last_used = 0  # the larger the later
         self.prompt = 0  # tokens of the last text that began here
+        self.salt = ""  # of the text in its cells: no other salt's texts match it
         # Parts that began in other slots, and the one that begins here.
         self.shared: _Parts = []
         self.own = 0
@@ -52,9 +54,13 @@ class Slot:
         """Whether it may hold a part of what another sequence has."""
         return self.backend.capabilities.truncate or isinstance(self.backend, KeepsStates)
 
-    def reach(self, text: Sequence[int], *, shared: bool = False) -> int:
-        """How many tokens of a text it has and can go back to, or let another one share."""
-        length = common_prefix_length(self.tokens, text)
+    def common(self, text: Sequence[int], salt: str) -> int:
+        """How many tokens of a text with this salt it has."""
+        return common_prefix_length(self.tokens, text) if self.salt == salt else 0
+
+    def reach(self, text: Sequence[int], salt: str, *, shared: bool = False) -> int:
+        """As many of them as it can go back to, or let another one share."""
+        length = self.common(text, salt)
         if isinstance(self.backend, KeepsStates):
             return self.backend.reach(length, shared=shared)
         return length
@@ -96,20 +102,23 @@ class Slots:
         if isinstance(self._whole, ReleasesThreads):
             self._whole.rest()
 
-    def take(self, text: Sequence[int], need: int, reuse: bool) -> Slot | None:
+    def take(self, text: Sequence[int], need: int, reuse: bool, salt: str = "") -> Slot | None:
         """A slot for a text that grows up to `need` tokens; None until there is room.
 
-        With `reuse` the sequence holds what the cache has of the text.
+        With `reuse` the sequence holds what the cache has of the text under the same salt.
         """
         free = [slot for slot in self._slots if slot.is_free]
         if not free:
             return None
-        slot, source, known = self._place(free, text, reuse)
+        slot, source, known = self._place(free, text, reuse, salt)
         shared = source.parts(known) if self.shares or source is slot else []
         running = [part for one in self._slots if not one.is_free for part in one.held()]
         own = need - sum(length for _, length in shared)
         if _count([*running, *shared]) + own > self._cells:
             return None
+        if slot.salt != salt:
+            slot.backend.truncate(0)
+            slot.salt = salt
         if source is not slot:
             self._share(source, slot, known)
         slot.shared, slot.own, slot.promised = shared, next(self._numbers), need
@@ -126,9 +135,11 @@ class Slots:
             hint="lower max_tokens, raise --ctx, or shorten the prompt",
         )
 
-    def gains_by_waiting(self, text: Sequence[int], coming: Iterable[Sequence[int]]) -> bool:
-        """Whether one of the texts that are being read will have more of `text` than is there."""
-        known = max(common_prefix_length(slot.tokens, text[:-1]) for slot in self._slots)
+    def gains_by_waiting(
+        self, text: Sequence[int], coming: Iterable[Sequence[int]], salt: str = ""
+    ) -> bool:
+        """Whether a text of this salt that is being read will have more of `text` than is there."""
+        known = max(slot.common(text[:-1], salt) for slot in self._slots)
         return any(common_prefix_length(other, text[:-1], known) > known for other in coming)
 
     def give_back(self, slot: Slot) -> None:
@@ -141,17 +152,21 @@ class Slots:
         for slot in self._slots:
             slot.promised = 0
 
-    def spare(self, count: int) -> Backend | None:
+    def spare(self, count: int, salt: str = "") -> Backend | None:
         """A sequence that nobody has, emptied, and cells for `count` tokens; None without room."""
-        slot = self.take((), count, reuse=False)
+        slot = self.take((), count, reuse=False, salt=salt)
         if slot is None:
             return None
         slot.backend.truncate(0)
         self.give_back(slot)
         return slot.backend
 
+    def salt_of(self, sequence: Backend) -> str:
+        """The salt of the text that a sequence holds."""
+        return next(slot.salt for slot in self._slots if slot.backend is sequence)
+
     def _place(
-        self, free: Sequence[Slot], text: Sequence[int], reuse: bool
+        self, free: Sequence[Slot], text: Sequence[int], reuse: bool, salt: str
     ) -> tuple[Slot, Slot, int]:
         """A free slot, the one that has most of the text, and how many tokens of it.
 
@@ -162,16 +177,16 @@ class Slots:
         if not reuse:
             return oldest, oldest, 0
         text = text[:-1]  # the last token's logits are wanted
-        known = {slot: slot.reach(text) for slot in self._slots}
+        known = {slot: slot.reach(text, salt) for slot in self._slots}
         best = max(free, key=lambda slot: known[slot])
         is_kept = known[best] >= max(1, _GOES_ON * (len(best.tokens) - known[best]))
-        if is_kept and common_prefix_length(best.tokens, text) >= best.prompt - _OPENING:
+        if is_kept and best.common(text, salt) >= best.prompt - _OPENING:
             return best, best, known[best]
         if self.count == 1 or not oldest.goes_back:
             return oldest, oldest, known[oldest]
         for slot in self._slots:
             if slot is not oldest:
-                known[slot] = slot.reach(text, shared=True)
+                known[slot] = slot.reach(text, salt, shared=True)
         source = max(self._slots, key=lambda slot: (known[slot], slot is oldest))
         return oldest, source, known[source]
 

@@ -11,6 +11,7 @@ HIGHEST_BALANCE = 12.0  # plain steps: 4 cost 5% where t(32) is 7.2, 24 is the s
 RESERVE = 0.5  # of a balance, for n-gram hits: 0 cost 0.5% where steps are steep, 1 is as good
 ASKING_TIMES = 3.0  # times its lookup that asking a table takes: choosing, counting, telling too
 ASKING_RATE = 0.1  # of a lookup in what lookups usually take: steady within some 20 rounds
+MOST_AT_FIRST = 0.5 * FIRST_BALANCE  # that a first lookup is charged: the rest pays for the next
 # Times as long as estimated, up to which a step is paid for, and up to which one is where two in a
 # row took longer than that. In replays with three of ten steps disturbed 3 and 3 cost 2.5%.
 LONGEST_ALONE, LONGEST_STEP = 1.3, 3.0
@@ -18,7 +19,7 @@ USUAL_PROMPT = 512  # tokens: what a drafter that reads prompts can pay for from
 MOST_ROUNDS = 5000.0  # that savings are a sum of, older ones fade: not measured
 TELLING_ROUNDS = 300  # rounds or tokens that savings must be of: not measured, two answers or three
 NO_DIFFERENCE = 1.01  # in time: not measured; what costs less is not given up
-LASTING_S = 30 * 24 * 3600.0  # texts change: savings a month old do not decide any more
+LASTING_S = 24 * 3600.0  # no stored figure keeps a drafter out for longer: one try a day
 
 # Times the tokens/ms of plain decoding that drafts of tables must promise: the best of many counts
 # is too good. In replays of first answers one in twenty lost 1.1% more with 1.0 at temperature 0.8,
@@ -57,6 +58,12 @@ OF_OLDER_TEXTS = (*(0.7 * chance for chance in OF_THIS_TEXT[:-2]), 0.85, 0.97)
 RECYCLED_BORDERS = (0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 0.9, 0.98)  # shares in a row
 RIVAL_BORDERS = (0.01, 0.1, 0.2, 0.35, 0.5, 0.7, 0.9)  # what others propose beside a node
 RECYCLED_GUESSES = ((0.3, 0.08, 0.04, 0.02), (0.18, 0.05, 0.03, 0.02))  # by table and rank
+
+# -- a draft model of another vocabulary (translated.py) -----------------------------------------
+TEXT_FIRST = 64  # tokens at the beginning of a text that it goes on seeing, as in plan.py
+# Tokens that a first draft brings, a second, ...: SmolLM2 135M for Qwen2.5 1.5B (LOG.md).
+TRANSLATED_GAINS = (0.62, 0.4, 0.26, 0.17)
+TEXT_TRIES = 20.0  # of a place in a chain that earlier texts stand for: the next may be of a kind
 
 # -- drafters that write ahead (proposal_builder.py, model.py) -----------------------------------
 SHARE_BORDERS = (0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.96, 0.99, 0.999)  # of the draft's token

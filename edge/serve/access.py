@@ -140,6 +140,10 @@ def _forms(key: str) -> list[bytes]:
 # Whose earlier texts draft for the request that is served: those of the same API key, and without
 # keys everybody's. With drafts of others' texts, an answer's time would tell what they wrote.
 HISTORY: ContextVar[str] = ContextVar("history", default="")
+# Whose cells of the KV cache a request may find: with two or more keys those of its own, and of
+# these the ones with its `cache_salt`. Else an answer's time, and its count of cached tokens, would
+# tell what others wrote.
+CACHE_SALT: ContextVar[str] = ContextVar("cache_salt", default="")
 
 
 def history_of(key: bytes) -> str:

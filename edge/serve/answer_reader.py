@@ -135,9 +135,18 @@ class AnswerReader(ToolReader):
                 return
             place += len(self._tags.opening)
         self._place = yield from self._skip(place)
-        if (yield from self._until([self._tags.closing], THOUGHT)) is not None:
-            end = self._text.index(self._tags.closing, self._place) + len(self._tags.closing)
-            self._place = yield from self._skip(end)
+        closing, markers = self._tags.closing, list(self._openings) if self._schemas else []
+        while marker := (yield from self._until([closing, *markers], THOUGHT)):
+            place = self._text.index(marker, self._place)
+            # Some models forget the tag before a call. In a thought that ends later it is thought.
+            end = place if marker == closing else (yield from self._find(closing, place))
+            if end >= 0:
+                self._say(len(self._text[:end].rstrip()), THOUGHT)
+                self._place = yield from self._skip(end + len(closing))
+                break
+            if (yield from self._called(self._openings[marker], marker)):
+                break
+            self._say(self._text.index(marker, self._place) + len(marker), THOUGHT)
         self._forget()
 
     # -- harmony ---------------------------------------------------------------------------

@@ -17,10 +17,11 @@ from edgespec.decode.generation import Result
 from edgespec.decode.options import GenerationOptions
 from edgespec.decode.session import KnownText
 from edgespec.errors import UnsupportedError
-from edgespec.models.chat import Message, continues, render_chat
+from edgespec.models.chat import Message, continues, in_call_order, render_chat
 from edgespec.models.images import Image
 from edgespec.prefix import common_prefix_length
 from edgespec.sampling.params import ThoughtLimit
+from edgespec.serve.access import CACHE_SALT
 from edgespec.serve.answer_reader import THINK, AnswerReader, ThinkTags, think_tags
 from edgespec.serve.api_error import ApiError
 from edgespec.serve.asked import ChatAsked
@@ -171,9 +172,9 @@ def _required(tools: Tools, how: ToolFormat) -> tuple[str, str]:
     return begun, json.dumps({"type": "array", "items": call, "minItems": 1, **most, **inner})
 
 
-def _without_tools(messages: Sequence[dict[str, Any]], tools: Tools) -> list[dict[str, Any]]:
+def _without_tools(messages: Sequence[Message], tools: Tools) -> list[dict[str, Any]]:
     """Messages for a template that knows no tools: all of it is text."""
-    made = [_as_text(message) for message in messages]
+    made = [_as_text(message) for message in in_call_order(messages)]
     if not tools.offered:
         return made
     about = instructions(tools.offered)
@@ -183,13 +184,13 @@ def _without_tools(messages: Sequence[dict[str, Any]], tools: Tools) -> list[dic
     return [{"role": "system", "content": about}, *made]
 
 
-def _as_text(message: dict[str, Any]) -> dict[str, Any]:
+def _as_text(message: Message) -> dict[str, Any]:
     if message["role"] == "tool":
         response = f"<tool_response>\n{message['content']}\n</tool_response>"
         return {"role": "user", "content": response}
     calls = message.get("tool_calls", [])
     if not calls:
-        return message
+        return dict(message)
     texts = [json.dumps(call["function"], ensure_ascii=False) for call in calls]
     written = [f"{HERMES.opening}{text}{HERMES.closing}" for text in texts]
     content = "\n".join([message["content"], *written]).lstrip()
@@ -201,8 +202,8 @@ class Prompts:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        # Used least recently first; as many as the cache may hold.
-        self._known = [KnownText() for _ in range(engine.users)]
+        # By salt, used least recently first; as many as the cache may hold.
+        self._known = [("", KnownText()) for _ in range(engine.users)]
         self._lock = threading.Lock()
 
     def template(self, *, with_tools: bool) -> str | None:
@@ -233,23 +234,33 @@ class Prompts:
         )
 
     def ids_of(self, text: str, images: Sequence[Image] = ()) -> list[int]:
-        """Ids of a prompt's text, which has marks of these images. Raises as `Engine.encode`."""
+        """Ids of a prompt's text, which has marks of these images. Raises as `Engine.encode`.
+
+        Encoded outside the lock, which the engine's threads take, too.
+        """
         shown = self._engine.shown("", images)
         with self._lock:
-            ids = self._known_of(text).encode(text, shown)
-        return self._engine.encode(ids, images=images)
+            known = self._known_of(text, CACHE_SALT.get())
+            known = KnownText(known.text, [*known.ids], [*known.places])
+        return self._engine.encode(known.encode(text, shown), images=images)
 
-    def learn(self, text: str, prompt_ids: Sequence[int], result: Result) -> None:
-        """Keep the ids of what was said."""
+    def learn(self, text: str, prompt_ids: Sequence[int], result: Result, salt: str = "") -> None:
+        """Keep the ids of what was said, for texts of the same salt."""
         tokenizer = self._engine.backend.tokenizer
         with self._lock:
-            known = self._known_of(text)
-            if not text.startswith(known.text):  # another conversation, or another answer in it
-                known = next((one for one in self._known if not one.text), self._known[0])
+            known = self._known_of(text, salt)
+            if known.text and text.startswith(known.text):
+                self._known.remove((salt, known))
+            else:  # another conversation, or another answer in it: in place of the oldest one
+                empty = next((one for one in self._known if not one[1].text), self._known[0])
+                self._known.remove(empty)
+                known = KnownText()
             known.learn(text, prompt_ids, result.text, result.token_ids, tokenizer)
-            self._known.remove(known)
-            self._known.append(known)
+            self._known.append((salt, known))
 
-    def _known_of(self, text: str) -> KnownText:
-        """The conversation that has most in common with a text."""
-        return max(self._known, key=lambda known: common_prefix_length(known.text, text))
+    def _known_of(self, text: str, salt: str) -> KnownText:
+        """The conversation of a salt that has most in common with a text; an empty one of none."""
+        its = [known for one, known in self._known if one == salt]
+        return max(
+            its, key=lambda known: common_prefix_length(known.text, text), default=KnownText()
+        )

@@ -15,7 +15,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgespec.log import REQUEST_ID
-from edgespec.serve.access import HISTORY, Access, history_of
+from edgespec.serve.access import CACHE_SALT, HISTORY, Access, history_of
 from edgespec.serve.answers import send_json
 from edgespec.serve.api_error import LOGGER, ApiError, api_error_of
 from edgespec.serve.shapes import new_id
@@ -85,11 +85,13 @@ class _Keys:
             error = ApiError("the API key is missing or wrong", status=401, code="invalid_api_key")
             await send_json(send, error.status, error.document)
             return
-        token = HISTORY.set(history_of(key))
+        owner = history_of(key)
+        tokens = HISTORY.set(owner), CACHE_SALT.set(owner if len(self._access.keys) > 1 else "")
         try:
             await self._app(scope, receive, send)
         finally:
-            HISTORY.reset(token)
+            HISTORY.reset(tokens[0])
+            CACHE_SALT.reset(tokens[1])
 
 
 def _sent_key(headers: Headers) -> bytes:

@@ -53,7 +53,7 @@ def read_messages(body: Any, setup: Setup, *, counts: bool = False) -> ChatAsked
     budget, variables = _thinking(fields, setup)
     options = GenerationOptions(
         max_tokens=take_max_tokens(fields, None, setup.context_size, "max_tokens"),
-        sampling=take_sampling(fields, setup.defaults.sampling, setup.limits),
+        sampling=take_sampling(fields, *setup.sampling),
         stop=take_stops(fields, setup.limits, "stop_sequences"),
         raw=True,
         reuse=True,
@@ -254,7 +254,8 @@ class MessagesShape(Shape):
         if choice.content:
             blocks.append({"type": _TEXT, "text": choice.content})
         for call in choice.calls:
-            blocks.append({**_begun(call), "input": _object(call.arguments)})
+            arguments = json.loads(call.arguments) if call.is_whole else {}
+            blocks.append({**_begun(call), "input": arguments})
         reason, stop = _reason(choice), choice.result.stop_string
         return self._message(blocks, reason, stop, _usage(choice.result))
 
@@ -301,15 +302,6 @@ class MessagesShape(Shape):
 
 def _begun(call: ToolCall) -> dict[str, Any]:
     return {"type": "tool_use", "id": call.identity, "name": call.name}
-
-
-def _object(text: str) -> dict[str, Any]:
-    """What a model wrote as arguments; a text that is no object is an argument itself."""
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        found = None
-    return found if isinstance(found, dict) else {"arguments": text}
 
 
 def _reason(choice: Choice) -> str:

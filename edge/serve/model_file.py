@@ -187,8 +187,10 @@ _BYTES_PER_S = 300e6  # of a disk that was not written to yet
 class _Kept:
     """Some tokens with their cells, in a file that goes with this object."""
 
-    def __init__(self, tokens: Sequence[int], images: Sequence[Sequence[int]], key: str) -> None:
-        self.tokens, self.images = tokens, images
+    def __init__(
+        self, tokens: Sequence[int], images: Sequence[Sequence[int]], key: str, salt: str
+    ) -> None:
+        self.tokens, self.images, self.salt = tokens, images, salt
         self.key = key  # of the engine whose cells they are
         with tempfile.TemporaryFile(dir=_folder()) as file:
             number = os.dup(file.fileno())
@@ -222,11 +224,11 @@ class KeptPrefixes:
                 if len(tokens) < _LEAST_TOKENS or nbytes > room or not is_worth_it:
                     continue
                 if isinstance(one, KeepsCache):
-                    room -= self._write(one, tokens, engine.cache_key)
+                    room -= self._write(one, tokens, engine.cache_key, engine.salt_of(one))
         return sum(len(one.tokens) for one in self._kept)
 
-    def _write(self, sequence: KeepsCache, tokens: Sequence[int], key: str) -> int:
-        kept, began = _Kept(tokens, list(sequence.images), key), perf_counter()
+    def _write(self, sequence: KeepsCache, tokens: Sequence[int], key: str, salt: str) -> int:
+        kept, began = _Kept(tokens, list(sequence.images), key, salt), perf_counter()
         nbytes = sequence.save_cache(kept.path)
         self._bytes_per_s = nbytes / max(1e-3, perf_counter() - began)
         self._kept.append(kept)
@@ -239,7 +241,7 @@ class KeptPrefixes:
             if one.key != engine.cache_key:
                 continue
             with suppress(OSError, EdgespecError), engine.exclusive():
-                sequence = engine.spare_sequence(len(one.tokens))
+                sequence = engine.spare_sequence(len(one.tokens), one.salt)
                 if isinstance(sequence, KeepsCache):
                     sequence.load_cache(one.path, one.tokens, one.images)
                     count += len(one.tokens)

@@ -29,7 +29,7 @@ from edgespec.serve.llama import (
     read_llama,
 )
 from edgespec.serve.messages import MessagesShape, read_messages
-from edgespec.serve.parsing import Fields, biases_by_id
+from edgespec.serve.parsing import Fields
 from edgespec.serve.responses import ResponsesShape, read_response
 from edgespec.serve.service import Service, settings_of
 from edgespec.serve.shapes import Shape, ToldTokens
@@ -181,18 +181,13 @@ def _text_of(service: Service, prompt: str | list[int]) -> str:
 
 def prepare_llama(service: Service, body: Any, loop: Loop) -> Prepared:
     """`/completion`. Raises ApiError, and as `Engine.stream`."""
-    asked = read_llama(_with_bias_ids(service, body), service.setup)
+    asked = read_llama(body, service.setup)
     several = [service.engine.encode(_llama_ids(service, one), raw=True) for one in asked.prompts]
     prompts = [
         LlamaPrompt(one if isinstance(one, str) else _text_of(service, ids), len(ids))
         for one, ids in zip(asked.prompts, several, strict=True)
     ]
     return _llama(service, asked, several, prompts, loop)
-
-
-def _with_bias_ids(service: Service, body: Any) -> Any:
-    encode = service.engine.backend.tokenizer.encode
-    return biases_by_id(body, lambda text: encode(text, add_special=False))
 
 
 def _llama_ids(service: Service, prompt: Prompt) -> str | list[int]:
@@ -208,7 +203,7 @@ def _llama_ids(service: Service, prompt: Prompt) -> str | list[int]:
 
 def prepare_infill(service: Service, body: Any, loop: Loop) -> Prepared:
     """`/infill`. Raises ApiError, also where the model cannot, and as `Engine.stream`."""
-    asked = read_infill(_with_bias_ids(service, body), service.setup)
+    asked = read_infill(body, service.setup)
     assert asked.gap is not None
     size = service.setup.context_size
     room = size - min(asked.options.max_tokens, size // _ANSWER_SHARE)
@@ -238,7 +233,9 @@ def _llama(
         _tokens(service),
         made,
         [prompt for prompt in prompts for _ in range(choices)],
-        _told_settings(options, service.setup.context_size),
+        _told_settings(
+            options, service.setup.context_size, 0 if asked.only_reads else options.max_tokens
+        ),
     )
     progress = asked.tells_progress
     return Prepared(made, shape, asked.streams, names_events=True, tells_progress=progress)
@@ -250,9 +247,11 @@ def _without(sampling: SamplingParams | None, tokens: Sequence[int]) -> Sampling
     return replace(params, logit_bias={**dict(params.logit_bias), **dict.fromkeys(tokens, -inf)})
 
 
-def _told_settings(options: GenerationOptions, context_size: int) -> dict[str, Any]:
+def _told_settings(
+    options: GenerationOptions, context_size: int, max_tokens: int
+) -> dict[str, Any]:
     sampling = options.sampling or SamplingParams()
-    told = {**settings_of(sampling), "n_ctx": context_size, "n_predict": options.max_tokens}
+    told = {**settings_of(sampling), "n_ctx": context_size, "n_predict": max_tokens}
     return {**told, "stop": list(options.stop), "n_probs": options.logprobs or 0}
 
 

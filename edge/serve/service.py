@@ -26,7 +26,7 @@ from edgespec.memory.device.track import peak_resident_bytes, resident_bytes
 from edgespec.memory.plan.plan import Plan
 from edgespec.sampling.constrained import make_grammar
 from edgespec.sampling.params import FIELD_NAMES, SamplingParams, bias_pairs
-from edgespec.serve.access import HISTORY
+from edgespec.serve.access import CACHE_SALT, HISTORY
 from edgespec.serve.api_error import LOGGER, ApiError
 from edgespec.serve.asked import Defaults, Setup
 from edgespec.serve.conversation import Prompts
@@ -50,6 +50,7 @@ class Totals:
     accepted_tokens: int = 0
     rounds: int = 0
     prompt_s: float = 0.0
+    time_to_first_token_s: float = 0.0
     decode_s: float = 0.0
     drafted_by: Counter[str] = field(default_factory=Counter)
     accepted_by: Counter[str] = field(default_factory=Counter)
@@ -67,7 +68,8 @@ class Totals:
             self.drafted_tokens += counters.drafted_tokens
             self.accepted_tokens += counters.accepted_tokens
             self.rounds += counters.rounds
-            self.prompt_s += counters.time_to_first_token_s
+            self.prompt_s += counters.prompt_s
+            self.time_to_first_token_s += counters.time_to_first_token_s
             self.decode_s += counters.decode_s
             self.drafted_by.update(counters.drafted_by)
             self.accepted_by.update(counters.accepted_by)
@@ -127,9 +129,14 @@ class Service:
         self._owns_engine = owns_engine
         self._read_tokens, self._read_s = 0, 0.0
         size = engine.backend.context_size
-        self.setup = Setup(tuple(names), size, defaults or Defaults(), self.limits, any_model)
+        self.setup = Setup(
+            tuple(names), size, defaults or Defaults(), self.limits, any_model, self._plain_ids
+        )
         self.prompts = Prompts(engine)
         self.worker = Worker(self.limits.waiting, self._ended, engine.users)
+
+    def _plain_ids(self, text: str) -> Sequence[int]:
+        return self.engine.backend.tokenizer.encode(text, add_special=False)
 
     @cached_property
     def end_ids(self) -> Sequence[int]:
@@ -174,7 +181,13 @@ class Service:
         for index in range(choices):
             cancel = threading.Event()
             sampling = seed_of_choice(options.sampling or SamplingParams(), index)
-            asked = replace(options, sampling=sampling, cancel=cancel, history=HISTORY.get())
+            asked = replace(
+                options,
+                sampling=sampling,
+                cancel=cancel,
+                history=HISTORY.get(),
+                cache_salt=CACHE_SALT.get(),
+            )
             try:
                 stream = self.engine.stream(ids, asked)
             except ContextFullError as problem:
@@ -183,7 +196,7 @@ class Service:
                     code="context_length_exceeded",
                     more={"n_prompt_tokens": len(ids), "n_ctx": self.setup.context_size},
                 ) from problem
-            made.append(Generation(loop, stream, cancel, text, ids, most_s))
+            made.append(Generation(loop, stream, cancel, text, ids, most_s, CACHE_SALT.get()))
         return made
 
     def memory_bytes(self) -> dict[str, int]:
@@ -211,10 +224,10 @@ class Service:
         counters = result.counters
         self.totals.add(counters, cancelled=is_cancelled)
         self._read_tokens += counters.prompt_tokens - counters.reused_tokens
-        self._read_s += counters.time_to_first_token_s
+        self._read_s += counters.prompt_s
         LOGGER.info(
-            "%s %s: prompt %d tokens, %d of them kept, %.2f s; answer %d tokens, %.1f tokens/s, "
-            "%.2f tokens a step",
+            "%s %s: prompt %d tokens, %d of them kept, first token after %.2f s; "
+            "answer %d tokens, %.1f tokens/s, %.2f tokens a step",
             generation.request_id,
             result.finish_reason,
             counters.prompt_tokens,
@@ -236,7 +249,7 @@ class Service:
         )
         PROMPTS.info("%s answer: %s", generation.request_id, result.text)
         if generation.text and result.token_ids:
-            self.prompts.learn(generation.text, generation.prompt_ids, result)
+            self.prompts.learn(generation.text, generation.prompt_ids, result, generation.salt)
 
 
 _HELP = {
@@ -248,7 +261,8 @@ _HELP = {
     "drafted_tokens": "Tokens drafted.",
     "accepted_tokens": "Drafted tokens that were right.",
     "rounds": "Steps after prompts.",
-    "prompt_s": "Seconds until first tokens.",
+    "prompt_s": "Seconds of reading prompts.",
+    "time_to_first_token_s": "Seconds from arrival to first tokens, waiting included.",
     "decode_s": "Seconds from first tokens to last ones.",
 }
 

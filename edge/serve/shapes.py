@@ -90,6 +90,21 @@ class Choice:
             raise ApiError("the answer was cancelled", status=503, code="cancelled")
 
 
+def unwritten(choice: Choice) -> Choice:
+    """An answer of which the prompt alone was asked for, without the token that an engine writes.
+
+    Its counters have what reading the prompt took, and nothing that was decoded.
+    """
+    counters = choice.result.counters
+    read = Counters(
+        prompt_tokens=counters.prompt_tokens,
+        reused_tokens=counters.reused_tokens,
+        time_to_first_token_s=counters.time_to_first_token_s,
+        prompt_s=counters.prompt_s,
+    )
+    return replace(choice, content="", result=replace(choice.result, counters=read))
+
+
 class Shape(ABC):
     """One interface's way to say things. Events are documents, in the order they are sent."""
 
@@ -153,7 +168,7 @@ def timings(choices: Sequence[Choice]) -> dict[str, Any]:
 def speeds(several: Sequence[Counters]) -> dict[str, Any]:
     """Speed alone, also of generations that run."""
     read = sum(one.prompt_tokens - one.reused_tokens for one in several)
-    prompt_s = sum(one.time_to_first_token_s for one in several)
+    prompt_s = sum(one.prompt_s for one in several)
     decode_s = sum(one.decode_s for one in several)
     decoded = sum(one.accepted_tokens + one.rounds for one in several)
     return {

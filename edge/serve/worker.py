@@ -39,6 +39,7 @@ class Generation:
         text: of its prompt, where ids of what was said before are kept; "" elsewhere.
         prompt_ids: ids of the prompt.
         most_s: from its first token, after which it ends with the line; None is no limit.
+        salt: of what may know its ids.
     """
 
     def __init__(
@@ -49,9 +50,10 @@ class Generation:
         text: str,
         prompt_ids: list[int],
         most_s: float | None = None,
+        salt: str = "",
     ) -> None:
         self.stream = stream
-        self.text, self.prompt_ids = text, prompt_ids
+        self.text, self.prompt_ids, self.salt = text, prompt_ids, salt
         self.request_id = REQUEST_ID.get()  # of who asked for it
         self.num_tokens = 0  # so far
         self.slot = 0  # which of those that run at once it is; set when it begins

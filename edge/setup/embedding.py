@@ -264,7 +264,7 @@ class Embedder:
 
     def _ids(self, text: Text, place: int, truncate: bool) -> Sequence[int]:
         """The ids of a text that fit. Raises ContextFullError, and UnsupportedError for others."""
-        ids = self.tokenizer.encode(text) if isinstance(text, str) else list(text)
+        ids = self.tokenizer.encode(text, is_whole=True) if isinstance(text, str) else list(text)
         if not ids:
             raise UnsupportedError(f"text {place + 1} has no tokens", hint="leave it out")
         if min(ids) < 0 or max(ids) >= self.tokenizer.vocab_size:

@@ -29,7 +29,7 @@ from time import time
 from typing import Any
 
 from edgespec.drafting.drafters import HEAD, MODEL
-from edgespec.drafting.ledger import TIME, RoundHistory, dated, is_recent, recalled
+from edgespec.drafting.ledger import TIME, RoundHistory, dated, is_recent
 from edgespec.memory.bytes.shape import KV_TYPE_BYTES
 from edgespec.memory.device import host
 from edgespec.memory.device.kernels import kernels_key
@@ -196,15 +196,19 @@ def keep_calibration(spec: ModelSpec, state: Mapping[str, Any]) -> None:
 
 def stored_learned(spec: ModelSpec, plan: Plan, draft_spec: ModelSpec | None) -> dict[str, Any]:
     """How a draft model or a head did beside this target; empty where nothing is known."""
-    return recalled(cache.load(_LEARNED, learned_key(spec, plan, draft_spec)))
+    return cache.load(_LEARNED, learned_key(spec, plan, draft_spec)) or {}
 
 
 def keep_learned(
-    spec: ModelSpec, plan: Plan, draft_spec: ModelSpec | None, state: Mapping[str, Any]
+    spec: ModelSpec,
+    plan: Plan,
+    draft_spec: ModelSpec | None,
+    state: Mapping[str, Any],
+    began_s: float,
 ) -> None:
-    """Keep how a draft model, or a head, did; as old as before if no round was added."""
+    """Keep how a draft model, or a head, did in a run that `began_s` (see `ledger.dated`)."""
     key = learned_key(spec, plan, draft_spec)
-    cache.update(_LEARNED, key, lambda now: dated(state, recalled(now)))
+    cache.update(_LEARNED, key, lambda now: dated(state, now, began_s))
 
 
 def stored_history(spec: ModelSpec, drafter: str) -> RoundHistory:

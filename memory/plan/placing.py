@@ -223,32 +223,33 @@ def device_of(layout: Layout) -> Choice:
     """Where steps run, and why there."""
     reason = "as asked"
     if layout.request.device == "auto":
-        reason = "where gpu layers puts them"
+        reason = "follows from the number of layers on GPUs"
         if layout.backend == ONNX:
             reason = "ONNX Runtime's CPU kernels; --device asks for a GPU or an NPU"
     return Choice("device", layout.device, reason)
 
 
 def kernels_of(layout: Layout) -> Choice:
-    """Whose matrix kernels multiply: 1 for edgespec's own, 0 for the backend's.
+    """Whether edgespec's own matrix kernels multiply, or the backend's.
 
     Raises UnsupportedError where ours were asked for and cannot be used.
     """
     obstacle, asked = layout.kernels_obstacle, layout.request.kernels
+    value = "on" if layout.kernels else "off"
     if asked == "on" and obstacle:
         raise UnsupportedError(
             f"--kernels on is not possible: {obstacle}",
             hint="leave it out; `edgespec doctor` says what kernels there are",
         )
     if asked != "auto":
-        return Choice("kernels", int(layout.kernels), "as asked")
+        return Choice("kernels", value, "as asked")
     reason = obstacle or "edgespec's own; timed against llama.cpp's at the first load"
-    return Choice("kernels", int(layout.kernels), reason)
+    return Choice("kernels", value, reason)
 
 
 def mapping_of(layout: Layout) -> Choice:
-    """Whether the weights are used as they lie in their file: 1 or 0."""
-    return Choice("mapped", int(layout.mapped), _mapped_reason(layout))
+    """Whether the weights are used as they lie in their file, or copied into memory."""
+    return Choice("mapped", "yes" if layout.mapped else "no", _mapped_reason(layout))
 
 
 def _mapped_reason(layout: Layout) -> str:

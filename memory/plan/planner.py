@@ -21,11 +21,12 @@ from typing import Any
 
 from edgespec.errors import DoesNotFitError
 from edgespec.memory.bytes.footprint import Component, kv_type_fits
-from edgespec.memory.bytes.shape import WORKER
+from edgespec.memory.bytes.shape import HOST, WORKER
 from edgespec.memory.plan.drafts import Drafts, largest_cheap
 from edgespec.memory.plan.layout import (
     BATCH_SIZES,
     Layout,
+    Shortage,
     largest_fitting,
     parts_on,
     smallest_batch,
@@ -428,15 +429,20 @@ def refusal(layout: Layout, context: int, batch: int, draft_max: int) -> DoesNot
     return DoesNotFitError(
         f"needs {total} MiB for {both}{context} tokens of context ({named} MiB); "
         f"{shortage.where}: {shortage.there_bytes // _MEBIBYTE} MiB",
-        hint="; ".join(_ways_out(layout, context, draft_max)) or "use a smaller model file",
+        hint="; ".join(_ways_out(layout, shortage, context, draft_max))
+        or "use a smaller model file",
     )
 
 
-def _ways_out(layout: Layout, context: int, draft_max: int) -> Iterator[str]:
-    """Options that help; a larger budget only where nothing else does."""
+def _ways_out(layout: Layout, shortage: Shortage, context: int, draft_max: int) -> Iterator[str]:
+    """Options that help; a larger budget only where nothing else does.
+
+    Other programs are named only where free memory is short: a budget they do not touch.
+    """
     others = list(_other_options(layout, context, draft_max))
     yield from others
-    if reserved := layout.machine.reserved_bytes // _MEBIBYTE:
+    reserved = layout.machine.reserved_bytes // _MEBIBYTE
+    if reserved and shortage.device == HOST:
         yield f"other programs of edgespec have reserved {reserved} MiB: stop one"
     if not others and layout.request.budget_bytes:
         needed = layout.nbytes(context, smallest_batch(draft_max), draft_max)

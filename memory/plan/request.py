@@ -90,7 +90,7 @@ def drafter_of(spec: ModelSpec, request: Request) -> Choice:
     if request.draft_model is not None:
         reason = "the draft model writes where it is worth its time"
         return Choice("drafter", "suffix,model", reason)
-    reason = "free: repeats what the text repeats, used only where it pays"
+    reason = "drafts what the text has had before; needs no second model, used only where it pays"
     return Choice("drafter", "suffix", reason)
 
 

@@ -19,6 +19,7 @@ from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
 from edgespec.decode.generation import Result
 from edgespec.decode.options import GenerationOptions
+from edgespec.decode.scheduler import Job
 from edgespec.drafting.drafters.base import Drafter
 from edgespec.drafting.drafters.recycling import RecyclingDrafter
 from edgespec.drafting.drafters.suffix import SuffixDrafter
@@ -351,6 +352,45 @@ def test_a_backend_that_fails_ends_what_was_in_the_step_and_no_more() -> None:
             engine.generate([1, 2], max_tokens=5)
         Failing.fails = False
         assert engine.generate([1, 2], max_tokens=5).token_ids
+
+
+@pytest.mark.parametrize("users", [1, 2])
+def test_a_mistake_at_the_end_is_told_and_gives_everything_back(users: int) -> None:
+    class Ending(Engine):
+        fails = True
+
+        def end(self, job: Job) -> None:
+            if self.fails:
+                raise RuntimeError("a mistake at the end")
+
+    with Ending(FakeBackend(babble, VOCAB, end=END, users=users)) as engine:
+        for _ in range(users + 1):
+            with pytest.raises(RuntimeError, match="a mistake at the end"):
+                engine.generate([1, 2], max_tokens=5)
+        engine.fails = False
+        assert engine.generate([1, 2], max_tokens=5).token_ids
+
+
+@pytest.mark.parametrize("users", [1, 2])
+def test_the_time_to_a_first_token_has_the_wait_for_a_turn(users: int) -> None:
+    """Of three calls at once the last one waits for the first two; reading takes it no longer."""
+
+    class Slow(FakeBackend):
+        def verify_together(self, *arguments: Any) -> list[Logits]:
+            sleep(0.002)
+            return super().verify_together(*arguments)
+
+        def verify(self, tree: DraftTree) -> Logits:
+            sleep(0.002)
+            return super().verify(tree)
+
+    with Engine(Slow(babble, VOCAB, end=END, users=users)) as engine:
+        asked = [([7, 8, 9], GenerationOptions(max_tokens=60)) for _ in range(users + 1)]
+        counted = [one.counters for one in all_at_once(engine, asked)]
+    last = max(counted, key=lambda one: one.time_to_first_token_s)
+    others = [one for one in counted if one is not last]
+    assert last.time_to_first_token_s > min(one.decode_s for one in others) > 0.0
+    assert last.prompt_s < last.time_to_first_token_s / 2
 
 
 def test_closing_ends_all_and_refuses_who_waits() -> None:

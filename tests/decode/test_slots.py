@@ -79,3 +79,26 @@ def test_waiting_pays_where_more_of_the_text_is_being_read() -> None:
     assert slots.gains_by_waiting(TALK, [[60], TALK[:12]])
     assert not slots.gains_by_waiting(TALK, [TALK[:8], []])
     assert not slots.gains_by_waiting(TALK[:9], [TALK])  # its last token is read anyway
+
+
+def test_a_text_finds_the_cells_of_its_salt_alone() -> None:
+    """Neither to go on in them, nor to share them, nor to wait for them."""
+    for users in (1, 2, 3):
+        slots = slots_of(users, 200)
+        first = takes(slots, TALK, 30)
+        slots.give_back(first)
+        other = slots.take([*TALK, 62], 30, True, "b")
+        assert other is not None and not other.tokens
+        slots.give_back(other)
+        assert slots.gains_by_waiting(TALK, [TALK[:12]], "b")
+    again = slots.take([*TALK, 62], 30, True)
+    assert again is first and list(again.tokens) == TALK, "where there is room, it is still there"
+
+
+def test_a_sequence_that_is_filled_from_outside_has_a_salt_as_well() -> None:
+    slots = slots_of(2, 100)
+    sequence = slots.spare(20, "a")
+    assert sequence is not None and slots.salt_of(sequence) == "a"
+    sequence.prefill(TALK)
+    found = [slots.take([*TALK, 62], 30, True, salt) for salt in ("b", "a")]
+    assert [list(one.tokens) for one in found if one is not None] == [[], TALK]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from time import time
 from typing import Any
 
 import pytest
@@ -9,8 +10,24 @@ from draft_model_cases import quick
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.drafting.constants import ALLOWANCE, FIRST_BALANCE, HIGHEST_BALANCE, MOST_ROUNDS
-from edgespec.drafting.ledger import TIME, Ledger, StepTimes, dated, is_recent, recalled
+from edgespec.drafting.constants import (
+    ALLOWANCE,
+    FIRST_BALANCE,
+    HIGHEST_BALANCE,
+    MOST_ROUNDS,
+    TELLING_ROUNDS,
+)
+from edgespec.drafting.ledger import (
+    SAVINGS,
+    SINCE,
+    TIME,
+    BelievedTimes,
+    Ledger,
+    UsualTime,
+    dated,
+    is_recent,
+    part_saved,
+)
 
 
 def test_rounds_pay_the_allowance_up_to_the_cap() -> None:
@@ -74,16 +91,32 @@ def test_old_savings_fade_and_keep_their_part() -> None:
     kept = ledger.savings()
     assert kept["rounds"] == 0.75 * MOST_ROUNDS
     assert kept["saved_steps"] / kept["usual_steps"] == pytest.approx(0.1)
-    again = Ledger()
-    again.load_savings(kept)
-    assert again.savings() == kept
 
 
-@pytest.mark.parametrize(("rounds", "taken"), [(-9.0, 0.0), (0.5, 0.5), (1e9, MOST_ROUNDS)])
-def test_no_savings_are_of_more_rounds_than_are_kept(rounds: float, taken: float) -> None:
+def test_earlier_runs_count_as_a_few_hundred_rounds() -> None:
+    """So that as many of this run say as much, whatever was stored."""
     ledger = Ledger()
-    ledger.load_savings({"rounds": rounds, "usual_steps": 9.0, "saved_steps": 1.0})
-    assert ledger.rounds == taken
+    ledger.load_savings({"rounds": 1e9, "usual_steps": 2e9, "saved_steps": -4e8, "squares": 1e9})
+    assert ledger.rounds == pytest.approx(TELLING_ROUNDS)
+    assert ledger.saved_steps / ledger.usual_steps == pytest.approx(-0.2)
+    assert ledger.balance == FIRST_BALANCE, "it is asked as one that is new"
+    for rounds, taken in ((-9.0, 0.0), (0.5, 0.5)):
+        ledger.load_savings({**ledger.savings(), "rounds": rounds})
+        assert ledger.rounds == taken
+
+
+def test_savings_have_a_standard_error() -> None:
+    """Of 0.9 steps and -0.1 in turns, the payments included: 0.4 of 2 tokens, 20 times."""
+    ledger = Ledger()
+    for _ in range(10):
+        ledger.pay(0.1)
+        ledger.add(1, 2.0, gain=1.0)
+        ledger.pay(0.1)
+        ledger.add(1, 2.0)
+    rounds, part, error = part_saved(ledger.savings())
+    assert rounds == 20.0 and part == pytest.approx(0.2)
+    assert error == pytest.approx((10 * 0.81 + 10 * 0.01) ** 0.5 / 40.0)
+    assert part_saved({}) == part_saved({**ledger.savings(), "usual_steps": 0.0}) == (0.0,) * 3
 
 
 @pytest.mark.parametrize(
@@ -98,23 +131,39 @@ def test_no_savings_are_of_more_rounds_than_are_kept(rounds: float, taken: float
 def test_savings_that_are_none_are_ignored(found: dict[str, Any]) -> None:
     ledger = Ledger()
     ledger.load_savings(found)
-    assert ledger.savings() == {"rounds": 0.0, "usual_steps": 0.0, "saved_steps": 0.0}
+    assert ledger.savings() == dict.fromkeys(SAVINGS, 0.0)
 
 
-def test_savings_of_long_ago_are_forgotten() -> None:
-    savings = {"rounds": 400.0, "usual_steps": 900.0, "saved_steps": 9.0}
-    now = dated(savings, {})
-    assert is_recent(now[TIME]) and recalled(now) == now
-    old = {**now, TIME: now[TIME] - 40 * 86400.0}
-    assert recalled(old) == {TIME: old[TIME]}
-    assert recalled(savings) == recalled(None) == {}, "nobody knows when"
-    assert dated(savings, old | savings)[TIME] == old[TIME], "nothing was added"
-    assert dated({**savings, "rounds": 401.0}, old)[TIME] > old[TIME]
+def test_what_is_stored_has_its_age() -> None:
+    """That of the last run that added a round, and of the first one."""
+    savings = {"rounds": 400.0, "usual_steps": 900.0, "saved_steps": 9.0, "squares": 4.0}
+    now = dated(savings, None, time() - 60.0)
+    assert is_recent(now[TIME]) and now[TIME] - now[SINCE] == pytest.approx(60.0, abs=5.0)
+    old = {**now, TIME: now[TIME] - 90_000.0, SINCE: now[SINCE] - 90_000.0}
+    assert not is_recent(old[TIME]) and not is_recent(None)
+    again = Ledger()
+    again.load_savings(old)
+    assert dated({"cells": 1, **again.savings()}, old, time()) == {"cells": 1, **old}, "none added"
+    again.add(1, 1.0)
+    later = dated(again.savings(), old, time())
+    assert later[TIME] > old[TIME] and later[SINCE] == old[SINCE]
 
 
 def test_a_step_that_alone_took_long_was_disturbed() -> None:
     """What takes several times as long twice in a row does so; less teaches the curve."""
-    steps = StepTimes()
+    steps = BelievedTimes()
     ratios = (0.9, 1.2, 8.0, 1.0, 2.9, 2.9, 8.0, 8.0, 3.5, 1.1)
     found = [steps.believed_ms(10.0 * ratio, 10.0) for ratio in ratios]
     assert found == [9.0, 12.0, 13.0, 10.0, 13.0, 13.0, 13.0, 30.0, 30.0, 11.0]
+
+
+def test_what_lookups_usually_take_is_learned_and_no_outlier_counts() -> None:
+    usual = UsualTime()
+    assert usual.believed_ms(50.0, 4.0) == 4.0, "of the first one nothing is known"
+    usual = UsualTime()
+    assert [usual.believed_ms(1.0, 4.0) for _ in range(30)] == [1.0] * 30
+    assert usual.believed_ms(100.0, 4.0) == 3.0 and usual.ms < 1.3
+    assert usual.believed_ms(1.0, 4.0) == 1.0
+    for _ in range(60):
+        usual.believed_ms(100.0, 4.0)
+    assert usual.believed_ms(100.0, 4.0) == 100.0 and usual.ms > 90.0, "it does take that long"

@@ -6,9 +6,11 @@ from typing import Any
 
 import httpx
 import pytest
-from serving_cases import Serve, Speaker
+from serving_cases import TEMPLATE, Gated, Serve, Speaker
 
 from edgespec.decode.engine import Engine
+from edgespec.serve.access import CACHE_SALT
+from edgespec.serve.conversation import Prompts
 
 ASKED: Any = {"messages": [{"role": "user", "content": "Hi"}], "n": 2}
 
@@ -59,3 +61,39 @@ def test_a_request_cannot_name_a_history(serve: Serve, histories: list[str]) -> 
     address = serve(Speaker())
     response = httpx.post(f"{address}/v1/chat/completions", json={**ASKED, "history": "another's"})
     assert set(histories) <= {""}, response.text
+
+
+def cached(address: str, key: str, **more: Any) -> int:
+    """Tokens of a prompt that were in the cache."""
+    body = {"messages": [{"role": "user", "content": "a secret word"}], "max_tokens": 3, **more}
+    headers = {"authorization": f"Bearer {key}"}
+    answer = httpx.post(f"{address}/v1/chat/completions", json=body, headers=headers)
+    return int(answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+
+def test_with_two_keys_no_one_finds_in_the_cache_what_another_wrote(serve: Serve) -> None:
+    address = serve(Speaker(), keys=("first", "second"))
+    assert [cached(address, key) for key in ("first", "second")] == [0, 0]
+    backend = Gated(users=4)
+    backend.gate.set()
+    several = serve(backend, keys=("first", "second"))
+    keys = ("first", "second", "second", "first")
+    assert [cached(several, key) > 0 for key in keys] == [False, False, True, True]
+
+
+def test_those_who_share_a_key_share_the_cache(serve: Serve) -> None:
+    address = serve(Speaker(), keys=("only",))
+    assert [cached(address, "only") > 0 for _ in range(2)] == [False, True]
+
+
+def test_ids_of_what_a_key_was_told_are_its_own(serve: Serve) -> None:
+    """Answers keep the ids that the model wrote, which another text of them may not have."""
+    with Engine(Speaker(), chat_template=TEMPLATE) as engine:
+        prompts = Prompts(engine)
+        result = engine.generate([7, 8], max_tokens=3)
+        prompts.learn("ab", [7, 8], result, "first")
+        token = CACHE_SALT.set("second")
+        assert prompts.ids_of("ab") == [*b"ab"]
+        CACHE_SALT.set("first")
+        assert prompts.ids_of("ab") == [7, 8]
+        CACHE_SALT.reset(token)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import httpx
@@ -11,6 +12,7 @@ import pytest
 from decoding_cases import END
 from serving_cases import CALL, HELLO, TEMPLATE, WEATHER, Connect, Serve, Speaker
 
+from edgespec.backends.base import Logits
 from edgespec.backends.fake import ByteTokenizer
 from edgespec.serve.tools import Tools, resolved
 
@@ -47,6 +49,82 @@ def test_a_stream_of_calls(serve: Serve, client: Connect) -> None:
     assert {call.index for call in calls} == {0}
     assert "".join(call.function.name or "" for call in calls if call.function) == "weather"
     assert chunks[-1].finish_reason == "tool_calls"
+
+
+CALLED = [("1", {"n": 1}), ("2", {"n": 2})]
+RESULTS = [("2", "SECOND"), ("1", "FIRST")]  # as they arrive
+# The same turn in every interface.
+CHAT: Any = {
+    "messages": [
+        {
+            "role": "assistant",
+            "tool_calls": [
+                {"id": one, "function": {"name": "room", "arguments": json.dumps(arguments)}}
+                for one, arguments in CALLED
+            ],
+        },
+        *({"role": "tool", "tool_call_id": one, "content": text} for one, text in RESULTS),
+    ]
+}
+MESSAGES: Any = {
+    "max_tokens": 1,
+    "messages": [
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "tool_use", "id": one, "name": "room", "input": arguments}
+                for one, arguments in CALLED
+            ],
+        },
+        {
+            "role": "user",
+            "content": [
+                {"type": "tool_result", "tool_use_id": one, "content": text}
+                for one, text in RESULTS
+            ],
+        },
+    ],
+}
+ITEMS: Any = {
+    "input": [
+        *(
+            {
+                "type": "function_call",
+                "call_id": one,
+                "name": "room",
+                "arguments": json.dumps(arguments),
+            }
+            for one, arguments in CALLED
+        ),
+        *(
+            {"type": "function_call_output", "call_id": one, "output": text}
+            for one, text in RESULTS
+        ),
+    ]
+}
+
+
+class Listener(Speaker):
+    """Keeps the text that it was given."""
+
+    text = b""
+
+    def prefill(self, tokens: Sequence[int]) -> Logits:
+        self.text += bytes(tokens)
+        return super().prefill(tokens)
+
+
+@pytest.mark.parametrize("template", [TEMPLATE, f"{{# tools #}}{TEMPLATE}{{{{ tools }}}}"])
+@pytest.mark.parametrize(
+    ("path", "body"), [("chat/completions", CHAT), ("messages", MESSAGES), ("responses", ITEMS)]
+)
+def test_results_come_in_the_order_of_their_calls(
+    serve: Serve, path: str, body: Any, template: str
+) -> None:
+    backend = Listener("Hm.")
+    address = serve(backend, chat_template=template)
+    httpx.post(f"{address}/v1/{path}", json=body).raise_for_status()
+    assert 0 <= backend.text.find(b"FIRST") < backend.text.find(b"SECOND")
 
 
 def test_tools_that_are_not_to_be_called_are_not_told(serve: Serve, client: Connect) -> None:
@@ -117,9 +195,11 @@ def test_arguments_that_are_no_object_are_taken_back(
 
 
 ODD = [
-    ('"arguments": "hello"', "hello"),
-    ('"arguments": {"a": NaN}', '{"a": NaN}'),
-    ('"arguments": {"a": "\\ud800"}', '{"a": "\\ud800"}'),
+    ('"arguments": {"a": NaN}', '{"a": null}'),
+    ('"arguments": {"a": 1e999}', '{"a": null}'),
+    ('"arguments": {"a": "\\ud800"}', '{"a": "\ufffd"}'),
+    ('"arguments": "{\\"a\\": 1,}"', '{"a": 1}'),
+    ('"arguments": {"a": 1}}', '{"a": 1}'),
     ('"arguments": null', "{}"),
     ('"arguments": {}', "{}"),
     ('"id": 1', "{}"),
@@ -127,14 +207,38 @@ ODD = [
 
 
 @pytest.mark.parametrize(("member", "arguments"), ODD)
-def test_arguments_that_are_no_object_are_sent(serve: Serve, member: str, arguments: str) -> None:
-    """As JSON where they are, else as they are; a tool that needs none gets an empty object."""
+def test_arguments_are_always_an_object(serve: Serve, member: str, arguments: str) -> None:
+    """Slips are repaired; a tool that needs none gets an empty one."""
     address = serve(Speaker(f'<tool_call>{{"name": "weather", {member}}}</tool_call>'))
     body = {"messages": HELLO, "tools": [WEATHER]}
     response = httpx.post(f"{address}/v1/chat/completions", json=body)
     choice = response.json()["choices"][0]
-    assert choice["finish_reason"] == "tool_calls"
+    assert choice["finish_reason"] == "tool_calls" and not choice["message"]["content"]
     assert choice["message"]["tool_calls"][0]["function"]["arguments"] == arguments
+    told = httpx.post(f"{address}/v1/messages", json=as_message(body))
+    assert told.json()["content"][0]["input"] == json.loads(arguments)
+    assert told.json()["stop_reason"] == "tool_use"
+
+
+@pytest.mark.parametrize("arguments", ['"hello"', '{"a": <b>}', "{\"a\": 'b'}"])
+def test_a_call_with_other_arguments_does_not_end_as_one(serve: Serve, arguments: str) -> None:
+    text = f'<tool_call>{{"name": "weather", "arguments": {arguments}}}</tool_call>'
+    address = serve(Speaker(text))
+    body = {"messages": HELLO, "tools": [WEATHER]}
+    response = httpx.post(f"{address}/v1/chat/completions", json=body)
+    choice = response.json()["choices"][0]
+    assert choice["finish_reason"] == "stop"
+    given = choice["message"]["tool_calls"][0]["function"]["arguments"]
+    assert given == arguments.strip('"')
+    told = httpx.post(f"{address}/v1/messages", json=as_message(body)).json()
+    assert told["stop_reason"] == "end_turn"
+
+
+def as_message(body: Any) -> dict[str, Any]:
+    """The same request in Anthropic's interface."""
+    functions = [one["function"] for one in body["tools"]]
+    tools = [{"name": one["name"], "input_schema": one["parameters"]} for one in functions]
+    return {"max_tokens": 99, **body, "tools": tools}
 
 
 def test_a_call_that_is_cut_off_does_not_end_as_one(serve: Serve) -> None:
@@ -144,10 +248,9 @@ def test_a_call_that_is_cut_off_does_not_end_as_one(serve: Serve) -> None:
     assert choice["finish_reason"] == "length"
     function = choice["message"]["tool_calls"][0]["function"]
     assert function == {"name": "weather", "arguments": '{"city": "Ro'}
-    tool = {"name": "weather", "input_schema": {"type": "object"}}
-    told = httpx.post(f"{address}/v1/messages", json={**asked, "tools": [tool]}).json()
+    told = httpx.post(f"{address}/v1/messages", json=as_message(asked)).json()
     assert told["stop_reason"] == "max_tokens"
-    assert told["content"][-1]["input"] == {"arguments": '{"city": "Ro'}
+    assert told["content"][-1]["input"] == {}  # as in a stream, before its parts
 
 
 def test_schemas_and_names_that_no_grammar_is_made_of_are_taken(serve: Serve) -> None:

@@ -39,11 +39,13 @@ def plan_of(spec: ModelSpec, **changes: Any) -> Plan:
     return make_run_plan(spec, Request(context_size=512, kernels="off", **changes))
 
 
-def saw(spec: ModelSpec, rounds: float, saved: float) -> None:
-    """An earlier run had so many rounds, and saved that part of their time."""
+def saw(spec: ModelSpec, rounds: float, saved: float, **changes: float) -> None:
+    """An earlier run of ten minutes had so many rounds, and saved that part of their time."""
     plain = plan_of(spec, drafter="suffix")
-    values = dict(zip(SAVINGS, (rounds, 1000.0 * rounds, 1000.0 * rounds * saved), strict=True))
-    cache.store("learned", learned_key(spec, plain, None), {**values, "time": time()})
+    found = (rounds, 1000.0 * rounds, 1000.0 * rounds * saved, 0.0)
+    values = dict(zip(SAVINGS, found, strict=True))
+    document = {**values, "time": time(), "since": time() - 600.0, **changes}
+    cache.store("learned", learned_key(spec, plain, None), document)
 
 
 @pytest.mark.parametrize(
@@ -61,6 +63,30 @@ def test_a_head_is_used_until_it_was_seen_not_to_pay(
     assert ("saved" in why) == (rounds > 300)
     assert used or "--drafter suffix,head uses it" in why
     assert plan_of(spec, drafter="suffix,head").drafter == "suffix,head", "as asked"
+
+
+def test_a_figure_that_kept_a_head_out_is_forgotten(spec: ModelSpec) -> None:
+    """As fast as it was learned, in ten minutes, and within a day; so is one of unknown age."""
+    now = time()
+    for age_s, learned_s, used in (
+        (500.0, 600.0, False),
+        (700.0, 600.0, True),
+        (90_000.0, 1e6, True),
+        (-700.0, 600.0, True),
+    ):
+        saw(spec, 400.0, -0.27, time=now - age_s, since=now - age_s - learned_s)
+        plan = plan_of(spec)
+        assert (plan.drafter == "suffix,head") == used, age_s
+    saw(spec, 400.0, 0.2, time=now - 1e7, since=now - 2e7)
+    assert plan_of(spec).drafter == "suffix,head", "what paid is used again"
+
+
+def test_a_figure_that_is_unsure_keeps_no_head_out(spec: ModelSpec) -> None:
+    """400 rounds of 1000 steps that saved nothing, within two standard errors of 2%, or of 0.2%."""
+    saw(spec, 400.0, 0.0, squares=(0.01 * 400_000.0) ** 2)
+    assert plan_of(spec).drafter == "suffix,head"
+    saw(spec, 400.0, 0.0, squares=(0.001 * 400_000.0) ** 2)
+    assert plan_of(spec).drafter == "suffix"
 
 
 def test_a_head_is_not_used_where_others_are_named(spec: ModelSpec) -> None:

@@ -111,11 +111,11 @@ def test_a_plan_leaves_out_snapshots_that_cost_more_than_they_bring(
 
 
 def test_what_decided_against_them_is_forgotten(spec: ModelSpec) -> None:
-    """Texts change: after 30 days drafts are tried again."""
+    """Texts change: after a day drafts are tried again."""
     keep_rounds(spec, "suffix", NEVER)
     assert stored_rounds(spec, "suffix") == ((1, 1, 1000.0),)
     key = rounds_key(spec, "suffix")
-    old = time() - 31 * 24 * 3600.0
+    old = time() - 25 * 3600.0
     cache.store("rounds", key, {"rounds": NEVER, "time": old})
     assert stored_rounds(spec, "suffix") != ((1, 1, 1000.0),)
     keep_rounds(spec, "suffix", [(4, 4, 600.0)])
@@ -128,8 +128,10 @@ def test_what_decided_against_them_is_forgotten(spec: ModelSpec) -> None:
 def saw(spec: ModelSpec, rounds: float, saved: float) -> None:
     """An earlier run with the head had so many rounds, and saved that part of their time."""
     plan = plan_of(spec, drafter="suffix")
-    values = dict(zip(SAVINGS, (rounds, 1000.0 * rounds, 1000.0 * rounds * saved), strict=True))
-    cache.store("learned", learned_key(spec, plan, None), {**values, "time": time()})
+    found = (rounds, 1000.0 * rounds, 1000.0 * rounds * saved, 0.0)
+    values = dict(zip(SAVINGS, found, strict=True))
+    document = {**values, "time": time(), "since": time() - 600.0}
+    cache.store("learned", learned_key(spec, plan, None), document)
 
 
 @pytest.mark.parametrize(("saved", "used"), [(0.05, False), (0.09, True)])

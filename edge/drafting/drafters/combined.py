@@ -12,14 +12,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import inf
-from time import perf_counter
+from time import perf_counter, thread_time
 from typing import Any
 
 from edgespec.drafting import constants
 from edgespec.drafting.drafters.base import Drafter, VerifyResult
-from edgespec.drafting.ledger import Ledger
+from edgespec.drafting.ledger import BelievedTimes, Ledger, UsualTime
 from edgespec.drafting.proposal import EMPTY, DraftEstimate, Proposal, StepContext, choose_size
 from edgespec.memory.store.texts import KeptText
 
@@ -37,18 +37,22 @@ class _Source:
     drafter: Drafter
     is_first: bool
     ledger: Ledger
-    lookup_ms: float = 0.0  # what lookups of a table usually take
     price: float = 0.0  # that the balance has to cover, in plain steps
     is_open: bool = True  # whether it does
     is_free: bool = False  # an n-gram hit: whatever the step takes
     estimate: DraftEstimate | None = None
     num_proposed: int = 0
     why: str = _BLIND  # it has no node, as far as that is known
+    lookups: UsualTime = field(default_factory=UsualTime)  # of a table
+    lessons: UsualTime = field(default_factory=UsualTime)
+    drafts: BelievedTimes = field(  # of an engine
+        default_factory=lambda: BelievedTimes(constants.LONGEST_STEP, inf)
+    )
 
     def limit(self, context: StepContext, token_ms: float) -> int:
         """The most nodes whose loss the balance covers; 0: it is not asked."""
         estimate, balance = self.estimate, self.ledger.balance
-        fixed_ms, node_ms, reserve = self.lookup_ms, 0.0, constants.RESERVE
+        fixed_ms, node_ms, reserve = self.lookups.ms, 0.0, constants.RESERVE
         if estimate is not None:
             fixed_ms, node_ms = estimate.read_ms + estimate.first_ms, estimate.node_ms
             reserve = 0.0
@@ -59,6 +63,9 @@ class _Source:
             return max(0.0, ms) / token_ms
 
         self.price = price(1) + reserve
+        if estimate is None and self.price - fixed_ms / token_ms <= self.ledger.most:
+            # One bad moment may have said what lookups take: a full balance asks again.
+            self.price = min(self.price, self.ledger.most)
         self.is_open = balance >= self.price
         most = context.max_nodes
         if self.is_open and price(most) <= balance:
@@ -87,15 +94,17 @@ class _Source:
         return False
 
     def ask(self, context: StepContext, merged: Proposal, token_ms: float) -> Proposal:
-        """Its proposal, whose time it pays for."""
-        began = perf_counter()
+        """Its proposal, whose time it pays for: a table the processor's, an engine the clock's."""
+        began, worked = perf_counter(), thread_time()
         proposal = self.drafter.propose(context, merged)
-        ms = (perf_counter() - began) * 1e3
-        if self.estimate is None:
-            if self.is_first:
-                ms *= constants.ASKING_TIMES
-            rate = constants.ASKING_RATE if self.lookup_ms else 1.0
-            self.lookup_ms += rate * (ms - self.lookup_ms)
+        if (estimate := self.estimate) is None:
+            ms = (thread_time() - worked) * 1e3 * (constants.ASKING_TIMES if self.is_first else 1.0)
+            ms = self.lookups.believed_ms(ms, constants.MOST_AT_FIRST * token_ms)
+        else:
+            expected_ms = max(1, len(proposal)) * estimate.node_ms
+            expected_ms += estimate.read_ms + estimate.first_ms
+            ms = self.drafts.believed_ms((perf_counter() - began) * 1e3, expected_ms)
+            proposal = replace(proposal, draft_ms=min(proposal.draft_ms, ms))
         self.ledger.pay(ms / token_ms)
         self.num_proposed = len(proposal)
         if proposal.sources or not len(proposal):
@@ -209,11 +218,13 @@ class CombinedDrafter(Drafter):
         sources = result.tree.sources
         before = [one.ledger.balance for one in self._sources] if self.trace is not None else []
         for source in self._sources:
-            began, ledger, name = perf_counter(), source.ledger, source.drafter.name
+            worked, ledger, name = thread_time(), source.ledger, source.drafter.name
             is_taught = source.is_open and result.rounds == 1
             source.drafter.observe(result if is_taught else replace(result, top_tokens=_nothing))
             if is_taught and not source.is_first:
-                ledger.pay((perf_counter() - began) * 1e3 / token_ms)
+                ms = (thread_time() - worked) * 1e3
+                ms = source.lessons.believed_ms(ms, constants.MOST_AT_FIRST * token_ms)
+                ledger.pay(ms / token_ms)
             num_nodes = sum(one == name for one in sources)
             accepted = sum(sources[node] == name for node in result.path) if num_nodes else 0
             gain = accepted - num_nodes * node_ms / token_ms

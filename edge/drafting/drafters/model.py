@@ -242,6 +242,7 @@ class WritingDrafter(CountingDrafter):
     has_engine = True
     _who = _component = ""
     _block = 0  # tokens that one step drafts; 0: one by one
+    _draws = True  # drafts, where the target's tokens are drawn
     _text: ModelText | HeadText
 
     def __init__(
@@ -256,7 +257,7 @@ class WritingDrafter(CountingDrafter):
         self._curve = curve
         self._vocab_size = vocab_size
         self._ids = None if token_ids is None else np.array(token_ids)
-        self._places = _calibration_of_places(promised)  # that a place of the spine is right
+        self._places = calibration_of_places(promised)  # that a place of the spine is right
         self._spine: list[int] = []
 
     def begin(self, tokens: Sequence[int]) -> None:
@@ -290,7 +291,7 @@ class WritingDrafter(CountingDrafter):
         if self.failure is not None or not self._text.can_be_read:
             return EMPTY
         began = perf_counter()
-        builder = ProposalBuilder(context, self._calibration)
+        builder = self._new_builder(context)
         try:
             self._build(builder, context)
         except _FAILURES as error:
@@ -303,6 +304,10 @@ class WritingDrafter(CountingDrafter):
             warn(f"{self._who} failed and is left out: {self.failure}", DraftModelWarning, 2)
         return self._proposal
 
+    def _new_builder(self, context: StepContext) -> ProposalBuilder:
+        """What rows of the engine become a proposal with."""
+        return ProposalBuilder(context, self._calibration)
+
     def _build(self, builder: ProposalBuilder, context: StepContext) -> None:
         missing, began = self._text.num_missing, perf_counter()
         logits = self._text.catch_up()
@@ -313,7 +318,10 @@ class WritingDrafter(CountingDrafter):
         # would seem so dear already that any number of further drafts were cheap.
         paid_ms = self._step_ms()
         while self._extend(builder, logits, context):
-            if not self._goes_on(builder, context, paid_ms + (perf_counter() - start) * 1e3):
+            # A pause in here does not make further drafts look cheap.
+            most_ms = constants.LONGEST_STEP * builder.depth * self._step_ms()
+            spent_ms = paid_ms + min((perf_counter() - start) * 1e3, most_ms)
+            if not self._goes_on(builder, context, spent_ms):
                 break
             began = perf_counter()
             logits = self._text.feed_draft(builder.tip)
@@ -335,7 +343,7 @@ class WritingDrafter(CountingDrafter):
         size, _ = choose_size(
             [*spine, *ahead],
             context,
-            kept=depth if context.sampler else 0,
+            kept=depth if self._draws and context.sampler else 0,
             spent_ms=spent_ms,
             node_ms=0.0 if self._block else self._step_ms(),
             drafted=depth,
@@ -397,7 +405,7 @@ class WritingDrafter(CountingDrafter):
         self._text.backend.close()
 
 
-def _calibration_of_places(promised: Sequence[float]) -> Calibration:
+def calibration_of_places(promised: Sequence[float]) -> Calibration:
     """How often the token at each place of a chain is right where those before it were.
 
     A file's own figures are counts of tries that nobody made here.

@@ -9,6 +9,6 @@ from draft_model_cases import Clock
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    for module in ("model", "combined"):
-        monkeypatch.setattr(f"edgespec.drafting.drafters.{module}.perf_counter", clock)
+    for name in ("model.perf_counter", "combined.perf_counter", "combined.thread_time"):
+        monkeypatch.setattr(f"edgespec.drafting.drafters.{name}", clock)
     return clock

@@ -17,7 +17,7 @@ from edgespec.drafting.drafters import NAMES, combined, make_drafter
 from edgespec.drafting.drafters.base import Drafter, VerifyResult
 from edgespec.drafting.drafters.combined import CombinedDrafter
 from edgespec.drafting.drafters.suffix import SuffixDrafter
-from edgespec.drafting.proposal import Proposal
+from edgespec.drafting.proposal import EMPTY, Proposal, StepContext
 from edgespec.errors import UnsupportedError
 from edgespec.memory.plan.options import DRAFTERS
 
@@ -56,6 +56,7 @@ def test_no_drafter_loses_more_than_its_ledger(
         drafter = Table("first", clock, [7] * len(chances), propose_ms=draft_steps * PLAIN_MS)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(combined, "perf_counter", clock)
+        patch.setattr(combined, "thread_time", clock)
         found = CombinedDrafter([drafter])
         lost, first = 0.0, 0.0
         for number in range(100):
@@ -182,6 +183,69 @@ def test_two_that_are_asked_are_not_cut_where_a_hit_was_found(clock: Clock) -> N
     found, steep = CombinedDrafter([suffix, other]), context_of(11.0, *(40.0 + n for n in range(7)))
     found.begin([1, 2, 3, 4, 5, 6, 1, 2, 3, 4])
     assert set(found.propose(steep).tokens) >= {5, 6, 1, 2, 3, 4}
+
+
+# ------------------------------------------------------------------------------ pauses
+
+
+@pytest.mark.parametrize("place", ["lookup", "lesson", "draft"])
+def test_one_outlier_switches_no_drafter_off(clock: Clock, place: str) -> None:
+    """Whatever the machine did in it: 50 rounds accepted, one of 100 times its usual time."""
+    one: Table = Table("one", clock, [7], propose_ms=0.5)
+    one.learn_ms = 0.2
+    if place == "draft":
+        one = Model(clock, [0.7], draft_ms=3.0)
+    found = CombinedDrafter([one] if place == "lookup" else [Table("first", clock), one])
+    ledger, context = found.ledger(one.name), context_of()
+    rounds(found, 50, context, accepted=True)
+    usual, saved = (one.propose_ms, one.learn_ms), ledger.saved_steps
+    one.propose_ms *= 100.0 if place != "lesson" else 1.0
+    one.learn_ms *= 100.0 if place == "lesson" else 1.0
+    rounds(found, 1, context)
+    one.propose_ms, one.learn_ms = usual
+    assert ledger.balance > 0.75 * ledger.most
+    assert ledger.saved_steps > 0.9 * saved
+    asked = one.asked
+    rounds(found, 20, context, accepted=True)
+    assert one.asked - asked == 20
+
+
+def test_an_engine_that_becomes_dear_for_good_pays_for_it(clock: Clock) -> None:
+    """A tenth of a step is expected: the second time in a row it is charged what it takes."""
+    model = Model(clock, [0.7], draft_ms=1.0)
+    found = CombinedDrafter([Table("first", clock), model])
+    rounds(found, 50, context_of(), accepted=True)
+    model.propose_ms = 100.0
+    rounds(found, 1000, context_of())
+    assert model.asked - 50 <= 3
+
+
+def test_an_unlucky_first_lookup_leaves_enough_to_ask_again(clock: Clock) -> None:
+    """100 steps at once; then what the text says again is asked for, and shows what is usual."""
+
+    class Unlucky(SuffixDrafter):
+        ms = 1000.0
+
+        def propose(self, context: StepContext, base: Proposal = EMPTY) -> Proposal:
+            clock.ms += self.ms
+            return super().propose(context, base)
+
+    suffix = Unlucky()
+    found = CombinedDrafter([suffix])
+    found.begin([1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3, 4])
+    for ms in (1000.0, 0.05, 0.05):
+        suffix.ms = ms
+        assert len(found.propose(context_of()))
+
+
+def test_a_lookup_that_seemed_too_dear_is_tried_again_with_a_full_balance(clock: Clock) -> None:
+    table = Table("first", clock, propose_ms=1000.0)
+    found = CombinedDrafter([table])
+    rounds(found, 1, context_of())
+    table.propose_ms = 0.05
+    assert found.cooldown() <= HIGHEST_BALANCE / ALLOWANCE
+    rounds(found, 3000, context_of())
+    assert table.asked > 100
 
 
 # ------------------------------------------------------------------------------ models

@@ -78,8 +78,8 @@ def test_what_is_asked_for_is_what_is_planned() -> None:
         "drafter": "none",
         "draft_max": 0,
         "batch_size": plan.batch_size,
-        "mapped": 1,
-        "kernels": 0,
+        "mapped": "yes",
+        "kernels": "off",
     }
     assert plan_of(draft_max=5).draft_max == 5
 

@@ -83,3 +83,11 @@ def test_a_smaller_cache_is_offered_where_that_may_differ() -> None:
 def test_a_cache_type_that_the_heads_do_not_allow_is_not_offered() -> None:
     error = refusal(model(head=80), machine_with(80 * MIB), context_size=32768)
     assert "--ctx" in error.hint and "q8_0" not in error.hint
+
+
+def test_other_programs_are_named_only_where_free_memory_is_short() -> None:
+    """A budget is short whatever others have reserved."""
+    reserved = machine_with(1 << 30, reserved_bytes=111 * MIB)
+    assert "other programs" not in refusal(SPEC, reserved, budget_bytes=20 * MIB).hint
+    full = machine_with(20 * MIB, reserved_bytes=111 * MIB)
+    assert "other programs of edgespec have reserved 111 MiB" in refusal(SPEC, full).hint

@@ -37,6 +37,7 @@ class Clock:
         """Let the loop look at this clock and no other."""
         for module in (scheduler, step, combined):
             monkeypatch.setattr(module, "perf_counter", self)
+        monkeypatch.setattr(combined, "thread_time", self)
 
 
 class Timed(FakeBackend):

@@ -1,0 +1,85 @@
+"""`make`: which Python it takes, before anything is installed."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+MAKEFILE = Path(__file__).parents[1] / "Makefile"
+pytestmark = pytest.mark.skipif(
+    shutil.which("make") is None or not MAKEFILE.exists(), reason="needs make and the checkout"
+)
+
+
+def python(path: Path, version: tuple[int, int], installs: str = "exit 1") -> Path:
+    """A program that answers as a Python of that version; what it installs fails by itself."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    number = f"{version[0]}.{version[1]}"
+    path.write_text(
+        "#!/bin/sh\n"
+        'case "$*" in\n'
+        f"  *sys.exit*) exit {int(version < (3, 10))};;\n"
+        f"  *print*) echo {number}; exit 0;;\n"
+        f"esac\n{installs}\n"
+    )
+    path.chmod(0o755)
+    return path
+
+
+def make(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    shutil.copy(MAKEFILE, folder)
+    (folder / "pyproject.toml").touch()
+    for name in ("edge", "backends", "memory", "quantize", "cli", "models"):
+        (folder / name).mkdir(exist_ok=True)
+    return subprocess.run(
+        ["make", "run", *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_the_first_line_says_which_python_is_needed_and_which_was_found(tmp_path: Path) -> None:
+    done = make(tmp_path, f"PYTHON={python(tmp_path / 'old', (3, 8))}")
+    first = done.stderr.splitlines()[0]
+    assert "error: edgespec needs Python 3.10 or newer" in first and "is Python 3.8" in first
+    assert "hint: " in done.stderr and "PYTHON=" in done.stderr
+    assert done.returncode and not (tmp_path / ".venv").exists()
+
+
+def test_a_python_that_is_not_there_is_named(tmp_path: Path) -> None:
+    done = make(tmp_path, "PYTHON=no-such-python")
+    assert "no-such-python was not found" in done.stderr.splitlines()[0]
+
+
+def test_an_environment_of_an_old_python_is_made_anew(tmp_path: Path) -> None:
+    """The new one is only begun: what would be installed fails at once."""
+    python(tmp_path / ".venv" / "bin" / "python", (3, 8))
+    (tmp_path / ".venv" / "installed-by-another").touch()
+    new = python(tmp_path / "new", sys.version_info[:2], 'echo begun "$@" >&2; exit 1')
+    done = make(tmp_path, f"PYTHON={new}")
+    assert "is of another Python (3.8): made anew" in done.stderr
+    assert "begun -m venv .venv" in done.stderr
+    assert not (tmp_path / ".venv" / "installed-by-another").exists()
+
+
+def test_a_good_environment_stays_whatever_the_systems_python_is(tmp_path: Path) -> None:
+    used = python(tmp_path / ".venv" / "bin" / "python", (3, 12))
+    shutil.copy(python(tmp_path / "old", (3, 8)), tmp_path / "python3")
+    done = make(tmp_path, f"PATH={tmp_path}:/usr/local/bin:/usr/bin:/bin")
+    assert "made anew" not in done.stderr and "needs Python" not in done.stderr
+    assert used.exists()
+
+
+def test_an_environment_of_another_python_than_the_one_that_is_named_is_made_anew(
+    tmp_path: Path,
+) -> None:
+    python(tmp_path / ".venv" / "bin" / "python", (3, 11))
+    done = make(tmp_path, f"PYTHON={python(tmp_path / 'new', (3, 12))}")
+    assert "is of another Python (3.11): made anew" in done.stderr
