@@ -25,7 +25,6 @@ from __future__ import annotations
 
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any
 
 
 class EdgespecError(Exception):
@@ -88,7 +87,7 @@ def no_memory_hint(usual: str) -> str:
     """What to do where the system gave no memory: a limit on addresses says it, or else `usual`."""
     if find_spec("resource") is None:  # Windows has no such limits
         return usual
-    resource: Any = import_module("resource")
+    resource = import_module("resource")
     most, _ = resource.getrlimit(resource.RLIMIT_AS)
     if most == resource.RLIM_INFINITY:
         return usual
