@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def _quantize(job: dict[str, Any], say: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
-    lib = library()
+    lib: Any = library()
     params = lib.llama_model_quantize_default_params()
     set_params(
         params,
