@@ -21,7 +21,7 @@ from edgespec.backends.llama.library import LOG, interrupts_kept, library
 from edgespec.backends.llama.team import TEAMS
 from edgespec.backends.llama.tokenizer import LlamaTokenizer
 from edgespec.backends.llama.workers import Placed
-from edgespec.errors import BackendError, DoesNotFitError, EdgespecError
+from edgespec.errors import BackendError, DoesNotFitError, EdgespecError, no_memory_hint
 from edgespec.memory.bytes.shape import GPU, HOST, Device
 from edgespec.memory.device.llama_binary import PACKAGE
 from edgespec.memory.device.track import give_back_memory, limit_freed_memory
@@ -377,7 +377,9 @@ def _failure(what: str, hint: str) -> EdgespecError:
     if _NO_MEMORY in problem:
         return DoesNotFitError(
             f"{what}: {problem}",
-            hint="somebody else took memory of this device, or its driver needs more than planned: "
-            "start it again, or with a smaller --ctx or fewer --gpu-layers",
+            hint=no_memory_hint(
+                "somebody else took memory of this device, or its driver needs more than planned: "
+                "start it again, or with a smaller --ctx or fewer --gpu-layers"
+            ),
         )
     return BackendError(f"{what}: {problem}", hint=hint)
