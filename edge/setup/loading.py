@@ -49,6 +49,7 @@ from edgespec.memory.plan.settings import Settings, settings_of
 from edgespec.memory.store import cache
 from edgespec.memory.store.texts import add_texts, remembered_texts
 from edgespec.memory.times.curve import CostCurve
+from edgespec.models.chat import prepare_template
 from edgespec.models.embedded import embedded_model
 from edgespec.models.heads import layers_to_read
 from edgespec.models.hub.resolve import model_file
@@ -171,6 +172,8 @@ def load_plan(
         *(spec.path.name, plan.backend, plan.context_size, plan.threads),
         *("on" if plan.kernels else "off", plan.drafter),
     )
+    if spec.chat_template is not None:
+        prepare_template(spec.chat_template)
     with ExitStack() as failed:
         failed.callback(release)
         engine = _load(spec, plan, report, switch_policy)
