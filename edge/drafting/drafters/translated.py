@@ -21,7 +21,7 @@ from typing import Any
 from edgespec.backends.base import Backend, Logits, Tokenizer
 from edgespec.drafting import constants
 from edgespec.drafting.calibration import Calibration
-from edgespec.drafting.drafters.model import ModelDrafter, ModelText
+from edgespec.drafting.drafters.model import ModelDrafter, ModelText, calibration_of_places
 from edgespec.drafting.drafters.proposal_builder import SHARES, share_bin, top_tokens_of
 from edgespec.drafting.proposal import Proposal, StepContext
 from edgespec.errors import EdgespecError
@@ -473,7 +473,13 @@ class TranslatingDrafter(ModelDrafter):
     def __init__(self, backend: Backend, curve: CostCurve, translation: Translation) -> None:
         super().__init__(backend, curve, backend.tokenizer.vocab_size)
         self._calibration, self._translation = new_calibration(), translation
+        self._places = calibration_of_places(constants.TRANSLATED_GAINS)
         self._text = TranslatedText(backend, translation, constants.LONGEST)
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        """Start a new text, for which those before it say little: languages and tasks differ."""
+        super().begin(tokens)
+        self._places.fade(constants.TEXT_TRIES)
 
     def _new_builder(self, context: StepContext) -> Any:
         return TranslatedChain(context, self._calibration, self._translation, self._text)
