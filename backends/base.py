@@ -112,6 +112,9 @@ class MakesGrammars(Protocol):
     def grammar(self, wanted: AnswerFormat) -> Grammar:
         """What may come next. Raises UnsupportedError where the form cannot be read or used."""
 
+    def is_untried(self, wanted: AnswerFormat) -> bool:
+        """Whether `grammar` takes long, as nobody knows yet what the form takes."""
+
 
 class FillTokens(NamedTuple):
     """Tokens between which a model fills in; -1 for one that it does not have."""

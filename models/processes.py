@@ -305,7 +305,7 @@ def answer_questions(answer: Callable[[Any], Any]) -> None:
     while size := questions.readline():
         most_bytes = limits.most_bytes(int(size))
         limit_memory(most_bytes)
-        _limit_time(limits.seconds)
+        limit_time(limits.seconds)
         try:
             data = _answered(answer, questions.read(int(size)))
         except MemoryError:
@@ -329,7 +329,7 @@ def limit_memory(most_bytes: int) -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (end, most))
 
 
-def _limit_time(seconds: float) -> None:
+def limit_time(seconds: float) -> None:
     """End this process when it has computed for so long from now on, whatever it does then.
 
     Time of the processor, not of the clock: it is as long where the machine is busy. The limit of

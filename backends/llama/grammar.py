@@ -9,6 +9,7 @@ in a process of their own first (`grammar_guest`), where they may end it.
 from __future__ import annotations
 
 import ctypes
+import itertools
 import json
 import math
 import re
@@ -19,23 +20,21 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from decimal import Decimal
 from itertools import combinations, groupby, islice
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import unquote
 
 import numpy as np
 
 from edgespec.backends.base import AnswerFormat, Logits
-from edgespec.backends.llama.grammar_guest import LLGUIDANCE_LIMITS, MODULE
+from edgespec.backends.llama.grammar_guest import CONTROL, LLGUIDANCE_LIMITS, MODULE
 from edgespec.backends.llama.library import library
 from edgespec.errors import EdgespecError, UnsupportedError
-from edgespec.models.control_texts import ControlTexts
 from edgespec.models.processes import Guest, GuestEndedError, GuestLimits
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
 _MOST_CHARS = 256 << 10  # of a schema or a grammar
-_CONTROL = re.compile(r"<[^<>\s]{1,64}>")  # what may be a control token's name in a grammar
 _MOST_MULTIPLE = 20_000  # states of a number that is a multiple of it: 20 ms for 10,000
 # One layout: that of Python's json.dumps, which models write by themselves.
 _LAYOUT: Any = {
@@ -55,9 +54,6 @@ class Vocabulary(Protocol):
 
     @property
     def vocab_size(self) -> int: ...
-
-    @property
-    def control_texts(self) -> ControlTexts: ...
 
     def vocabulary(self) -> AbstractContextManager[Any]: ...
 
@@ -236,7 +232,7 @@ def _pieces(lib: Any, vocab: Any, count: int) -> Iterator[bytes]:
             length = lib.llama_token_to_piece(vocab, token, buffer, len(buffer), 0, True)
         piece = buffer.raw[:length]
         is_text = lib.llama_token_to_piece(vocab, token, buffer, len(buffer), 0, False) > 0
-        yield piece if is_text else b"\xff" + piece
+        yield piece if is_text else CONTROL + piece
 
 
 # -- what llguidance is given ------------------------------------------------------------------
@@ -251,49 +247,38 @@ def _document(tokenizer: Vocabulary, wanted: AnswerFormat) -> str:
         raise UnsupportedError(f"the {name} has {size:,} characters, {_MOST_CHARS:,} are the most")
     if wanted.kind == "json_schema":
         return _schema_document(wanted.text)
-    form = _form_of(tokenizer, wanted)
-    document = _tried.get(form)
-    return try_out(form) if document is None else document
+    return _tried_document(tokenizer, wanted)
 
 
 # -- grammars and regular expressions, which a guest tries -------------------------------------
 
 
-class Form(NamedTuple):
-    """What decides whether a form can be compiled: its text, and what it may name of a vocabulary.
-
-    `control_texts` are those in it with their ids.
-    """
-
-    kind: str
-    text: str
-    vocab_size: int
-    control_texts: tuple[tuple[int, str], ...]
-
-
-# The process has 20 MiB, of which it writes to 14. Compiled here, a form takes as much as there.
-_guest = Guest(MODULE, GuestLimits(64 << 20, seconds=1.0, patience_s=10.0))
+# A form is tried with 64 MiB and 500 bytes a token; compiled here, it takes as much as there.
+_guest = Guest(MODULE, GuestLimits(64 << 20, seconds=1.0, patience_s=10.0, bytes_per_byte=64))
 _MOST_TRIED = 8  # forms that are known, with their documents: at most 4 MiB
-_tried: dict[Form, str] = {}  # those used last are last
+_tried: dict[tuple[str, str, str], str] = {}  # by vocabulary, kind and text
 
 
-def untried(tokenizer: Vocabulary, wanted: AnswerFormat) -> Form | None:
-    """The form, if it has to be tried before it is compiled; None where it is known, or a schema.
-
-    For whoever can wait better than `LlamaGrammar`, which tries it as well.
-    """
+def is_untried(tokenizer: Vocabulary, wanted: AnswerFormat) -> bool:
+    """Whether a form has to be tried before it is compiled, which `LlamaGrammar` waits for."""
     if wanted.kind == "json_schema" or len(wanted.text) > _MOST_CHARS:
-        return None
-    form = _form_of(tokenizer, wanted)
-    return None if form in _tried else form
+        return False
+    return (_name_of(tokenizer), wanted.kind, wanted.text) not in _tried
 
 
-def try_out(form: Form) -> str:
+def _tried_document(tokenizer: Vocabulary, wanted: AnswerFormat) -> str:
     """llguidance's document of a form that can be compiled. Raises UnsupportedError."""
-    name = _NAMES[form.kind]
-    question = {"kind": form.kind, "text": form.text, "size": form.vocab_size}
+    name = _NAMES[wanted.kind]
+    key = vocabulary, kind, text = _name_of(tokenizer), wanted.kind, wanted.text
+    if key in _tried:
+        return _tried[key]
+    question = {"vocabulary": vocabulary, "kind": kind, "text": text}
     try:
-        told = _guest.ask({**question, "control_texts": dict(form.control_texts)})
+        told = _guest.ask(question)
+        if "unknown" in told:
+            pieces = _all_pieces(tokenizer)
+            _guest.ask({"vocabulary": vocabulary, "pieces": pieces, "slices": _SLICES})
+            told = _guest.ask(question)
     except GuestEndedError as problem:
         reason = "it is nested too deeply, or takes too much memory"
         raise UnsupportedError(
@@ -302,20 +287,31 @@ def try_out(form: Form) -> str:
         ) from problem
     if "refusal" in told:
         raise UnsupportedError(told["refusal"], hint=told["hint"])
-    if "error" in told:
-        raise _unusable(name, told["error"])
-    _tried[form] = document = str(told["document"])
+    if "document" not in told:
+        raise _unusable(name, told.get("error", "it could not be tried"))
+    _tried[key] = document = str(told["document"])
     while len(_tried) > _MOST_TRIED:
         _tried.pop(next(iter(_tried)), None)
     return document
 
 
-def _form_of(tokenizer: Vocabulary, wanted: AnswerFormat) -> Form:
-    named = _CONTROL.findall(wanted.text) if wanted.kind == "grammar" else ()
-    named = sorted(tokenizer.control_texts.texts.intersection(named))
-    found = ((tokenizer.encode(one, add_special=False), one) for one in named)
-    controls = tuple((ids[0], one) for ids, one in found if len(ids) == 1)
-    return Form(wanted.kind, wanted.text, tokenizer.vocab_size, controls)
+def _name_of(tokenizer: Vocabulary) -> str:
+    """Tells one vocabulary from another in this process, and in its guest."""
+    return _NUMBERS.setdefault(tokenizer, f"{next(_COUNT)}")
+
+
+def _all_pieces(tokenizer: Vocabulary) -> str:
+    """The bytes of all tokens, as JSON; kept, as a guest that was ended needs them anew."""
+    if tokenizer not in _PIECES:
+        with tokenizer.vocabulary() as vocab:
+            pieces = _pieces(library(), vocab, tokenizer.vocab_size)
+            _PIECES[tokenizer] = json.dumps([one.decode("latin-1") for one in pieces])
+    return _PIECES[tokenizer]
+
+
+_COUNT = itertools.count()
+_NUMBERS: weakref.WeakKeyDictionary[Vocabulary, str] = weakref.WeakKeyDictionary()
+_PIECES: weakref.WeakKeyDictionary[Vocabulary, str] = weakref.WeakKeyDictionary()
 
 
 def _with_others(

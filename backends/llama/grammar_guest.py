@@ -8,13 +8,14 @@ with the model's vocabulary in the engine's process, which takes as much there.
 from __future__ import annotations
 
 import json
+import random
 import re
 import threading
-from functools import lru_cache
+import time
 from typing import TYPE_CHECKING, Any
 
 from edgespec.errors import UnsupportedError
-from edgespec.models.processes import answer_questions
+from edgespec.models.processes import answer_questions, limit_memory, limit_time
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
@@ -35,22 +36,36 @@ LLGUIDANCE_LIMITS = {
 # Of the thread that compiles: a part of what any thread of the engine's process has (8 MiB on
 # Linux, 16 on macOS, 2 to 4 on Windows), with room for 400 to 600 rules within rules.
 _STACK_BYTES = 1 << 20
-_STEPS = 8  # bytes that are drawn: of some forms the states are made then
+_FORM_BYTES = 64 << 20  # of memory, the process included
+_TOKEN_BYTES = 500  # more for each of a vocabulary's tokens: 250 were measured
+_BUILDING_S = 30.0  # for a vocabulary: 0.1 s for 49,152 tokens
+_ANSWERS, _TOKENS = 3, 12  # that are begun, and tokens of each
+_SLOW_S = 0.05  # for a token; no schema takes that (`benchmarks/schemas.py`)
+CONTROL = b"\xff"  # before the names of tokens that stand for no text
 
 
-def _answer(question: dict[str, Any]) -> dict[str, str]:
+def _answer(question: dict[str, Any]) -> dict[str, Any]:
     """The document of a form that can be compiled, or what is wrong with it.
 
-    An unknown control token is for the model's own vocabulary to tell, which knows all the others.
+    A vocabulary is told once, by a name; a form whose vocabulary is not known is not looked at.
     """
+    name = question["vocabulary"]
+    if "pieces" in question:
+        _ENGINES.clear()  # a guest has one
+        limit_time(_BUILDING_S)
+        _ENGINES[name] = _engine(json.loads(question["pieces"]), question["slices"])
+        return {}
+    if name not in _ENGINES:
+        return {"unknown": True}
+    engine = _ENGINES[name]
+    limit_memory(_FORM_BYTES + _TOKEN_BYTES * engine.vocab_size)
     answers: list[dict[str, str]] = []
 
     def work() -> None:
         try:
             document = _document(question["kind"], question["text"])
-            error = _tried(document, question["size"], json.dumps(question["control_texts"]))
-            is_wrong = error and "special token" not in error
-            answers.append({"error": error} if is_wrong else {"document": document})
+            error = _tried(document, engine)
+            answers.append({"error": error} if error else {"document": document})
         except UnsupportedError as problem:
             answers.append({"refusal": str(problem), "hint": problem.hint})
         except MemoryError:
@@ -67,49 +82,62 @@ def _answer(question: dict[str, Any]) -> dict[str, str]:
     return answers[0]
 
 
-def _tried(document: str, size: int, control_texts: str) -> str:
-    """What llguidance says against a document, or ""; the first steps are made as well."""
+def _tried(document: str, engine: LLTokenizer) -> str:
+    """What there is against a document, or "".
+
+    Answers of it are begun as well: where a token takes long, everybody's next token would wait.
+    """
     from llguidance import LLMatcher, LLParserLimits
 
     limits = LLParserLimits(**LLGUIDANCE_LIMITS)  # type: ignore[arg-type]
-    matcher = LLMatcher(_engine(size, control_texts), document, log_level=0, limits=limits)
-    bits = matcher.compute_bitmask()
+    matcher = LLMatcher(engine, document, log_level=0, limits=limits)
+    matcher.compute_bitmask()
     if matcher.is_error():
         return matcher.get_error()
-    for _ in range(_STEPS):
-        allowed = int.from_bytes(bits, "little")
-        if matcher.is_stopped() or not allowed:
-            break
-        # The highest bit: bytes come behind the vocabulary, so letters before control tokens.
-        matcher.consume_token(allowed.bit_length() - 1)
-        bits = matcher.compute_bitmask()
+    draw = random.Random(1)
+    for _ in range(_ANSWERS):
+        matcher.reset()
+        for _ in range(_TOKENS):
+            began_s = time.thread_time()
+            matcher.compute_ff_bytes()
+            bits = int.from_bytes(matcher.compute_bitmask(), "little")
+            if time.thread_time() - began_s > _SLOW_S:
+                return f"a token of an answer takes more than {_SLOW_S * 1e3:.0f} ms"
+            if matcher.is_stopped() or not bits:
+                break
+            place = draw.randrange(engine.vocab_size)
+            later = bits >> place << place  # the next token that may come, from a random one on
+            bits = later or bits
+            matcher.consume_token((bits & -bits).bit_length() - 1)
     return ""
 
 
-class _Bytes:
-    """A vocabulary as llguidance takes it: control tokens at their places, behind all the bytes."""
+class _Tokens:
+    """A vocabulary as llguidance takes it; nothing here is cut into tokens."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None
 
-    def __init__(self, size: int, control_texts: dict[int, str]) -> None:
-        self._size = size
-        self.tokens = [b""] * size + [bytes([one]) for one in range(256)] + [b"<end>"]
-        for token, text in control_texts.items():
-            self.tokens[token] = text.encode()
-        self.eos_token_id = len(self.tokens) - 1
-        self.special_token_ids = [*control_texts, self.eos_token_id]
+    def __init__(self, pieces: list[str]) -> None:
+        self.tokens = [piece.encode("latin-1") for piece in pieces]
+        self.special_token_ids = [
+            token for token, piece in enumerate(self.tokens) if piece.startswith(CONTROL)
+        ]
+        for token in self.special_token_ids:
+            self.tokens[token] = self.tokens[token].removeprefix(CONTROL)
+        self.eos_token_id = self.special_token_ids[0] if self.special_token_ids else 0
 
     def __call__(self, text: bytes | str) -> list[int]:
-        return [self._size + one for one in (text.encode() if isinstance(text, str) else text)]
+        return []
 
 
-@lru_cache(maxsize=2)
-def _engine(size: int, control_texts: str) -> LLTokenizer:
+_ENGINES: dict[str, LLTokenizer] = {}
+
+
+def _engine(pieces: list[str], slices: list[str]) -> LLTokenizer:
     from llguidance import LLTokenizer
 
-    found = {int(token): text for token, text in json.loads(control_texts).items()}
-    return LLTokenizer(_Bytes(size, found), slices=[])  # type: ignore[arg-type]
+    return LLTokenizer(_Tokens(pieces), slices=slices)  # type: ignore[arg-type]
 
 
 def _document(kind: str, text: str) -> str:

@@ -147,6 +147,12 @@ class LlamaTokenizer:
 
         return LlamaGrammar(self, wanted)
 
+    def is_untried(self, wanted: AnswerFormat) -> bool:
+        """As `MakesGrammars.is_untried`."""
+        from edgespec.backends.llama.grammar import is_untried
+
+        return is_untried(self, wanted)
+
     def token_bytes(self, token: int) -> bytes:
         """The bytes of a token; control tokens have none."""
         piece = self._bytes.get(token)

@@ -14,7 +14,7 @@ from functools import cached_property
 from math import isfinite
 from typing import Any
 
-from edgespec.backends.base import AnswerFormat
+from edgespec.backends.base import AnswerFormat, MakesGrammars
 from edgespec.decode.engine import Engine
 from edgespec.decode.generation import Result
 from edgespec.decode.options import GenerationOptions
@@ -80,6 +80,8 @@ class Totals:
             self.statuses[status] += 1
 
 
+_MOST_TRIALS = 3  # grammars that are tried, or wait for that: in so many threads, and seconds
+_TRIALS = threading.BoundedSemaphore(_MOST_TRIALS)
 _POWER_EVERY_S = 1.0  # often enough for an hour's mean, and an idle board goes on sleeping
 
 
@@ -177,6 +179,8 @@ class Service:
         Raises ApiError for a prompt that does not fit, and as `Engine.stream`.
         """
         made = []
+        if options.answer_format is not None:
+            self._try_form(options.answer_format)
         PROMPTS.info("%s prompt: %s", REQUEST_ID.get(), text or ids)
         for index in range(choices):
             cancel = threading.Event()
@@ -198,6 +202,26 @@ class Service:
                 ) from problem
             made.append(Generation(loop, stream, cancel, text, ids, most_s, CACHE_SALT.get()))
         return made
+
+    def _try_form(self, wanted: AnswerFormat) -> None:
+        """Find out what a form takes that nobody has asked for lately.
+
+        For up to a second, one at a time: most threads that read requests never wait for that.
+        Raises ApiError where a few do, and as `Engine.stream`.
+        """
+        tokenizer = self.engine.backend.tokenizer
+        if not isinstance(tokenizer, MakesGrammars) or not tokenizer.is_untried(wanted):
+            return
+        if not _TRIALS.acquire(blocking=False):
+            raise ApiError(
+                f"{_MOST_TRIALS} other grammars are being compiled: try again later",
+                status=429,
+                code="queue_full",
+            )
+        try:
+            tokenizer.grammar(wanted)
+        finally:
+            _TRIALS.release()
 
     def memory_bytes(self) -> dict[str, int]:
         """What was allocated, by component."""

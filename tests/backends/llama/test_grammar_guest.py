@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from edgespec.backends.base import AnswerFormat
 from edgespec.backends.llama import grammar as module
-from edgespec.backends.llama.grammar import LlamaGrammar, try_out, untried
+from edgespec.backends.llama.grammar import LlamaGrammar
 from edgespec.backends.llama.tokenizer import VocabularyTokenizer
 from edgespec.errors import UnsupportedError
 from edgespec.memory.device.track import peak_resident_bytes
@@ -114,13 +114,20 @@ def test_a_form_is_tried_once(
     tokenizer: VocabularyTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted = AnswerFormat("regex", "[a-z]{3}")
-    form = untried(tokenizer, wanted)
-    assert form is not None
-    try_out(form)
-    assert untried(tokenizer, wanted) is None
-    monkeypatch.setattr(module, "try_out", lambda _form: pytest.fail("it is known"))
+    assert tokenizer.is_untried(wanted)
     LlamaGrammar(tokenizer, wanted)
-    assert untried(tokenizer, AnswerFormat("json_schema", "{}")) is None
+    assert not tokenizer.is_untried(wanted)
+    monkeypatch.setattr(module._guest, "ask", lambda _question: pytest.fail("it is known"))
+    LlamaGrammar(tokenizer, wanted)
+    assert not tokenizer.is_untried(AnswerFormat("json_schema", "{}"))
+
+
+def test_what_takes_long_with_all_tokens_alone_is_refused(tokenizer: VocabularyTokenizer) -> None:
+    """Compiled in no time, and 16 s of the first token: it is tried with the whole vocabulary."""
+    rules = [f'r{i} ::= "\\n"* root' for i in range(1000)]
+    text = "\n".join(["root ::= " + " | ".join(f"r{i}" for i in range(1000)), *rules])
+    with pytest.raises(UnsupportedError, match="the grammar cannot be used: "):
+        LlamaGrammar(tokenizer, AnswerFormat("grammar", text))
 
 
 def test_few_forms_are_kept(tokenizer: VocabularyTokenizer) -> None:

@@ -1,0 +1,286 @@
+"""Hostile grammars and chat templates beside somebody's answer: what they take, and what it feels.
+
+    python benchmarks/guests.py grammars [N] [--seed N]
+    python benchmarks/guests.py templates [N] [--seed N]
+
+grammars: chains of rules, nestings, unions, repeats and terminals of up to 256 KiB, in GBNF, Lark's
+notation and regular expressions; of those that are compiled some tokens are drawn. templates: every
+filter and method of Jinja's with sizes up to the limit, values that double, loops and macros.
+
+Both print how many were taken and why others were not, the longest of them by the clock and by the
+processor of this process, what this process and its guests held, and the longest waits of an
+answer that is written meanwhile, with those of the same answer alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from jinja2.filters import FILTERS
+
+import edgespec
+from edgespec.backends.base import AnswerFormat
+from edgespec.decode.engine import Engine
+from edgespec.errors import EdgespecError
+from edgespec.memory.device.track import peak_resident_bytes, resident_bytes
+from edgespec.models.chat import render_chat
+from edgespec.sampling.constrained import make_grammar
+
+_MOST_CHARS = 256 << 10
+_TOKENS = 12  # drawn of a grammar
+_ALONE_S = 10.0
+_MESSAGES = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "<b>é</b>"}]
+
+# -- grammars ------------------------------------------------------------------------------
+
+_ATOMS = ('"x"', '"é"', "[a-z]", '[^"]', '"abc"', "[0-9a-fA-F]", '""', '"\\n"')
+_COUNTS = ("", "", "", "*", "+", "?", "{3}", "{0,99}", "{2,3000}", "{60000}")
+_LINKS = (
+    "{}",
+    '"x" {}',
+    '{} "x"',
+    "{0} {0}",
+    '{0} {0} | "x"',
+    "{}?",
+    "{}*",
+    '{} | "x"',
+    "({}){{2}}",
+)
+
+
+def _size(draw: random.Random, most: int) -> int:
+    """As often of any order of magnitude."""
+    return int(2 ** draw.uniform(0, np.log2(most)))
+
+
+def _rule(draw: random.Random, depth: int = 0) -> str:
+    parts = []
+    for _ in range(draw.choice((1, 1, 2, 3, 8))):
+        is_inner = depth < 6 and draw.random() < 0.4
+        part = f"({_rule(draw, depth + 1)})" if is_inner else draw.choice((*_ATOMS, "root", "b"))
+        parts.append(part + draw.choice(_COUNTS))
+    return draw.choice((" ", " | ")).join(parts)
+
+
+def _grammar(draw: random.Random) -> tuple[str, str]:
+    kind, size = draw.randrange(8), _size(draw, 16_000)
+    link, atom, count = draw.choice(_LINKS), draw.choice(_ATOMS), draw.choice(_COUNTS)
+    is_lark = draw.random() < 0.4
+    root, is_, name = ("start", ":", "a") if is_lark else ("root", "::=", "a")
+    if kind == 0:  # a chain
+        name = draw.choice("aA") if is_lark else "a"
+        rules = [f"{name}{i} {is_} {link.format(f'{name}{i + 1}')}" for i in range(size)]
+        lines = [f"{root} {is_} {name}0", *rules, f"{name}{size} {is_} {atom}"]
+    elif kind == 1:  # nested
+        lines = [f"{root} {is_} {'(' * size}{atom}{f'){count}' * size}"]
+    elif kind == 2:  # a union
+        lines = [f"{root} {is_} " + " | ".join(f'"w{i}"{count}' for i in range(size))]
+    elif kind == 3:  # a union of rules
+        parts = [f"r{i} {is_} {atom}{count} {draw.choice(('', root))}" for i in range(size)]
+        lines = [f"{root} {is_} " + " | ".join(f"r{i}" for i in range(size)), *parts]
+    elif kind == 4:  # a terminal
+        text = draw.choice(("x", "é", "ab", '\\"')) * _size(draw, _MOST_CHARS)
+        lines = [f'{root} {is_} "{text}"{count}']
+    elif kind == 5:
+        lines = [f"{root} {is_} {_rule(draw)}", f"b {is_} {_rule(draw)}"]
+    elif kind == 6:
+        atoms = [f"{draw.choice('ab.')}{draw.choice(_COUNTS)}" for _ in range(min(size, 3000))]
+        return "regex", draw.choice(("", "|")).join(atoms)
+    else:
+        size = min(size, 4000)
+        return "regex", "(" * size + "a" + f"|b){draw.choice(('', '*', '{3}'))}" * size
+    return "grammar", "\n".join(lines)[:_MOST_CHARS]
+
+
+def _try_grammar(engine: Engine, draw: random.Random) -> None:
+    kind, text = _grammar(draw)
+    tokenizer = engine.backend.tokenizer
+    grammar = make_grammar(tokenizer, AnswerFormat(kind, text))
+    assert grammar is not None
+    row = np.zeros(engine.vocab_size, np.float32)
+    for _ in range(_TOKENS):
+        grammar.forced()
+        allowed = np.flatnonzero(np.isfinite(grammar.masked(row)))
+        token = int(draw.choice(allowed))
+        if tokenizer.is_end(token):
+            break
+        grammar.accept(token)
+
+
+# -- templates -----------------------------------------------------------------------------
+
+_VALUES = (
+    "t",
+    "l",
+    "d",
+    "n",
+    "ns.x",
+    "ns.l",
+    "messages",
+    "messages[0].content",
+    "'x'",
+    "7",
+    "none",
+)
+_METHODS = [
+    f"{value}.{name}"
+    for value, kind in (("t", str), ("l", list), ("d", dict))
+    for name in dir(kind)
+    if not name.startswith("_")
+]
+_NUMBERS = (0, 1, 7, 999, 10**5, 10**7, 10**9, 2**61 - 1)
+_OPERATORS = ("+", "-", "*", "/", "//", "%", "**", "~", "==", "<", "in", "and")
+
+
+def _expression(draw: random.Random, depth: int = 0) -> str:
+    kind = draw.randrange(7) if depth < 4 else 0
+    inner = [_expression(draw, depth + 1) for _ in range(2)] if kind else []
+    if kind == 1:
+        return f"({inner[0]} | {draw.choice(sorted(FILTERS))}{_arguments(draw)})"
+    if kind == 2:
+        return f"{draw.choice(_METHODS)}{_arguments(draw) or '()'}"
+    if kind == 3:
+        return f"({inner[0]} {draw.choice(_OPERATORS)} {inner[1]})"
+    if kind == 4:
+        return draw.choice(("[{}, {}]", "({}, {})", "{{{}: {}}}", "dict(a={}, b={})")).format(
+            *inner
+        )
+    if kind == 5:
+        return f"'%{draw.choice(('s', '(a)', '*', ''))}{draw.choice(_NUMBERS)}d' % {inner[0]}"
+    if kind == 6:
+        return f"{inner[0]}[{draw.choice(('0', '::-1', '1:', inner[1]))}]"
+    return draw.choice((*_VALUES, str(draw.choice(_NUMBERS)), f"range({draw.choice(_NUMBERS)})"))
+
+
+def _arguments(draw: random.Random) -> str:
+    given = [draw.choice((str(draw.choice(_NUMBERS)), "t", "'a'", "l", "-1", "'e'"))] * 2
+    return draw.choice(("", f"({given[0]})", f"({given[0]}, {given[1]})", "(attribute='a')"))
+
+
+def _statement(draw: random.Random, depth: int = 0) -> str:
+    kind = draw.randrange(8) if depth < 3 else draw.randrange(4)
+    value = _expression(draw)
+    if kind < 2:
+        return f"{{{{ {value} }}}}"
+    if kind == 2:
+        return f"{{% set ns.{draw.choice('xl')} = {value} %}}"
+    if kind == 3:
+        return draw.choice(("{% set ns.x = ns.x ~ ns.x %}", "{% set ns.l = [ns.l, ns.l] %}"))
+    inner = "".join(_statement(draw, depth + 1) for _ in range(draw.choice((1, 2, 3))))
+    if kind == 4:
+        return f"{{% for i in {value} %}}{inner}{{% endfor %}}"
+    if kind == 5:
+        return f"{{% for i in range({draw.choice((3, 60, 99999))}) %}}{inner}{{% endfor %}}"
+    if kind == 6:
+        return f"{{% if {value} %}}{inner}{{% else %}}x{{% endif %}}"
+    recursion = draw.choice(("", "{{ m(a) }}", "{{ m(a) }}{{ m(a) }}"))
+    return f"{{% macro m(a) %}}{inner}{recursion}{{% endmacro %}}{{{{ m({value}) }}}}"
+
+
+def _template(draw: random.Random) -> str:
+    size = _size(draw, 100_000)
+    head = (
+        f"{{% set n = {draw.choice(_NUMBERS)} %}}{{% set t = 'ab <c> ' * {size} %}}"
+        f"{{% set l = range({size}) | list %}}{{% set d = dict(a=t, b=l) %}}"
+        "{% set ns = namespace(x='ab', l=[1]) %}"
+    )
+    text = head + "".join(_statement(draw) for _ in range(draw.choice((1, 2, 4))))
+    return text * (_size(draw, 2000) if draw.random() < 0.05 else 1)
+
+
+def _try_template(_engine: Engine, draw: random.Random) -> None:
+    render_chat(_template(draw), _MESSAGES)
+
+
+# -- beside an answer ----------------------------------------------------------------------
+
+
+class Reader:
+    """Answers that are read one after another, and how long each of their chunks took to come."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine, self._is_over = engine, threading.Event()
+        self.waits: list[float] = []
+        self._thread = threading.Thread(target=self._read)
+
+    def __enter__(self) -> Reader:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+    def _read(self) -> None:
+        while not self._is_over.is_set():
+            last = time.perf_counter()
+            for number, _ in enumerate(self._engine.stream("Tell me a story.", max_tokens=200)):
+                now = time.perf_counter()
+                if number:
+                    self.waits.append(now - last)
+                last = now
+                if self._is_over.is_set():
+                    break
+
+    def tell(self, when: str) -> None:
+        longest = [round(one * 1e3, 1) for one in sorted(self.waits)[-5:]]
+        print(f"{when}: median {np.median(self.waits) * 1e3:.1f} ms, longest {longest} ms")
+
+
+def _all(attempt: Callable[[Engine, random.Random], None], count: int, seed: int) -> Iterator[Any]:
+    """For each: why it was refused or "", seconds by the clock, seconds of this thread."""
+    with edgespec.load(context_size=2048, users=2, drafter="none") as engine:
+        engine.generate("x", max_tokens=2, regex="a")  # builds what all share
+        with Reader(engine) as reader:
+            time.sleep(_ALONE_S)
+        reader.tell("an answer alone")
+        with Reader(engine) as reader:
+            for number in range(count):
+                began_s, spent_s = time.perf_counter(), time.thread_time()
+                why = ""
+                try:
+                    attempt(engine, random.Random(f"{seed} {number}"))
+                except EdgespecError as problem:
+                    why = str(problem)
+                yield why, time.perf_counter() - began_s, time.thread_time() - spent_s
+        reader.tell("beside them")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("what", choices=("grammars", "templates"))
+    parser.add_argument("count", nargs="?", type=int, default=10_000)
+    parser.add_argument("--seed", type=int, default=1)
+    arguments = parser.parse_args()
+    attempt = _try_grammar if arguments.what == "grammars" else _try_template
+    reasons: Counter[str] = Counter()
+    longest, most_spent, held = 0.0, 0.0, [0]
+    for number, (why, clock_s, spent_s) in enumerate(
+        _all(attempt, arguments.count, arguments.seed)
+    ):
+        reasons[why.partition(": ")[2][:60]] += 1
+        longest, most_spent = max(longest, clock_s), max(most_spent, spent_s)
+        if number % max(1, arguments.count // 10) == 0:
+            held.append(resident_bytes() >> 20)
+            print(f"{number} done", file=sys.stderr, flush=True)
+    print(f"{reasons.total()} {arguments.what}, {reasons.pop('', 0)} taken")
+    for reason, count in reasons.most_common(12):
+        print(f"{count:6d} {reason}")
+    print(
+        f"longest {longest:.2f} s, of which this process computed {most_spent * 1e3:.0f} ms at most"
+    )
+    print(f"resident MiB: {held[1:]}, peak {peak_resident_bytes() >> 20}")
+
+
+if __name__ == "__main__":
+    main()
