@@ -98,12 +98,14 @@ def _tried(document: str, engine: LLTokenizer) -> str:
     for _ in range(_ANSWERS):
         matcher.reset()
         for _ in range(_TOKENS):
+            if matcher.is_stopped():  # it has no mask then
+                break
             began_s = time.thread_time()
             matcher.compute_ff_bytes()
             bits = int.from_bytes(matcher.compute_bitmask(), "little")
             if time.thread_time() - began_s > _SLOW_S:
                 return f"a token of an answer takes more than {_SLOW_S * 1e3:.0f} ms"
-            if matcher.is_stopped() or not bits:
+            if not bits:
                 break
             place = draw.randrange(engine.vocab_size)
             later = bits >> place << place  # the next token that may come, from a random one on
@@ -113,7 +115,7 @@ def _tried(document: str, engine: LLTokenizer) -> str:
 
 
 class _Tokens:
-    """A vocabulary as llguidance takes it; nothing here is cut into tokens."""
+    """A vocabulary as llguidance takes it. Texts are cut into bytes, which most have as tokens."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None
@@ -125,10 +127,12 @@ class _Tokens:
         ]
         for token in self.special_token_ids:
             self.tokens[token] = self.tokens[token].removeprefix(CONTROL)
+        self._of_bytes = {one[0]: token for token, one in enumerate(self.tokens) if len(one) == 1}
         self.eos_token_id = self.special_token_ids[0] if self.special_token_ids else 0
 
     def __call__(self, text: bytes | str) -> list[int]:
-        return []
+        data = text.encode() if isinstance(text, str) else text
+        return [self._of_bytes[one] for one in data if one in self._of_bytes]
 
 
 _ENGINES: dict[str, LLTokenizer] = {}
