@@ -81,6 +81,7 @@ class LlamaSettings:
     states: int = 0
     read: tuple[int, ...] = ()
     window: bool = False  # the model may draft for itself, under a sequence id of its own
+    whole: bool = False  # layers that slide keep all cells, so that it can go back
 
 
 class LlamaContext:
@@ -211,7 +212,7 @@ class LlamaContext:
             return Capabilities(False, False, False, "a recurrent state cannot be rolled back")
         if self.lib.llama_model_is_hybrid(self._model):
             return Capabilities(False, False, False, "the recurrent layers cannot be rolled back")
-        if self.lib.llama_model_n_swa(self._model) > 0:
+        if self.lib.llama_model_n_swa(self._model) > 0 and not self.settings.whole:
             return Capabilities(
                 True, False, False, "sliding-window layers recycle cells: chains only"
             )
@@ -223,7 +224,7 @@ class LlamaContext:
         settings = self.settings
         params = self.lib.llama_context_default_params()
         params.n_ctx = settings.cells or settings.context_size
-        params.swa_full = False  # only as many cells as a sliding window can see
+        params.swa_full = settings.whole  # else only as many cells as a sliding window can see
         params.n_batch = settings.batch_size + settings.max_nodes  # pending tokens come first
         params.n_ubatch = settings.batch_size
         # The last ids are for branches of trees, of whichever user. With one more than there are,
