@@ -23,14 +23,13 @@ from edgespec.serve.parsing import (
     Fields,
     Limits,
     format_within,
-    note_ignored,
     shown,
     take_max_tokens,
     take_sampling,
     take_stops,
 )
 from edgespec.serve.shapes import Choice, Delta, Output, Shape, ToolCall, new_id
-from edgespec.serve.tools import Tools, checked, take_function
+from edgespec.serve.tools import Tools, checked, is_kind, take_function
 
 Messages = list[dict[str, Any]]
 _NOT_THERE = {
@@ -165,9 +164,7 @@ def _tools(fields: Fields, limits: Limits) -> Tools:
     offered = []
     for index, value in enumerate(values):
         inner = Fields(value, f"tools[{index}]")
-        kind = inner.text("type", "custom")
-        if kind != "custom":  # a tool of the other server's: the model does without
-            note_ignored(f"tools[].type {kind}")
+        if not is_kind(inner, "custom"):
             continue
         inner.ignore("eager_input_streaming", "input_examples", "defer_loading", "allowed_callers")
         offered.append(take_function(inner, "input_schema"))

@@ -63,13 +63,14 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One answer that is complete."""
+    """One answer that is complete; `thought_tokens` are those of the thought before it."""
 
     index: int
     content: str
     reasoning: str
     calls: tuple[ToolCall, ...]
     result: Result
+    thought_tokens: int = 0
 
     @property
     def reason(self) -> str:
@@ -156,6 +157,9 @@ def usage(choices: Sequence[Choice], of_one_prompt: int) -> dict[str, Any]:
         "completion_tokens": generated,
         "total_tokens": prompt + generated,
         "prompt_tokens_details": {"cached_tokens": cached},
+        "completion_tokens_details": {
+            "reasoning_tokens": sum(choice.thought_tokens for choice in choices)
+        },
     }
 
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from edgespec.serve.parsing import Fields, Limits, schema_text, shown
+from edgespec.serve.parsing import Fields, Limits, note_ignored, schema_text, shown
 from edgespec.serve.shapes import ToolCall
 
 NAME_CHARS = r"[A-Za-z0-9_./:@-]"
@@ -442,6 +442,7 @@ _NAME = re.compile(rf"{NAME_CHARS}{{1,128}}")
 _DEFINITIONS = ("$defs", "definitions")
 _BY_NAME = ("properties", "patternProperties", "dependentSchemas", *_DEFINITIONS)
 _VALUES = ("const", "enum", "default", "examples")  # of a schema: what is none itself
+_SAY_TYPES = {"type", "$ref", "anyOf", "oneOf", "allOf"}
 AUTO, REQUIRED, NONE = "auto", "required", "none"
 
 
@@ -516,7 +517,8 @@ def _moved(value: Any, schema: dict[str, Any], name: str, definitions: dict[str,
 def take_tools(fields: Fields, limits: Limits) -> Tools:
     """The fields `tools`, `tool_choice` and `parallel_tool_calls`. Raises ApiError."""
     values = fields.list("tools", limits.tools)
-    offered = tuple(_tool(Fields(value, f"tools[{index}]")) for index, value in enumerate(values))
+    every = [Fields(value, f"tools[{index}]") for index, value in enumerate(values)]
+    offered = tuple(_tool(one) for one in every if is_kind(one, "function"))
     names = [one["function"]["name"] for one in offered]
     choice = fields.any("tool_choice", AUTO)
     parallel = fields.flag("parallel_tool_calls", True)
@@ -548,10 +550,19 @@ def checked(tools: Tools, limits: Limits) -> Tools:
     return tools
 
 
+def is_kind(fields: Fields, known: str) -> bool:
+    """Whether a tool is of the kind that clients run.
+
+    One that another server would run, such as a search of the web, is left out of a request, and
+    the log names it: the model does without.
+    """
+    kind = fields.text("type", known)
+    if kind != known:
+        note_ignored(f"tools[].type {kind[:40]}")
+    return kind == known
+
+
 def _tool(fields: Fields) -> dict[str, Any]:
-    kind = fields.text("type")
-    if kind != "function":
-        fields.refuse("type", f"{shown(kind)} is not supported, only function")
     inner = fields.object("function") if "function" in fields else fields
     tool = take_function(inner, "parameters")
     fields.end()
@@ -568,6 +579,8 @@ def take_function(fields: Fields, schema_field: str) -> dict[str, Any]:
     parameters = fields.any(schema_field, {}) or {"type": "object", "properties": {}}
     if not isinstance(parameters, dict):
         fields.refuse(schema_field, f"must be an object, not {shown(parameters)}")
+    if not parameters.keys() & _SAY_TYPES:  # else a list would fit, too
+        parameters = {"type": "object", **parameters}
     function["parameters"] = parameters
     fields.ignore("strict")
     fields.end()

@@ -36,6 +36,7 @@ def test_a_prompt_counts_once_for_all_of_its_answers() -> None:
         "completion_tokens": 12,
         "total_tokens": 42,
         "prompt_tokens_details": {"cached_tokens": 4},
+        "completion_tokens_details": {"reasoning_tokens": 0},
     }
 
 

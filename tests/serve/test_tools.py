@@ -14,7 +14,8 @@ from serving_cases import CALL, HELLO, TEMPLATE, WEATHER, Connect, Serve, Speake
 
 from edgespec.backends.base import Logits
 from edgespec.backends.fake import ByteTokenizer
-from edgespec.serve.tools import Tools, resolved
+from edgespec.serve.parsing import Fields, Limits
+from edgespec.serve.tools import Tools, resolved, take_tools
 
 
 def test_a_tool_is_called_and_its_result_told(serve: Serve, client: Connect) -> None:
@@ -145,7 +146,8 @@ def test_a_template_that_knows_tools_gets_them_as_they_are(serve: Serve, client:
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
-    ({"tools": [{"type": "retrieval"}]}, "tools[0].type"),
+    ({"tools": [{"type": 7}]}, "tools[0].type"),
+    ({"tools": [{"type": "retrieval"}], "tool_choice": "required"}, "requires a tool"),
     ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
     ({"tools": [{"type": "function", "function": {"name": "a" * 129}}]}, "tools[0].function.name"),
     ({"tool_choice": "required"}, "requires a tool"),
@@ -162,6 +164,30 @@ def test_bad_tools_are_told(serve: Serve, more: dict[str, Any], message: str) ->
     body = {"messages": HELLO, **more}
     response = httpx.post(f"{serve(Speaker())}/v1/chat/completions", json=body)
     assert response.status_code == 400 and message in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "messages", "responses"])
+def test_tools_of_other_kinds_are_left_out_in_every_interface(serve: Serve, path: str) -> None:
+    backend = Listener("ok")
+    tools = [{"type": "web_search", "name": "search_it"}, {"type": "bash_2025", "name": "bash_it"}]
+    body = {"messages": HELLO, "input": "Hi", "max_tokens": 9, "tools": tools}
+    response = httpx.post(f"{serve(backend)}/v1/{path}", json=body)
+    assert response.status_code == 200, response.text
+    assert b"_it" not in backend.text
+
+
+@pytest.mark.parametrize(
+    ("parameters", "more"),
+    [
+        ({"properties": {"city": {}}}, {"type": "object"}),
+        ({"required": ["city"]}, {"type": "object"}),
+        ({"type": ["object", "null"]}, {}),
+        ({"anyOf": [{"type": "object"}]}, {}),
+    ],
+)
+def test_arguments_are_an_object_where_a_schema_says_nothing(parameters: Any, more: Any) -> None:
+    fields = Fields({"tools": [{"type": "function", "name": "f", "parameters": parameters}]})
+    assert take_tools(fields, Limits()).schemas["f"] == {**more, **parameters}
 
 
 def test_thoughts_are_apart_from_the_answer(serve: Serve) -> None:
