@@ -20,12 +20,17 @@ from edgespec.backends.base import Capabilities
 from edgespec.backends.llama.context import LlamaContext, LlamaSettings
 from edgespec.backends.llama.hidden_rows import keep_layer_input
 from edgespec.backends.llama.kernels import attach_uncompared, kernels
-from edgespec.backends.llama.library import LOG, REPACKED, ggml_function
+from edgespec.backends.llama.library import LOG, REPACKED, ggml_function, set_params
 from edgespec.errors import BackendError
 from edgespec.memory.bytes.shape import HOST, Device, RunShape
 from edgespec.memory.bytes.simulation import MOST_BYTES, Bytes
 from edgespec.memory.device.kernels import open_library
-from edgespec.memory.device.structures import BufferBytes, GraphPlan
+from edgespec.memory.device.structures import (
+    BufferBytes,
+    ClipContextParams,
+    ClipInitResult,
+    GraphPlan,
+)
 from edgespec.models.processes import answer_questions, limit_memory
 
 _LAY_OUT = "_ZN13llama_context13sched_reserveEv"  # llama_context::sched_reserve()
@@ -81,40 +86,19 @@ def _buffers(projector: str, most_tokens: int, on_gpu: bool, weight_bytes: int) 
     limit_memory(MOST_BYTES + 2 * weight_bytes)
     library = mtmd()._libmtmd
     init, free = library[_INIT], library[_FREE]
-    init.restype, init.argtypes = _Opened, [ctypes.c_char_p, _Opening]
+    init.restype, init.argtypes = ClipInitResult, [ctypes.c_char_p, ClipContextParams]
     free.restype, free.argtypes = None, [ctypes.c_void_p]
     LOG.clear()
-    opening = _Opening(use_gpu=on_gpu, attention=_AUTO, warmup=True, no_alloc=True)
-    opening.image_max_tokens = most_tokens or -1
-    opened = init(os.fsencode(projector), opening)
+    params = ClipContextParams()
+    set_params(params, use_gpu=on_gpu, flash_attn_type=_AUTO, warmup=True, no_alloc=True)
+    set_params(params, image_max_tokens=most_tokens or -1)
+    opened = init(os.fsencode(projector), params)
     found = {"compute_bytes": sum(LOG.buffer_bytes().values()), "side": LOG.warmup_side}
     for one in opened.contexts:
         free(one)
     if not any(opened.contexts):
         raise BackendError(f"llama.cpp cannot load {Path(projector).name}: {LOG.problem()}")
     return found
-
-
-class _Opening(ctypes.Structure):
-    """`clip_context_params` (`llama.cpp: tools/mtmd/clip.h`)."""
-
-    _fields_ = (
-        ("use_gpu", ctypes.c_bool),
-        ("device", ctypes.c_void_p),
-        ("attention", ctypes.c_int),
-        ("image_min_tokens", ctypes.c_int),
-        ("image_max_tokens", ctypes.c_int),
-        ("warmup", ctypes.c_bool),
-        ("looks", ctypes.c_void_p * 2),
-        ("no_alloc", ctypes.c_bool),
-        ("progress", ctypes.c_void_p * 2),
-    )
-
-
-class _Opened(ctypes.Structure):
-    """`clip_init_result`: what sees, what hears, and what speaks."""
-
-    _fields_ = (("contexts", ctypes.c_void_p * 3),)
 
 
 class _Contexts:
@@ -191,11 +175,9 @@ class SimulatedContext(LlamaContext):
         self._model = model
 
         def adjust(params: Any) -> None:
-            params.n_rs_seq = self._shape.snapshots
-            for name, value in changes.items():
-                setattr(params, name, value)
+            set_params(params, n_rs_seq=self._shape.snapshots, **changes)
             if beside is not None:
-                params.ctx_other = beside.handle
+                set_params(params, ctx_other=beside.handle)
 
         LOG.clear()
         # Weights that lie nowhere ask again; a head asks about the packed table of its model.
@@ -206,7 +188,7 @@ class SimulatedContext(LlamaContext):
                 self._capture(self._shape.captured)
 
     def _adjust_loading(self, params: Any) -> None:
-        params.no_alloc, params.load_mode = True, 0
+        set_params(params, no_alloc=True, load_mode=0)
 
     def _capture(self, layers: Sequence[int]) -> None:
         """Let the inputs of layers be kept, and lay out the buffers anew.
@@ -285,7 +267,7 @@ def _with_work(context: LlamaContext, found: dict[str, Bytes]) -> dict[str, Byte
         arguments = ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p
         plan = ggml_function("ggml_graph_plan", GraphPlan, *arguments)
         if graph := _graph(context):
-            work = plan(graph, threads, None).work_bytes
+            work = plan(graph, threads, None).work_size
     return {**found, HOST: here._replace(work=work)}
 
 
