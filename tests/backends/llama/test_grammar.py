@@ -170,7 +170,7 @@ def test_expressions_and_grammars(
 TOKENS = [
     ('root ::= <|im_start|> "a"', [[1, "a"]], [["a"], [1], [1, 1, "a"]]),
     ('root ::= "a" <[1]> | "<[0]>" [<[0>]* # <[0]>', [["a", 1], ["<[0]>0>"]], [["a"], [0]]),
-    ('root ::= text* <|im_start|>\ntext ::= !<[1]>', [["ab", 1], [3, 1], [1]], [["ab"], [1, 1]]),
+    ("root ::= text* <|im_start|>\ntext ::= !<[1]>", [["ab", 1], [3, 1], [1]], [["ab"], [1, 1]]),
     ('root ::= ("a" <|im_start|>){2}', [["a", 1, "a", 1]], [["a", 1]]),
     ('root ::= "a" <|im_end|>', [["a"]], [[], ["b"]]),  # an answer ends where its text may end
     ("root ::= <[49151]>", [[49151]], [[49150]]),
