@@ -1,0 +1,97 @@
+"""What is let in: bodies of requests as they come, and how many of them are read at once.
+
+All that a body costs before its answer is in the queue is bounded here: its bytes, the values that
+are made of it, the texts that are tokenized. The plan has that as `requests`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
+from typing import TypeVar
+
+import anyio
+from starlette.requests import Request
+
+from edgespec.memory.bytes.requests import AT_ONCE, LARGE_BYTES
+from edgespec.serve.api_error import ApiError
+from edgespec.serve.embeddings import AT_ONCE as EMBEDDING_AT_ONCE
+from edgespec.serve.parsing import Limits
+from edgespec.serve.pool import CHAT, EMBED, Pool
+
+Made = TypeVar("Made")
+_THREADS = {CHAT: 8, EMBED: EMBEDDING_AT_ONCE}  # that read requests; those of texts wait in theirs
+
+
+class Admission:
+    """Who may send a body, and who may have it read. For one event loop.
+
+    Small bodies are read beside each other. Two large ones are, of each kind of model; what others
+    send meanwhile is held up to `limits.held_bodies` times the largest body.
+    """
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool, self._limits = pool, pool.limits
+        self._held = 0  # bytes of large bodies
+        self._threads = {kind: anyio.CapacityLimiter(most) for kind, most in _THREADS.items()}
+        self._large = {kind: anyio.CapacityLimiter(AT_ONCE) for kind in _THREADS}
+
+    @property
+    def most_bytes(self) -> int:
+        """Of a body; those with images may have more."""
+        limits = self._limits
+        return limits.image_body_bytes if self._pool.sees_images else limits.body_bytes
+
+    @contextmanager
+    def holding(self) -> Iterator[Callable[[int], None]]:
+        """A call to say how many bytes of a body there are so far, until they are let go.
+
+        It raises ApiError where others hold too many.
+        """
+        counted = 0
+
+        def count(size: int) -> None:
+            nonlocal counted
+            more = size - counted if size > LARGE_BYTES else 0
+            if self._held + more > self._limits.held_bodies * self.most_bytes:
+                raise ApiError(
+                    "other large requests are being read: try again later",
+                    status=503,
+                    code="too_many_bodies",
+                )
+            counted += more
+            self._held += more
+
+        try:
+            yield count
+        finally:
+            self._held -= counted
+
+    async def receive(self, request: Request, most: int, count: Callable[[int], None]) -> bytearray:
+        """The body of a request, of at most `most` bytes.
+
+        Raises ApiError for one that is too large or takes too long, or where `count` does.
+        """
+        body = bytearray()
+        with anyio.move_on_after(self._limits.body_s) as patience:
+            async for part in request.stream():
+                body += part
+                if len(body) > most:
+                    raise ApiError(f"the body has more than {most} bytes", status=413)
+                count(len(body))
+        if patience.cancelled_caught:
+            raise ApiError("the body did not come in time", status=408)
+        return body
+
+    def turn(self, kind: str, *, is_large: bool) -> AbstractAsyncContextManager[object]:
+        """While a body is parsed, prepared and tokenized; a large one waits for its turn."""
+        return self._large[kind or CHAT] if is_large else nullcontext()
+
+    async def run(self, kind: str, work: Callable[[], Made]) -> Made:
+        """Do it in a thread, when one is free."""
+        return await anyio.to_thread.run_sync(work, limiter=self._threads[kind or CHAT])
+
+
+def is_large(body: bytearray, encoding: str) -> bool:
+    """Whether a body waits for its turn: what a compressed one comes to is not known before."""
+    return len(body) > LARGE_BYTES or encoding.strip().lower() not in ("", "identity")
