@@ -23,9 +23,9 @@ from edgespec.models.projector import is_projector
 from edgespec.models.spec import ModelSpec
 from edgespec.option_fields import options_of
 from edgespec.paths import expanded
-from edgespec.serve.asked import Defaults
+from edgespec.serve.asked import Defaults, Setup
 from edgespec.serve.embeddings import EmbeddingService
-from edgespec.serve.model_file import ModelFile
+from edgespec.serve.model_file import ModelFile, no_ids
 from edgespec.serve.parsing import Limits
 from edgespec.serve.pool import Member, Pool, keep_alive_of
 from edgespec.serve.service import Service, Shared
@@ -75,8 +75,14 @@ def make_pool(
             owns_engine=True,
         )
 
+    def setup(model: ModelFile, spec: ModelSpec) -> Setup:
+        size = model.about.get("context_length") or spec.context_length
+        return Setup(model.names, size, defaults(spec), shared.limits, any_model, no_ids)
+
     found = list(_found(named, choice, plan_options))
-    files = [ModelFile(names, path, request, machine, serve) for names, path, _ in found]
+    files = [
+        ModelFile(names, path, request, machine, serve, setup=setup) for names, path, _ in found
+    ]
     members = [Member(one) for one in files]
     _settle(members, choice)
     is_named = [named for _, _, named in found]  # on the command line: they have to be there

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from hashlib import sha256
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from edgespec.errors import EdgespecError, ModelFileError, UnsupportedError
 from edgespec.models.control_texts import NO_CONTROLS, ControlTexts
@@ -19,6 +19,7 @@ from edgespec.models.images import with_marks
 
 # `role` and `content` as OpenAI's interface has them; content is text or a list of text parts.
 Message = Mapping[str, Any]
+_M = TypeVar("_M", bound=Message)
 _MAX_TEMPLATE_CHARS = 200_000
 _LOOKS_AT_PARTS = re.compile(r"\bin \w+(\.content|\[.content.\])")
 _THOUGHTS = ("reasoning_content", "thinking", "reasoning")
@@ -88,7 +89,7 @@ def render_chat(
         )
     given = control_texts.mark(dict(variables or {}))
     known = {**_defaults(given), **given, "bos_token": bos_token, "eos_token": eos_token}
-    plain = [control_texts.mark(plain_message(message)) for message in messages]
+    plain = in_call_order([control_texts.mark(plain_message(one)) for one in messages])
 
     def written(said: Sequence[dict[str, Any]], opens: bool) -> str:
         values = {**known, "messages": said, "add_generation_prompt": opens}
@@ -108,6 +109,30 @@ def render_chat(
 def continues(messages: Sequence[Message]) -> bool:
     """Whether the answer is the rest of a message that was begun."""
     return bool(messages) and messages[-1]["role"] == "assistant" and not messages[-1].get(_CALLS)
+
+
+def in_call_order(messages: Sequence[_M]) -> list[_M]:
+    """Messages with the results of tools in the order of the calls, which they name by id.
+
+    Clients send the results of parallel calls as they arrive. Most templates write them without
+    ids, so a model takes the first result for that of the first call.
+    """
+    made, order, places = list(messages), dict[str, int](), list[int]()
+    turns: list[Message] = [*messages, {"role": "assistant"}]
+    for place, message in enumerate(turns):
+        if message["role"] == "tool" and str(message.get("tool_call_id")) in order:
+            places.append(place)
+        elif message["role"] == "assistant":
+            if places:  # calls of earlier turns are answered
+                sources = sorted(places, key=lambda one: order[str(made[one]["tool_call_id"])])
+                for to, one in zip(places, [made[one] for one in sources], strict=True):
+                    made[to] = one
+                order, places = {}, []
+            calls = message.get(_CALLS)
+            for call in calls if isinstance(calls, list | tuple) else ():
+                if isinstance(call, Mapping):
+                    order.setdefault(str(call.get("id")), len(order))
+    return made
 
 
 def _rendered_somehow(template: str, values: Mapping[str, Any], controls: ControlTexts) -> str:

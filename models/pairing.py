@@ -1,8 +1,9 @@
-"""Which model can draft for which: token ids must mean the same text to both."""
+"""Which model can draft for which: in the same tokens, or told the text in its own."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from itertools import zip_longest
 from pathlib import Path
 
@@ -14,10 +15,42 @@ from edgespec.models.heads import check_head, heads_beside
 from edgespec.models.spec import ONNX_FORMAT, ModelSpec, read_model_spec
 
 _HINT = "draft with a smaller model of the same family"
+# Of tokenizers that leave out what they do not know, or change it: text does not come back whole.
+_LOSSY = {"bert": "a WordPiece", "t5": "a Unigram", "no_vocab": "no", "none": "no", "": "no"}
+
+
+def check_drafter(target: ModelSpec, draft: ModelSpec) -> None:
+    """Raise UnsupportedError unless `draft` can draft for `target`, in whatever vocabulary.
+
+    Heads and early exits need the target's own; as `check_pair`. A whole model is told the text.
+    """
+    if is_translated(target, draft):
+        _check_rollback(draft)
+    else:
+        check_pair(target, draft)
+
+
+def is_translated(target: ModelSpec, draft: ModelSpec) -> bool:
+    """Whether text is carried over: a whole model whose tokens are not those of the target.
+
+    Raises UnsupportedError where a tokenizer cannot be carried over.
+    """
+    if draft.reads is not None or read_exit(draft) is not None:
+        return False
+    if target.format != ONNX_FORMAT and not _other_tokens(target, draft):
+        return False
+    for spec in (target, draft):
+        if kind := _LOSSY.get(spec.tokenizer_model):
+            raise UnsupportedError(
+                f"{draft.path.name} cannot draft for {target.path.name}: {spec.path.name} has "
+                f"{kind} tokenizer, and text cannot be carried over between their vocabularies",
+                hint=_HINT,
+            )
+    return True
 
 
 def check_pair(target: ModelSpec, draft: ModelSpec) -> None:
-    """Raise UnsupportedError unless `draft` can draft for `target`.
+    """Raise UnsupportedError unless `draft` drafts for `target` in the target's own tokens.
 
     An early exit drafts for the file it was made from. In other models every token must be the
     same text in both; one vocabulary may end earlier, and rows that only pad it are never drafted.
@@ -29,42 +62,56 @@ def check_pair(target: ModelSpec, draft: ModelSpec) -> None:
             f"{target.path.name} is an ONNX folder: its tokens cannot be compared with a GGUF's",
             hint="draft models work with GGUF files, also with --backend onnx",
         )
-    if draft.reads is None and (draft.keeps_state or any(draft.is_sliding)):
-        raise UnsupportedError(
-            f"{draft.path.name} cannot draft: its cache cannot go back to an earlier token",
-            hint="use a draft model without sliding windows or recurrent layers",
-        )
+    _check_rollback(draft)
     early_exit = read_exit(draft)
     if early_exit is not None:
         check_exit(target, draft, early_exit)
         return
     if draft.reads is not None:
         check_head(target, draft)
-    if target.tokenizer_model != draft.tokenizer_model or not draft.tokenizer_hash:
+    if problem := _other_tokens(target, draft):
         raise UnsupportedError(
-            f"{draft.path.name} cannot draft for {target.path.name}: their tokenizers are "
-            f"{draft.tokenizer_model or 'missing'} and {target.tokenizer_model or 'missing'}",
-            hint=_HINT,
+            f"{draft.path.name} cannot draft for {target.path.name}: {problem}", hint=_HINT
         )
+
+
+def _check_rollback(draft: ModelSpec) -> None:
+    """Raise UnsupportedError for a model that cannot take back what was only a draft."""
+    if draft.reads is None and (draft.keeps_state or any(draft.is_sliding)):
+        raise UnsupportedError(
+            f"{draft.path.name} cannot draft: its cache cannot go back to an earlier token",
+            hint="use a draft model without sliding windows or recurrent layers",
+        )
+
+
+def _other_tokens(target: ModelSpec, draft: ModelSpec) -> str:
+    """In what two vocabularies differ; "" where tokens that both have are the same."""
+    kinds = draft.tokenizer_model, target.tokenizer_model
+    if kinds[0] != kinds[1] or not draft.tokenizer_hash:
+        return f"their tokenizers are {kinds[0] or 'missing'} and {kinds[1] or 'missing'}"
     if target.tokenizer_hash and target.tokenizer_hash == draft.tokenizer_hash:
-        return
-    pairs = zip_longest(tokens_of(target), tokens_of(draft))
+        return ""
+    files = target.files[0], target.tokenizer_hash, draft.files[0], draft.tokenizer_hash
+    return _first_difference(*files)
+
+
+@lru_cache(maxsize=64)
+def _first_difference(target: Path, _hash: str, draft: Path, _draft_hash: str) -> str:
+    """The first token that is another text in one of two files, in words; else ""."""
+    pairs = zip_longest(_tokens_in(target), _tokens_in(draft))
     for number, (ours, theirs) in enumerate(pairs):
         if ours is None or theirs is None:
-            return
+            return ""
         if ours != theirs:
-            raise UnsupportedError(
-                f"{draft.path.name} cannot draft for {target.path.name}: token {number} is "
-                f"{_shown(theirs)} in one and {_shown(ours)} in the other",
-                hint=_HINT,
-            )
+            return f"token {number} is {_shown(theirs)} in one and {_shown(ours)} in the other"
+    return ""
 
 
 def partners(target: ModelSpec, others: Iterable[ModelSpec]) -> Iterator[tuple[ModelSpec, str]]:
     """Each other model with the reason why it cannot draft for `target`, "" where it can."""
     for other in others:
         try:
-            check_pair(target, other)
+            check_drafter(target, other)
         except EdgespecError as problem:
             yield other, str(problem)
         else:
@@ -85,7 +132,11 @@ def heads_for(target: ModelSpec) -> Iterator[tuple[Path, str]]:
 
 def tokens_of(spec: ModelSpec) -> list[bytes]:
     """The vocabulary as it stands in the file, by token id."""
-    file = read_gguf(spec.files[0])
+    return _tokens_in(spec.files[0])
+
+
+def _tokens_in(path: Path) -> list[bytes]:
+    file = read_gguf(path)
     return read_strings(file.path, file.metadata.get("tokenizer.ggml.tokens"))
 
 

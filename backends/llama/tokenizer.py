@@ -92,23 +92,25 @@ class LlamaTokenizer:
             self._vocab = None
             self._change.wait_for(lambda: not self._calls)
 
-    def encode(self, text: str, *, add_special: bool = True) -> list[int]:
+    def encode(self, text: str, *, add_special: bool = True, is_whole: bool = False) -> list[int]:
         """Ids of `text`; a BOS is added where the file asks for it and the text has none yet.
 
         Control tokens are recognised, but where `control_texts` marked them as words.
+
+        Args:
+            is_whole: nothing is written behind it, as in an embedding: then the file's end token
+                is added, too. A prompt has none, whatever the file says: an answer would be empty.
         """
         pieces = [(text, True)] if MARK not in text else [*self.control_texts.pieces(text)]
         # llama.cpp ends the process where it has to add a token that there is not.
         has_all = (self._bos >= 0 or not self._adds_bos) and (self._eos >= 0 or not self._adds_eos)
-        by_hand = add_special and (len(pieces) > 1 or not has_all)
+        by_library = add_special and is_whole and len(pieces) == 1 and has_all
         ids = [
-            one
-            for piece, is_meant in pieces
-            for one in self._encoded(piece, add_special and not by_hand, is_meant)
+            one for piece, is_meant in pieces for one in self._encoded(piece, by_library, is_meant)
         ]
-        if by_hand:
+        if add_special and not by_library:
             first = [self._bos] if self._adds_bos and self._bos >= 0 else []
-            last = [self._eos] if self._adds_eos and self._eos >= 0 else []
+            last = [self._eos] if is_whole and self._adds_eos and self._eos >= 0 else []
             ids = [*first, *ids, *last]
         doubled = add_special and len(ids) > 1 and ids[0] == self._bos == ids[1]
         return ids[1:] if doubled else ids

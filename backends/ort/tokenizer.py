@@ -49,18 +49,24 @@ class FolderTokenizer:
         self._added = {i: b"" if a.special else a.content.encode() for i, a in added.items()}
         self._is_byte_level, self._replaced = _decoder(self._tokenizer, path)
         self._bytes: dict[int, bytes] = {}
+        plain, whole = (
+            self._tokenizer.encode("a", add_special_tokens=to).ids for to in (False, True)
+        )
+        size = len(plain)
+        starts = (at for at in range(len(whole)) if whole[at : at + size] == plain)
+        self._first: list[int] = whole[: next(starts, 0)]  # what the file begins a text with
 
     def encode(self, text: str, *, add_special: bool = True) -> list[int]:
-        """Ids of `text`; special tokens are added as the file asks, a BOS never twice.
+        """Ids of `text`; what begins one is added as the file asks, a BOS never twice.
 
-        Control tokens are recognised, but where `control_texts` marked them as words.
+        What the file puts at the end of a text is not: an answer comes there. Control tokens are
+        recognised, but where `control_texts` marked them as words.
         """
-        ids: list[int] = []
+        ids = list(self._first) if add_special else []
         for piece, is_meant in self.control_texts.pieces(text):
             with self._encoding:
                 self._tokenizer.encode_special_tokens = not is_meant
-                adds = add_special and not ids
-                ids += self._tokenizer.encode(piece, add_special_tokens=adds).ids
+                ids += self._tokenizer.encode(piece, add_special_tokens=False).ids
         doubled = add_special and len(ids) > 1 and ids[0] == self._bos == ids[1]
         return ids[1:] if doubled else ids
 

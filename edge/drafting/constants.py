@@ -59,6 +59,9 @@ RECYCLED_BORDERS = (0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 0.9, 0.98)  # shares i
 RIVAL_BORDERS = (0.01, 0.1, 0.2, 0.35, 0.5, 0.7, 0.9)  # what others propose beside a node
 RECYCLED_GUESSES = ((0.3, 0.08, 0.04, 0.02), (0.18, 0.05, 0.03, 0.02))  # by table and rank
 
+# -- a draft model of another vocabulary (translated.py) -----------------------------------------
+TEXT_FIRST = 64  # tokens at the beginning of a text that it goes on seeing, as in plan.py
+
 # -- drafters that write ahead (proposal_builder.py, model.py) -----------------------------------
 SHARE_BORDERS = (0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.96, 0.99, 0.999)  # of the draft's token
 DRAFT_GUESSES = ((0.7, 0.15, 0.05), (0.6, 0.15, 0.05))  # by best or drawn, and rank

@@ -16,7 +16,6 @@ from starlette.requests import Request
 from edgespec.memory.bytes.requests import AT_ONCE, LARGE_BYTES
 from edgespec.serve.api_error import ApiError
 from edgespec.serve.embeddings import AT_ONCE as EMBEDDING_AT_ONCE
-from edgespec.serve.parsing import Limits
 from edgespec.serve.pool import CHAT, EMBED, Pool
 
 Made = TypeVar("Made")
@@ -36,11 +35,10 @@ class Admission:
         self._threads = {kind: anyio.CapacityLimiter(most) for kind, most in _THREADS.items()}
         self._large = {kind: anyio.CapacityLimiter(AT_ONCE) for kind in _THREADS}
 
-    @property
-    def most_bytes(self) -> int:
+    def most_bytes(self, kind: str) -> int:
         """Of a body; those with images may have more."""
-        limits = self._limits
-        return limits.image_body_bytes if self._pool.sees_images else limits.body_bytes
+        sees = kind == CHAT and self._pool.sees_images
+        return self._limits.image_body_bytes if sees else self._limits.body_bytes
 
     @contextmanager
     def holding(self) -> Iterator[Callable[[int], None]]:
@@ -53,7 +51,7 @@ class Admission:
         def count(size: int) -> None:
             nonlocal counted
             more = size - counted if size > LARGE_BYTES else 0
-            if self._held + more > self._limits.held_bodies * self.most_bytes:
+            if self._held + more > self._limits.held_bodies * self.most_bytes(CHAT):
                 raise ApiError(
                     "other large requests are being read: try again later",
                     status=503,
@@ -67,12 +65,12 @@ class Admission:
         finally:
             self._held -= counted
 
-    async def receive(self, request: Request, most: int, count: Callable[[int], None]) -> bytearray:
-        """The body of a request, of at most `most` bytes.
+    async def receive(self, kind: str, request: Request, count: Callable[[int], None]) -> bytearray:
+        """The body of a request to a kind of model.
 
         Raises ApiError for one that is too large or takes too long, or where `count` does.
         """
-        body = bytearray()
+        body, most = bytearray(), self.most_bytes(kind)
         with anyio.move_on_after(self._limits.body_s) as patience:
             async for part in request.stream():
                 body += part

@@ -86,7 +86,7 @@ def read_chat(body: Any, setup: Setup) -> ChatAsked:
             "max_completion_tokens",
             "max_tokens",
         ),
-        sampling=take_sampling(fields, setup.defaults.sampling, setup.limits),
+        sampling=take_sampling(fields, *setup.sampling),
         stop=take_stops(fields, setup.limits),
         raw=True,
         reuse=True,

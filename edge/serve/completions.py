@@ -28,6 +28,7 @@ from edgespec.serve.shapes import (
     TextPlace,
     ToldTokens,
     timings,
+    unwritten,
 )
 
 _MAX_TOKENS = 16  # OpenAI's
@@ -45,7 +46,7 @@ def read_completion(body: Any, setup: Setup) -> CompletionAsked:
     writes = not fields.takes_zero("max_tokens")
     options = GenerationOptions(
         max_tokens=take_max_tokens(fields, most, setup.context_size, "max_tokens"),
-        sampling=take_sampling(fields, setup.defaults.sampling, setup.limits),
+        sampling=take_sampling(fields, *setup.sampling),
         stop=take_stops(fields, setup.limits),
         raw=True,
         reuse=True,
@@ -143,6 +144,8 @@ class CompletionShape(OpenAIShape):
 
     def add(self, index: int, delta: Delta, chunks: Sequence[Chunk]) -> list[dict[str, Any]]:
         """One event."""
+        if not self._writes:
+            return []
         more = self._more(chunks)
         told = self._told(index, [one for chunk in chunks for one in chunk.logprobs])
         if not (delta.content or more or told):
@@ -152,17 +155,23 @@ class CompletionShape(OpenAIShape):
     def end(self, choice: Choice) -> list[dict[str, Any]]:
         """The reason, with the timings of this answer."""
         last = _choice(choice.index, "", choice.reason)
-        return [self._event(last, timings=timings([choice]))]
+        return [self._event(last, timings=timings(self._counted([choice])))]
+
+    def close(self, choices: Sequence[Choice]) -> list[dict[str, Any]]:
+        """The usage, where it was asked for."""
+        return super().close(self._counted(choices))
+
+    def _counted(self, choices: Sequence[Choice]) -> Sequence[Choice]:
+        return choices if self._writes else list(map(unwritten, choices))
 
     def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
         """All answers."""
-        document = self._document(self._kinds[1], [self._whole(one) for one in choices], choices)
+        told_choices = [self._whole(one) for one in choices]
+        document = self._document(self._kinds[1], told_choices, self._counted(choices))
         told = document["usage"]
         for echo in self._echoes:  # of scored prompts, whose tokens were those of answers
             told["prompt_tokens"] += len(echo.scored)
-            told["completion_tokens"] -= len(echo.scored)
-        if not self._writes:
-            told["completion_tokens"] = 0
+            told["completion_tokens"] -= len(echo.scored) * self._writes
         told["total_tokens"] = told["prompt_tokens"] + told["completion_tokens"]
         return document
 

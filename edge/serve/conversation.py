@@ -18,7 +18,7 @@ from edgespec.decode.generation import Result
 from edgespec.decode.options import GenerationOptions
 from edgespec.decode.session import KnownText
 from edgespec.errors import UnsupportedError
-from edgespec.models.chat import Message, continues, render_chat
+from edgespec.models.chat import Message, continues, in_call_order, render_chat
 from edgespec.models.images import Image
 from edgespec.prefix import common_prefix_length
 from edgespec.sampling.params import ThoughtLimit
@@ -173,9 +173,9 @@ def _required(tools: Tools, how: ToolFormat) -> tuple[str, str]:
     return begun, json.dumps({"type": "array", "items": call, "minItems": 1, **most, **inner})
 
 
-def _without_tools(messages: Sequence[dict[str, Any]], tools: Tools) -> list[dict[str, Any]]:
+def _without_tools(messages: Sequence[Message], tools: Tools) -> list[dict[str, Any]]:
     """Messages for a template that knows no tools: all of it is text."""
-    made = [_as_text(message) for message in messages]
+    made = [_as_text(message) for message in in_call_order(messages)]
     if not tools.offered:
         return made
     about = instructions(tools.offered)
@@ -185,13 +185,13 @@ def _without_tools(messages: Sequence[dict[str, Any]], tools: Tools) -> list[dic
     return [{"role": "system", "content": about}, *made]
 
 
-def _as_text(message: dict[str, Any]) -> dict[str, Any]:
+def _as_text(message: Message) -> dict[str, Any]:
     if message["role"] == "tool":
         response = f"<tool_response>\n{message['content']}\n</tool_response>"
         return {"role": "user", "content": response}
     calls = message.get("tool_calls", [])
     if not calls:
-        return message
+        return dict(message)
     texts = [json.dumps(call["function"], ensure_ascii=False) for call in calls]
     written = [f"{HERMES.opening}{text}{HERMES.closing}" for text in texts]
     content = "\n".join([message["content"], *written]).lstrip()

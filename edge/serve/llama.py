@@ -16,7 +16,7 @@ from edgespec.decode.options import GenerationOptions
 from edgespec.serve.api_error import ApiError
 from edgespec.serve.asked import Setup, take_model
 from edgespec.serve.parsing import Fields, Limits, shown, take_format, take_sampling, take_stops
-from edgespec.serve.shapes import Choice, Delta, Shape, ToldTokens, speeds, timings
+from edgespec.serve.shapes import Choice, Delta, Shape, ToldTokens, speeds, timings, unwritten
 from edgespec.serve.worker import Generation
 
 Prompt = str | list[int | str]  # texts between token ids are one prompt with them
@@ -128,7 +128,7 @@ def _asked(fields: Fields, setup: Setup, prompts: list[Prompt], gap: Gap | None)
     most_ms = fields.whole("t_max_predict_ms", -1, -1, _MOST)
     options = GenerationOptions(
         max_tokens=max(1, most),
-        sampling=take_sampling(fields, setup.defaults.sampling, limits),
+        sampling=take_sampling(fields, *setup.sampling),
         stop=take_stops(fields, limits),
         raw=True,
         reuse=fields.flag("cache_prompt", True),
@@ -235,14 +235,15 @@ class LlamaShape(Shape):
         """The answer, or a list of them for several prompts."""
         told = []
         for choice in choices:
-            is_written = not self._asked.only_reads
             ids = list(choice.result.token_ids) if self._asked.returns_tokens else []
-            told.append(self._final(choice, choice.content if is_written else "", ids, whole=True))
+            told.append(self._final(choice, choice.content, ids, whole=True))
         return told[0] if len(told) == 1 else told
 
     def _final(
         self, choice: Choice, content: str, ids: list[int], *, whole: bool = False
     ) -> dict[str, Any]:
+        if self._asked.only_reads:
+            choice, content, ids = unwritten(choice), "", []
         prompt, result = self._prompts[choice.index], choice.result
         generation = self._generations[choice.index]
         if not generation.ran_out:
@@ -263,10 +264,10 @@ class LlamaShape(Shape):
             "truncated": prompt.is_cut or result.finish_reason == "context_full",
             "stop_type": _stop_type(result),
             "stopping_word": result.stop_string or "",
-            "tokens_cached": counters.prompt_tokens + counters.generated_tokens - 1,
+            "tokens_cached": counters.prompt_tokens + max(0, counters.generated_tokens - 1),
             "timings": timings([choice]),
         }
-        if whole and result.logprobs:
+        if whole and result.logprobs and not self._asked.only_reads:
             document["completion_probabilities"] = self._tokens.entries_by_id(result.logprobs)
         return _picked(document, self._asked.paths) if self._asked.paths else document
 
@@ -325,7 +326,7 @@ def fill_ids(
     def ids_of(text: str) -> list[int]:
         return tokenizer.encode(text, add_special=False) if text else []
 
-    begin = [one for one in tokenizer.encode("", add_special=True) if not tokenizer.is_end(one)]
+    begin = tokenizer.encode("")
     before, after = ids_of(gap.prefix), ids_of(gap.suffix)
     others = _files(gap.files, tokens, ids_of)
     left = None if room is None else max(0, room - len(begin) - 3)

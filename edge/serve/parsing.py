@@ -203,13 +203,13 @@ def read_json(
     """The document of a body. Raises ApiError for anything else.
 
     `encoding` is the request's Content-Encoding, `most` bytes are what it may have without.
-    Halves of surrogate pairs, which no UTF-8 has, become U+FFFD.
+    Halves of surrogate pairs, which no UTF-8 has, become U+FFFD; a byte order mark is passed by.
     """
     most = most or limits.body_bytes
     data = _decompressed(body, encoding.strip().lower(), most)
     _check_count(data, limits.values)
     try:
-        text = data.decode("utf-8")
+        text = data.decode("utf-8-sig")
         del body, data  # nobody else has a body that was compressed
         document = json.loads(text, parse_constant=_refuse_constant)
     except UnicodeDecodeError as problem:
@@ -240,6 +240,11 @@ def _check_count(data: bytes | bytearray, most: int) -> None:
 
 
 _QUOTE = ord('"')
+
+
+def json_bytes(document: Any) -> bytes:
+    """JSON as it is sent: without needless spaces, of which an event would have 25."""
+    return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def _decompressed(body: bytes | bytearray, encoding: str, most: int) -> bytes | bytearray:
@@ -347,8 +352,13 @@ _INFILL = "infill"
 _LETTERS = dict(zip("edskypmxti", (*ORDER, _INFILL), strict=True))
 
 
-def take_sampling(fields: Fields, defaults: SamplingParams, limits: Limits) -> SamplingParams:
-    """How tokens are picked. Raises ApiError."""
+def take_sampling(
+    fields: Fields,
+    defaults: SamplingParams,
+    limits: Limits,
+    ids_of: Callable[[str], Sequence[int]],
+) -> SamplingParams:
+    """How tokens are picked; `ids_of` makes tokens of a text. Raises ApiError."""
     if "repetition_penalty" in fields:
         fields.refuse_set({"repeat_penalty": "repetition_penalty is there, too"})
     seed = fields.whole("seed", -1 if defaults.seed is None else defaults.seed, -1, _MOST_SEED)
@@ -367,29 +377,12 @@ def take_sampling(fields: Fields, defaults: SamplingParams, limits: Limits) -> S
     if "top_p" in more:
         more["top_p"] = max(_LEAST_TOP_P, more["top_p"])
     if "logit_bias" in fields:
-        more["logit_bias"] = _biases(fields, limits.biases)
+        more["logit_bias"] = _biases(fields, limits, ids_of)
     if "dry_sequence_breakers" in fields:
         more["dry_sequence_breakers"] = _texts(fields, "dry_sequence_breakers", limits)
     if "samplers" in fields:
         more["samplers"] = _samplers(fields, limits)
     return replace(defaults, **more)
-
-
-def biases_by_id(body: Any, ids_of: Callable[[str], Sequence[int]]) -> Any:
-    """A body whose biases of texts, as llama.cpp takes them, are those of all their tokens."""
-    given = body.get("logit_bias") if isinstance(body, dict) else None
-    pairs = list(given.items()) if isinstance(given, dict) else given
-    if not isinstance(pairs, list) or not all(_is_pair(one) for one in pairs):
-        return body
-    made: list[list[Any]] = []
-    for token, bias in pairs:
-        is_text = isinstance(token, str) and not (token.isascii() and token.isdigit())
-        made += [[one, bias] for one in (ids_of(token) if is_text else [token])]
-    return {**body, "logit_bias": made}
-
-
-def _is_pair(value: Any) -> bool:
-    return isinstance(value, list | tuple) and len(value) == 2
 
 
 def seed_of_choice(params: SamplingParams, index: int) -> SamplingParams:
@@ -441,24 +434,38 @@ def take_max_tokens(fields: Fields, default: int | None, context: int, *names: s
     return context if most is None or most < 0 else most
 
 
-def _biases(fields: Fields, most: int) -> tuple[tuple[int, float], ...]:
+def _biases(
+    fields: Fields, limits: Limits, ids_of: Callable[[str], Sequence[int]]
+) -> tuple[tuple[int, float], ...]:
+    """Biases by token id, of OpenAI's object or of llama.cpp's pairs.
+
+    A text, which llama.cpp's server takes, stands for all of its tokens; one of digits is an id.
+    `false` is never.
+    """
     value = fields.any("logit_bias")
-    if isinstance(value, list) and all(isinstance(one, list) and len(one) == 2 for one in value):
-        # llama.cpp's way: pairs, and false for never.
-        value = {str(token): -math.inf if bias is False else bias for token, bias in value}
-    if not isinstance(value, dict):
+    pairs = [*value.items()] if isinstance(value, dict) else value
+    if not isinstance(pairs, list) or not all(_is_pair(one) for one in pairs):
         fields.refuse("logit_bias", f"must be an object, not {shown(value)}")
-    if len(value) > most:
-        fields.refuse("logit_bias", f"has {len(value)} tokens, and at most {most} are taken")
-    pairs = []
-    for token, bias in value.items():
-        is_number = isinstance(bias, int | float) and not isinstance(bias, bool)
-        if not (token.isascii() and token.isdigit() and len(token) < 10 and is_number):
-            fields.refuse("logit_bias", "must name token ids, each with a number")
+    made: dict[int, float] = {}
+    for token, given in pairs:
+        bias = -math.inf if given is False else given
+        is_text = isinstance(token, str) and len(token) <= limits.stop_chars
+        is_id = type(token) is int or (is_text and token.isascii() and token.isdigit())
+        if not (is_id or is_text) or isinstance(bias, bool) or not isinstance(bias, int | float):
+            fields.refuse("logit_bias", "must name token ids or texts, each with a number")
         if not -100 <= bias <= 100 and bias != -math.inf:
             fields.refuse("logit_bias", f"must be -100 to 100, not {shown(bias)}")
-        pairs.append((int(token), float(bias)))
-    return tuple(pairs)
+        for one in [int(token)] if is_id else ids_of(token):
+            if not 0 <= one < _MOST_COUNT:
+                fields.refuse("logit_bias", f"has no token {shown(token)}")
+            made[one] = float(bias)
+        if len(made) > limits.biases:
+            fields.refuse("logit_bias", f"has more than {limits.biases} tokens")
+    return tuple(made.items())
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, list | tuple) and len(value) == 2
 
 
 class AnswerForm(TypedDict, total=False):

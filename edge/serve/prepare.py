@@ -1,14 +1,13 @@
 """From the document of a request to generations that can begin. Runs in threads of its own.
 
-Each interface reads the fields of a request first, which needs no model: what is wrong in itself is
-refused before one is loaded. What it returns does the rest with the model that is asked for.
+Each interface has a check as well, which needs no model: what is wrong in a request itself is
+refused before a model is loaded for it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
 from typing import Any
@@ -35,91 +34,104 @@ from edgespec.serve.llama import (
     read_llama,
 )
 from edgespec.serve.messages import MessagesShape, read_messages
-from edgespec.serve.parsing import Fields, biases_by_id, take_sampling
+from edgespec.serve.parsing import Fields, json_bytes
 from edgespec.serve.responses import ResponsesShape, read_response
 from edgespec.serve.service import Service, Shared, settings_of
 from edgespec.serve.shapes import Shape, ToldTokens
 
 Loop = asyncio.AbstractEventLoop
-# What is left of a request once its fields were read: it needs the model that it asks for.
-Prepare = Callable[[Service, Loop], Prepared]
-Tell = Callable[[Service], Any]
 _ANSWER_SHARE = 4  # of the context, kept free for an answer whose length nobody said
 
 # -- chats ---------------------------------------------------------------------------------
 
 
-def chat(body: Any, setup: Setup, _shared: Shared) -> Prepare:
-    """The next message of a conversation. Raises ApiError; what is left to do as `Engine.stream`.
-
-    So do all of these.
-    """
-    asked = read_chat(body, setup)
-
-    def prepare(service: Service, loop: Loop) -> Prepared:
-        talk, ids = _prompt(service, asked)
-        shape = ChatShape(service.setup.names[0], asked.output, _tokens(service))
-        return _chat(service, asked, talk, ids, shape, loop)
-
-    return prepare
+def check_chat(body: Any, setup: Setup, _shared: Shared) -> None:
+    """Raise ApiError for a field that is wrong or not supported; so do the other checks."""
+    read_chat(body, setup)
 
 
-def response(body: Any, setup: Setup, shared: Shared) -> Prepare:
-    """The same by another interface."""
-    kept, owner = shared.responses, HISTORY.get()
-    asked, told = read_response(body, setup, kept, owner)
+def check_response(body: Any, setup: Setup, shared: Shared) -> None:
+    """As `check_chat`."""
+    read_response(body, setup, shared.responses, HISTORY.get())
+
+
+def check_message(body: Any, setup: Setup, _shared: Shared) -> None:
+    """As `check_chat`."""
+    read_messages(body, setup)
+
+
+def check_counted(body: Any, setup: Setup, _shared: Shared) -> None:
+    """As `check_chat`, of a message whose tokens are counted."""
+    read_messages(body, setup, counts=True)
+
+
+def prepare_chat(service: Service, body: Any, loop: Loop) -> Prepared:
+    """The next message of a conversation. Raises ApiError, and as `Engine.stream`."""
+    asked = read_chat(body, service.setup)
+    talk, ids = _prompt(service, asked)
+    shape = ChatShape(service.setup.names[0], asked.output, _tokens(service))
+    return _chat(service, asked, talk, ids, shape, loop)
+
+
+def prepare_response(service: Service, body: Any, loop: Loop) -> Prepared:
+    """The same by another interface. Raises ApiError, and as `Engine.stream`."""
+    kept, owner = service.responses, HISTORY.get()
+    asked, told = read_response(body, service.setup, kept, owner)
+    talk, ids = _prompt(service, asked)
 
     def keep(response: dict[str, Any]) -> None:
         kept.add(owner, response, [*told.items, *response["output"]])
 
-    def prepare(service: Service, loop: Loop) -> Prepared:
-        talk, ids = _prompt(service, asked)
-        shape = ResponsesShape(
-            service.setup.names[0],
-            told.repeats,
-            keep if told.keeps else None,
-            summarises=told.summarises,
-        )
-        prepared = _chat(service, asked, talk, ids, shape, loop)
-        return replace(prepared, names_events=True, fail=shape.failed)
-
-    return prepare
+    shape = ResponsesShape(
+        service.setup.names[0],
+        told.repeats,
+        keep if told.keeps else None,
+        summarises=told.summarises,
+    )
+    prepared = _chat(service, asked, talk, ids, shape, loop)
+    return replace(prepared, names_events=True, fail=shape.failed)
 
 
-def message(body: Any, setup: Setup, _shared: Shared) -> Prepare:
-    """The same by Anthropic's interface."""
-    asked = read_messages(body, setup)
-
-    def prepare(service: Service, loop: Loop) -> Prepared:
-        talk, ids = _prompt(service, asked)
-        shape = MessagesShape(service.setup.names[0], len(ids))
-        return replace(_chat(service, asked, talk, ids, shape, loop), names_events=True)
-
-    return prepare
+def prepare_message(service: Service, body: Any, loop: Loop) -> Prepared:
+    """The same by Anthropic's interface. Raises ApiError, and as `Engine.stream`."""
+    asked = read_messages(body, service.setup)
+    talk, ids = _prompt(service, asked)
+    shape = MessagesShape(service.setup.names[0], len(ids))
+    return replace(_chat(service, asked, talk, ids, shape, loop), names_events=True)
 
 
-def count_message(body: Any, setup: Setup, _shared: Shared) -> Tell:
-    """How many tokens a request of Anthropic's interface has."""
-    asked = read_messages(body, setup, counts=True)
-    return lambda service: {"input_tokens": len(_prompt(service, asked)[1])}
+def count_message(service: Service, body: Any) -> dict[str, int]:
+    """How many tokens a request of Anthropic's interface has. Raises as `prepare_message`."""
+    asked = read_messages(body, service.setup, counts=True)
+    return {"input_tokens": len(_prompt(service, asked)[1])}
 
 
-def count_chat(body: Any, setup: Setup, _shared: Shared) -> Tell:
-    """How many tokens the prompt of a chat has."""
-    asked = read_chat(body, setup)
-    return lambda service: {"input_tokens": len(_prompt(service, asked)[1])}
+def count_chat(service: Service, body: Any) -> dict[str, int]:
+    """How many tokens the prompt of a chat has. Raises as `prepare_chat`."""
+    asked = read_chat(body, service.setup)
+    return {"input_tokens": len(_prompt(service, asked)[1])}
 
 
-def apply_template(body: Any, setup: Setup, _shared: Shared) -> Tell:
-    """The prompt of a chat, as a text."""
+def apply_template(service: Service, body: Any) -> dict[str, str]:
+    """The prompt of a chat, as a text. Raises as `prepare_chat`."""
+    given, more = _with_opening(body)
+    asked = read_chat(given, service.setup)
+    asked = replace(asked, variables={**asked.variables, **more})
+    return {"prompt": _prompt(service, asked)[0].text}
+
+
+def check_template(body: Any, setup: Setup, _shared: Shared) -> None:
+    """As `check_chat`."""
+    read_chat(_with_opening(body)[0], setup)
+
+
+def _with_opening(body: Any) -> tuple[Any, dict[str, bool]]:
+    """A chat, and the variable that says whether its template opens an answer."""
     opens = "add_generation_prompt"
     more = {opens: body[opens]} if isinstance(body, dict) and opens in body else {}
     if not isinstance(more.get(opens, True), bool):
         raise ApiError(f"{opens} must be true or false", param=opens)
-    given = {name: value for name, value in body.items() if name != opens} if more else body
-    asked = read_chat(given, setup)
-    asked = replace(asked, variables={**asked.variables, **more})
-    return lambda service: {"prompt": _prompt(service, asked)[0].text}
+    return ({name: value for name, value in body.items() if name != opens} if more else body), more
 
 
 def _prompt(service: Service, asked: ChatAsked) -> tuple[Conversation, list[int]]:
@@ -150,28 +162,28 @@ def _tokens(service: Service) -> ToldTokens:
 # -- completions ---------------------------------------------------------------------------
 
 
-def completion(body: Any, setup: Setup, _shared: Shared) -> Prepare:
-    """Prompts as they are, continued."""
-    asked = read_completion(body, setup)
+def check_completion(body: Any, setup: Setup, _shared: Shared) -> None:
+    """As `check_chat`."""
+    read_completion(body, setup)
 
-    def prepare(service: Service, loop: Loop) -> Prepared:
-        generations, echoes = [], []
-        for prompt in asked.prompts:
-            ids = _completion_ids(service, asked, prompt)
-            options, echo = asked.options, _text_of(service, prompt) if asked.echo else ""
-            if asked.scores:
-                options, echo = _scoring(service, asked, ids), _text_of(service, ids[:1])
-                ids = ids[:1]
-            generations += service.generations(loop, "", ids, options, asked.output.choices)
-            told = Echo(echo, options.begun, ids[0] if asked.scores else -1)
-            echoes += [told] * asked.output.choices
-        shape = CompletionShape(
-            service.setup.names[0], asked.output, _tokens(service), echoes, writes=asked.writes
-        )
-        streams, progress = asked.output.streams, asked.output.progress
-        return Prepared(generations, shape, streams, tells_progress=progress)
 
-    return prepare
+def prepare_completion(service: Service, body: Any, loop: Loop) -> Prepared:
+    """Prompts as they are, continued. Raises ApiError, and as `Engine.stream`."""
+    asked = read_completion(body, service.setup)
+    generations, echoes = [], []
+    for prompt in asked.prompts:
+        ids = _completion_ids(service, asked, prompt)
+        options, echo = asked.options, _text_of(service, prompt) if asked.echo else ""
+        if asked.scores:
+            options, echo = _scoring(service, asked, ids), _text_of(service, ids[:1])
+            ids = ids[:1]
+        generations += service.generations(loop, "", ids, options, asked.output.choices)
+        echoes += [Echo(echo, options.begun, ids[0] if asked.scores else -1)] * asked.output.choices
+    shape = CompletionShape(
+        service.setup.names[0], asked.output, _tokens(service), echoes, writes=asked.writes
+    )
+    streams, progress = asked.output.streams, asked.output.progress
+    return Prepared(generations, shape, streams, tells_progress=progress)
 
 
 def _scoring(service: Service, asked: CompletionAsked, ids: list[int]) -> GenerationOptions:
@@ -208,37 +220,25 @@ def _text_of(service: Service, prompt: str | list[int]) -> str:
 # -- llama.cpp's own -----------------------------------------------------------------------
 
 
-def llama(body: Any, setup: Setup, _shared: Shared) -> Prepare:
-    """`/completion`."""
-    asked, biases = _read_with_biases(read_llama, body, setup)
-
-    def prepare(service: Service, loop: Loop) -> Prepared:
-        several = [service.engine.encode(_llama_ids(service, one), raw=True) for one in asked.prompts]
-        prompts = [
-            LlamaPrompt(one if isinstance(one, str) else _text_of(service, ids), len(ids))
-            for one, ids in zip(asked.prompts, several, strict=True)
-        ]
-        return _llama(service, biases(service, asked), several, prompts, loop)
-
-    return prepare
+def check_llama(body: Any, setup: Setup, _shared: Shared) -> None:
+    """As `check_chat`."""
+    read_llama(body, setup)
 
 
-def _read_with_biases(
-    read: Callable[[Any, Setup], LlamaAsked], body: Any, setup: Setup
-) -> tuple[LlamaAsked, Callable[[Service, LlamaAsked], LlamaAsked]]:
-    """What is asked for, and what gives its biases of texts the ids of their tokens."""
-    asked = read(biases_by_id(body, lambda _text: (0,)), setup)
-    given = body.get("logit_bias") if asked.options.sampling and asked.options.sampling.logit_bias else None
+def check_infill(body: Any, setup: Setup, _shared: Shared) -> None:
+    """As `check_chat`."""
+    read_infill(body, setup)
 
-    def with_ids(service: Service, asked: LlamaAsked) -> LlamaAsked:
-        if given is None:
-            return asked
-        encode = service.engine.backend.tokenizer.encode
-        made = biases_by_id({"logit_bias": given}, lambda text: encode(text, add_special=False))
-        sampling = take_sampling(Fields(made), asked.options.sampling, setup.limits)
-        return replace(asked, options=replace(asked.options, sampling=sampling))
 
-    return asked, with_ids
+def prepare_llama(service: Service, body: Any, loop: Loop) -> Prepared:
+    """`/completion`. Raises ApiError, and as `Engine.stream`."""
+    asked = read_llama(body, service.setup)
+    several = [service.engine.encode(_llama_ids(service, one), raw=True) for one in asked.prompts]
+    prompts = [
+        LlamaPrompt(one if isinstance(one, str) else _text_of(service, ids), len(ids))
+        for one, ids in zip(asked.prompts, several, strict=True)
+    ]
+    return _llama(service, asked, several, prompts, loop)
 
 
 def _llama_ids(service: Service, prompt: Prompt) -> str | list[int]:
@@ -254,29 +254,25 @@ def _llama_ids(service: Service, prompt: Prompt) -> str | list[int]:
     return ids
 
 
-def infill(body: Any, setup: Setup, _shared: Shared) -> Prepare:
-    """`/infill`. What is left to do raises ApiError where the model cannot."""
-    asked, biases = _read_with_biases(read_infill, body, setup)
+def prepare_infill(service: Service, body: Any, loop: Loop) -> Prepared:
+    """`/infill`. Raises ApiError, also where the model cannot, and as `Engine.stream`."""
+    asked = read_infill(body, service.setup)
     assert asked.gap is not None
-    gap = asked.gap
-
-    def prepare(service: Service, loop: Loop) -> Prepared:
-        size, most = service.setup.context_size, service.prompts.bound.most_bytes
-        near = Gap(gap.prefix[-most:], gap.suffix[:most], _last(gap.files, most))
-        room = size - min(asked.options.max_tokens, size // _ANSWER_SHARE)
-        ids, is_cut = fill_ids(service.engine.backend.tokenizer, near, room, "/infill")
-        prompt = LlamaPrompt(near.prefix, len(ids), is_cut or near != gap)
-        return _llama(service, biases(service, asked), [ids], [prompt], loop)
-
-    return prepare
+    size, most, gap = service.setup.context_size, service.prompts.bound.most_bytes, asked.gap
+    near = Gap(gap.prefix[-most:], gap.suffix[:most], _last(gap.files, most))
+    room = size - min(asked.options.max_tokens, size // _ANSWER_SHARE)
+    ids, is_cut = fill_ids(service.engine.backend.tokenizer, near, room, "/infill")
+    is_cut = is_cut or len(near.files) < len(gap.files)
+    return _llama(service, asked, [ids], [LlamaPrompt(gap.prefix, len(ids), is_cut)], loop)
 
 
 def _last(files: Sequence[tuple[str, str]], most: int) -> list[tuple[str, str]]:
-    """The last texts, of at most so many characters together."""
+    """The last files, with at most so many characters of text: others never fit."""
     found: list[tuple[str, str]] = []
     for name, text in reversed(files):
-        if most > 0:
-            found.insert(0, (name, text[-most:]))
+        if most <= 0:
+            break
+        found.insert(0, (name, text[-most:]))
         most -= len(text)
     return found
 
@@ -302,7 +298,9 @@ def _llama(
         _tokens(service),
         made,
         [prompt for prompt in prompts for _ in range(choices)],
-        _told_settings(options, service.setup.context_size),
+        _told_settings(
+            options, service.setup.context_size, 0 if asked.only_reads else options.max_tokens
+        ),
     )
     progress = asked.tells_progress
     return Prepared(made, shape, asked.streams, names_events=True, tells_progress=progress)
@@ -314,66 +312,76 @@ def _without(sampling: SamplingParams | None, tokens: Sequence[int]) -> Sampling
     return replace(params, logit_bias={**dict(params.logit_bias), **dict.fromkeys(tokens, -inf)})
 
 
-def _told_settings(options: GenerationOptions, context_size: int) -> dict[str, Any]:
+def _told_settings(
+    options: GenerationOptions, context_size: int, max_tokens: int
+) -> dict[str, Any]:
     sampling = options.sampling or SamplingParams()
-    told = {**settings_of(sampling), "n_ctx": context_size, "n_predict": options.max_tokens}
+    told = {**settings_of(sampling), "n_ctx": context_size, "n_predict": max_tokens}
     return {**told, "stop": list(options.stop), "n_probs": options.logprobs or 0}
 
 
 # -- `/tokenize` and `/detokenize`, as llama.cpp's server has them -----------------------------
 
 
-def tokenize(body: Any, _setup: Setup, _shared: Shared) -> Tell:
-    """Ids of a text; with `with_pieces`, each with its own."""
+def tokenize(service: Service, body: Any) -> Any:
+    """Ids of a text; with `with_pieces`, each with its own. Raises ApiError."""
+    text, add_special, with_pieces, is_parsed = _read_text(body)
+    service.prompts.check_length(text, param="content")
+    tokenizer = service.engine.backend.tokenizer
+    meant = text if is_parsed else tokenizer.control_texts.mark(text)
+    ids = tokenizer.encode(meant, add_special=add_special)
+    if not with_pieces:
+        return {"tokens": ids}
+    # Each piece is written once: a document of all would be ten times as large as its text.
+    written = {one: _piece(one, tokenizer.token_bytes(one)) for one in set(ids)}
+    return b'{"tokens":[' + b",".join(map(written.__getitem__, ids)) + b"]}"
+
+
+def check_tokenize(body: Any, _setup: Setup, _shared: Shared) -> None:
+    """As `check_chat`."""
+    _read_text(body)
+
+
+def _read_text(body: Any) -> tuple[str, bool, bool, bool]:
     fields = Fields(body)
-    fields.ignore("model")
+    fields.ignore("model")  # by which this one was found
     text = fields.text("content")
-    add_special, with_pieces = fields.flag("add_special"), fields.flag("with_pieces")
+    flags = fields.flag("add_special"), fields.flag("with_pieces")
     is_parsed = fields.flag("parse_special", True)
     fields.end()
-
-    def tell(service: Service) -> Any:
-        service.prompts.check_length(text, param="content")
-        tokenizer = service.engine.backend.tokenizer
-        ids = tokenizer.encode(
-            text if is_parsed else tokenizer.control_texts.mark(text), add_special=add_special
-        )
-        if not with_pieces:
-            return {"tokens": ids}
-        written = {
-            one: json.dumps({"id": one, "piece": _piece(tokenizer.token_bytes(one))})
-            for one in set(ids)
-        }
-        return f'{{"tokens": [{", ".join(map(written.__getitem__, ids))}]}}'.encode()
-
-    return tell
+    return text, *flags, is_parsed
 
 
-def detokenize(body: Any, _setup: Setup, _shared: Shared) -> Tell:
-    """The text of ids."""
+def detokenize(service: Service, body: Any) -> dict[str, Any]:
+    """The text of ids. Raises ApiError, also for a text that is longer than any that fits."""
+    fields, ids = _read_ids(body)
+    size, most = service.engine.vocab_size, service.prompts.bound.most_bytes
+    tokenizer, data = service.engine.backend.tokenizer, bytearray()
+    for one in ids:
+        if type(one) is not int or not 0 <= one < size:
+            fields.refuse("tokens", f"must be whole numbers from 0 to {size - 1}")
+        data += tokenizer.token_bytes(one)
+        if len(data) > most:
+            fields.refuse("tokens", f"have a text of more than {most} bytes")
+    return {"content": data.decode(errors="replace")}
+
+
+def check_detokenize(body: Any, _setup: Setup, _shared: Shared) -> None:
+    """As `check_chat`."""
+    _read_ids(body)
+
+
+def _read_ids(body: Any) -> tuple[Fields, list[Any]]:
     fields = Fields(body)
     fields.ignore("model")
     ids = fields.list("tokens", MOST_VALUES)
     fields.end()
-
-    def tell(service: Service) -> Any:
-        size, tokenizer = service.engine.vocab_size, service.engine.backend.tokenizer
-        for one in ids:
-            if type(one) is not int or not 0 <= one < size:
-                fields.refuse("tokens", f"must be whole numbers from 0 to {size - 1}")
-        data = bytearray()
-        for one in ids:
-            data += tokenizer.token_bytes(one)
-            if len(data) > service.limits.body_bytes:
-                fields.refuse("tokens", f"have a text of more than {len(data)} bytes")
-        return {"content": data.decode(errors="replace")}
-
-    return tell
+    return fields, ids
 
 
-def _piece(data: bytes) -> str | list[int]:
-    """Text, or the bytes of a part of a character."""
+def _piece(token: int, data: bytes) -> bytes:
+    """A token with its text, or with the bytes of a part of a character."""
     try:
-        return data.decode()
+        return json_bytes({"id": token, "piece": data.decode()})
     except UnicodeDecodeError:
-        return list(data)
+        return json_bytes({"id": token, "piece": list(data)})

@@ -102,7 +102,7 @@ def read_response(
         max_tokens=take_max_tokens(
             fields, setup.defaults.max_tokens, setup.context_size, "max_output_tokens"
         ),
-        sampling=take_sampling(fields, setup.defaults.sampling, setup.limits),
+        sampling=take_sampling(fields, *setup.sampling),
         raw=True,
         reuse=True,
         **format_within(fields, "text", setup.limits),

@@ -12,7 +12,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from math import isfinite
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edgespec.backends.base import AnswerFormat
 from edgespec.decode.engine import Engine
@@ -35,6 +35,9 @@ from edgespec.serve.pool import Member, Pool
 from edgespec.serve.responses import KeptResponses
 from edgespec.serve.shapes import fingerprint
 from edgespec.serve.worker import Generation, Worker
+
+if TYPE_CHECKING:
+    from edgespec.serve.answers import Answer
 
 
 @dataclass(slots=True)
@@ -88,8 +91,14 @@ class Shared:
         self.limits, self.totals = limits, Totals()
         self.responses = KeptResponses(limits.response_bytes, limits.responses)
         self.started_s = int(time.time())
+        self.answers: set[Answer] = set()  # under way
         self._opened = ExitStack()
         self.energy, _ = self._opened.enter_context(energy_meter(every_s=_POWER_EVERY_S))
+
+    def stop(self) -> None:
+        """Tell all who wait for an answer, or read one, that the server ends; in its event loop."""
+        for one in [*self.answers]:
+            one.stop()
 
     def close(self) -> None:
         """End the thread that counts joules; safe to call twice."""
@@ -127,9 +136,14 @@ class Service:
         self._owns_engine = owns_engine
         self._read_tokens, self._read_s = 0, 0.0
         size = engine.backend.context_size
-        self.setup = Setup(tuple(names), size, defaults or Defaults(), self.limits, any_model)
+        self.setup = Setup(
+            tuple(names), size, defaults or Defaults(), self.limits, any_model, self._plain_ids
+        )
         self.prompts = Prompts(engine)
         self.worker = Worker(self.limits.waiting, self._ended, engine.users)
+
+    def _plain_ids(self, text: str) -> Sequence[int]:
+        return self.engine.backend.tokenizer.encode(text, add_special=False)
 
     @cached_property
     def end_ids(self) -> Sequence[int]:
@@ -200,6 +214,11 @@ class Service:
     def prompt_s_per_token(self) -> float:
         """Seconds that reading a token of a prompt has taken; 0 where none was read."""
         return self._read_s / max(1, self._read_tokens)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the queue takes no more."""
+        return self.worker.is_full
 
     @property
     def is_busy(self) -> bool:

@@ -90,6 +90,20 @@ class Choice:
             raise ApiError("the answer was cancelled", status=503, code="cancelled")
 
 
+def unwritten(choice: Choice) -> Choice:
+    """An answer of which the prompt alone was asked for, without the token that an engine writes.
+
+    Its counters have what reading the prompt took, and nothing that was decoded.
+    """
+    counters = choice.result.counters
+    read = Counters(
+        prompt_tokens=counters.prompt_tokens,
+        reused_tokens=counters.reused_tokens,
+        time_to_first_token_s=counters.time_to_first_token_s,
+    )
+    return replace(choice, content="", result=replace(choice.result, counters=read))
+
+
 class Shape(ABC):
     """One interface's way to say things. Events are documents, in the order they are sent."""
 

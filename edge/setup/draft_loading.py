@@ -24,6 +24,7 @@ from edgespec.drafting.drafters.model import (
     WindowText,
     WritingDrafter,
 )
+from edgespec.drafting.drafters.translated import TranslatingDrafter, Translation
 from edgespec.measure.timing import (
     measure_curve,
     measure_depths,
@@ -35,6 +36,7 @@ from edgespec.memory.plan.plan import DRAFT_MODEL_BATCH, DRAFT_MODEL_NODES, Plan
 from edgespec.memory.plan.settings import Settings
 from edgespec.memory.times.curve import CostCurve
 from edgespec.models.early_exit import gains_of, read_exit, read_made_for
+from edgespec.models.pairing import is_translated
 from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.progress import Progress
 from edgespec.setup.stored import (
@@ -75,7 +77,9 @@ def load_draft_model(
         return HeadDrafter(HeadText(head), curve, vocab_size)
     draft_spec = read_model_spec(path, heads=True)
     chosen = draft_settings_of(plan, draft_spec)
-    context = plan.context_size if is_head else draft_context(draft_spec, plan.context_size)
+    context = plan.context_size
+    if not is_head:
+        context = draft_context(draft_spec, context, spec)
     settings = _settings(plan, draft_spec, chosen, context)
     if is_head:
         assert isinstance(target, Followed)
@@ -90,6 +94,11 @@ def load_draft_model(
             closing(open_draft_model(draft_spec, spec, settings, progress))
         )
         curve, early_exit = measured(backend, draft_spec, chosen), read_exit(draft_spec)
+        if is_translated(spec, draft_spec):
+            templates = spec.chat_template, draft_spec.chat_template
+            translation = Translation(target.tokenizer, backend.tokenizer, *templates)
+            opened.pop_all()
+            return TranslatingDrafter(backend, curve, translation)
         readable = vocab_size if early_exit else backend.tokenizer.vocab_size
         drafter = ModelDrafter(backend, curve, vocab_size, readable, early_exit)
         opened.pop_all()

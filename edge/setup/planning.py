@@ -33,7 +33,7 @@ from edgespec.memory.times.speed import SpeedModel, estimated_curve
 from edgespec.models.early_exit import read_exit
 from edgespec.models.heads import DRAFTED, require_head
 from edgespec.models.onnx.facts import check_supported
-from edgespec.models.pairing import check_pair
+from edgespec.models.pairing import check_drafter, is_translated
 from edgespec.models.projector import projector_beside, read_projector
 from edgespec.models.spec import ONNX_FORMAT, ModelSpec, read_model_spec
 from edgespec.setup.candidates import (
@@ -195,7 +195,7 @@ def draft_spec_of(spec: ModelSpec, request: Request) -> ModelSpec | None:
             f"--draft-model is not used by --drafter {request.drafter}",
             hint=f"leave out one, or name the drafter '{drafts_as}'",
         )
-    check_pair(spec, draft_spec)
+    check_drafter(spec, draft_spec)
     return draft_spec
 
 
@@ -203,6 +203,8 @@ def draft_rows_bytes(spec: ModelSpec, draft_spec: ModelSpec | None, names: str) 
     """Bytes of the distributions of drawn nodes, and of the target's that they are held against."""
     if draft_spec is None and not {HEAD, WINDOW} & set(names.split(",")):
         return 0
+    if draft_spec is not None and is_translated(spec, draft_spec):
+        return 0  # whose tokens are not drawn
     distributions = MOST_DRAWN * spec.vocab_size * (_F32 + _F64)
     is_part = draft_spec and (DRAFTED in draft_spec.tensors or read_exit(draft_spec))
     spread = spec.vocab_size * _F32 if is_part else 0

@@ -7,4 +7,4 @@ AT_ONCE = 2  # large bodies that are parsed, prepared and tokenized
 BODY_BYTES = 4 << 20  # of a body without images
 HELD_BODIES = 2  # times the largest body: what may be received meanwhile
 MOST_VALUES = 200_000  # of a body
-TOKEN_CHARS = 16  # for each token of the context, that a text may have before its tokenizer is asked
+TOKEN_CHARS = 16  # of a text for each token of the context, which are not worth a look

@@ -499,7 +499,7 @@ class Layout:
     def _draft_shape(self, spec: ModelSpec, context: int) -> RunShape:
         """How the draft model is loaded: as the target, with small steps."""
         return RunShape(
-            context_size=draft_context(spec, context),
+            context_size=draft_context(spec, context, self.spec),
             batch_size=DRAFT_MODEL_BATCH,
             max_nodes=DRAFT_MODEL_NODES,
             type_k=draft_kv_type(spec, self.kv_type_k),

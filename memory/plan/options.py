@@ -78,7 +78,7 @@ class LoadOptions:
         drafter: auto, none (or plain), or a list of suffix, recycling, model, head. More: in Python
             the list is one text, such as "suffix,recycling", and there is no "plain".
         draft_model: GGUF file that drafts: a smaller model, a head or an early exit. More: a
-            smaller model has the same vocabulary, and a head (EAGLE-3, DFlash) or an exit is of
+            smaller model may have any vocabulary, and a head (EAGLE-3, DFlash) or an exit is of
             this one. With `drafter="auto"` it is used unless it was seen not to pay.
         switch: A smaller GGUF writes the tokens it is confident about. Changes the output.
         draft_max: Most tokens drafted in one step. Default: as many as pay and fit.

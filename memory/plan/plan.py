@@ -11,11 +11,16 @@ from edgespec.memory.bytes.footprint import Component, is_block_type, kv_type_fi
 from edgespec.memory.bytes.shape import GPU, HOST, Device
 from edgespec.memory.device.accelerators import Accelerator
 from edgespec.memory.plan.request import Choice
+from edgespec.models.pairing import is_translated
 from edgespec.models.spec import ModelSpec
 
 # A draft model writes one token a step; a few more catch up with what others drafted.
 DRAFT_MODEL_NODES = 8
 DRAFT_MODEL_BATCH = 64
+# Cells of one with a vocabulary of its own: the first 64 tokens of a text, the last 1,024, and
+# room for drafts up to a multiple of 256. With the last 512 tokens alone a 135M model keeps 95%
+# of what it has right (LOG.md).
+TRANSLATED_CONTEXT = 64 + 1024 + 192
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,9 +206,10 @@ def component_bytes(components: Sequence[Component]) -> dict[str, int]:
     return {name: c.nbytes for name, c in zip(names, components, strict=True)}
 
 
-def draft_context(spec: ModelSpec, context: int) -> int:
+def draft_context(spec: ModelSpec, context: int, target: ModelSpec) -> int:
     """Tokens of context of a draft model whose target has `context`."""
-    return min(context, spec.context_length or context)
+    context = min(context, spec.context_length or context)
+    return min(context, TRANSLATED_CONTEXT) if is_translated(target, spec) else context
 
 
 def draft_kv_type(spec: ModelSpec, kind: str) -> str:

@@ -451,3 +451,36 @@ def test_a_system_message_in_the_middle_is_the_users_where_a_template_refuses_it
     said = [("system", "a"), ("user", "b"), ("system", "c"), ("user", "d"), ("assistant", "e")]
     messages = [{"role": role, "content": text} for role, text in [*said, ("system", "f")]]
     assert render_chat(template, messages) == "[system]a[user]b\n\nc\n\nd[assistant]e[user]f"
+
+
+# ----------------------------------------------------------------------- results of tools
+
+
+def calls_of(*names: str) -> Message:
+    calls = [{"id": name, "function": {"name": "room", "arguments": {}}} for name in names]
+    return {"role": "assistant", "content": "", "tool_calls": calls}
+
+
+def result_of(name: str) -> Message:
+    return {"role": "tool", "tool_call_id": name, "content": name}
+
+
+@pytest.mark.parametrize(
+    ("messages", "shown"),
+    [
+        ([calls_of("a", "b"), result_of("b"), result_of("a")], "ab"),
+        ([calls_of("a", "b", "c"), result_of("a"), result_of("c"), result_of("b")], "abc"),
+        # A picture that one of them sent lies between.
+        ([calls_of("a", "b"), result_of("b"), *HELLO, result_of("a")], "aHellob"),
+        ([calls_of("a"), calls_of("b"), result_of("b"), result_of("a")], "ab"),
+        # The next turn may use the same names; results of nothing stay where they are.
+        (
+            [calls_of("a", "b"), *map(result_of, "ba"), calls_of("b", "a"), *map(result_of, "?ab")],
+            "ab?ba",
+        ),
+        ([calls_of("", ""), {**result_of("x"), "tool_call_id": ""}, result_of("y")], "xy"),
+        ([result_of("a"), calls_of("a")], "a"),
+    ],
+)
+def test_results_are_shown_in_the_order_of_their_calls(messages: list[Message], shown: str) -> None:
+    assert render_chat("{% for m in messages %}{{ m.content }}{% endfor %}", messages) == shown

@@ -9,7 +9,13 @@ import numpy as np
 import pytest
 
 from edgespec.errors import UnsupportedError
-from edgespec.models.pairing import check_pair, partners, tokens_of
+from edgespec.models.pairing import (
+    check_drafter,
+    check_pair,
+    is_translated,
+    partners,
+    tokens_of,
+)
 from edgespec.models.spec import ModelSpec, read_model_spec
 
 WORDS = ["<s>", "</s>", "a", "é", "日本", ""]
@@ -112,11 +118,38 @@ def test_a_cache_that_cannot_go_back(tmp_path: Path) -> None:
     check_pair(sliding, target)  # as the target it is verified, which is another matter
 
 
+def test_a_model_of_another_vocabulary_is_told_the_text(tmp_path: Path) -> None:
+    """By bytes, whatever its tokenizer, unless that loses some; a copy needs no telling."""
+    target = model(tmp_path, "target", WORDS)
+    for name, tokens, kind in (("other", ["x", "y"], "gpt2"), ("pieces", WORDS, "llama")):
+        draft = model(tmp_path, name, tokens, tokenizer=kind)
+        check_drafter(target, draft)
+        assert is_translated(target, draft) and is_translated(draft, target)
+    longer = model(tmp_path, "longer", [*WORDS, "more"])
+    check_drafter(target, longer)
+    assert not is_translated(target, longer)
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "sentence"),
+    [("bert", "lossy.gguf has a WordPiece tokenizer"), (None, "lossy.gguf has no tokenizer")],
+)
+def test_text_that_would_not_come_back_whole(
+    tmp_path: Path, tokenizer: str | None, sentence: str
+) -> None:
+    lossy = model(tmp_path, "lossy", ["x"], tokenizer=tokenizer)
+    other = model(tmp_path, "other", WORDS)
+    for target, draft in ((lossy, other), (other, lossy)):
+        with pytest.raises(UnsupportedError, match=sentence) as caught:
+            check_drafter(target, draft)
+        assert "carried over" in str(caught.value)
+
+
 def test_partners_come_with_their_reasons(tmp_path: Path) -> None:
     target = model(tmp_path, "target", WORDS)
     good = model(tmp_path, "good", [*WORDS, "more"])
-    bad = model(tmp_path, "bad", ["x"])
-    found = list(partners(target, [good, bad]))
-    assert [other.path.name for other, _ in found] == ["good.gguf", "bad.gguf"]
-    assert found[0][1] == ""
-    assert "token 0 is 'x'" in found[1][1]
+    other = model(tmp_path, "other", ["x"])
+    bad = model(tmp_path, "bad", ["x"], window=8)
+    found = [reason for _, reason in partners(target, [good, other, bad])]
+    assert found[:2] == ["", ""]
+    assert "its cache cannot go back" in found[2]

@@ -115,12 +115,12 @@ def test_headers_and_a_comment_come_while_a_prompt_is_read(serve: Serve) -> None
         thread.start()
     for seen in several:
         until(lambda seen=seen: seen.count(": waiting") >= 3)  # type: ignore[misc]
-        assert '"role": "assistant"' in seen[0]
+        assert '"role":"assistant"' in seen[0]
     backend.gate.set()
     for thread in threads:
         thread.join()
     for seen in several:
-        assert "".join(seen).count('"finish_reason": "length"') == 1
+        assert "".join(seen).count('"finish_reason":"length"') == 1
         assert seen[-2:] == ["data: [DONE]", ""]
 
 

@@ -57,7 +57,7 @@ CASES: list[tuple[dict[str, Any], str]] = [
     ({"messages": HELLO, "max_tokens": 0}, "max_tokens must be at least 1"),
     ({"messages": HELLO, "n": 99}, "n must be 1 to 8, not 99"),
     ({"messages": HELLO, "stop": [1]}, "stop must be a text or a list of texts"),
-    ({"messages": HELLO, "logit_bias": {"a": 1}}, "logit_bias must name token ids"),
+    ({"messages": HELLO, "logit_bias": {"a": "b"}}, "logit_bias must name token ids"),
     ({"messages": HELLO, "logit_bias": {"9999": 1}}, "9999"),
     ({"messages": HELLO, "top_logprobs": 2}, "top_logprobs needs logprobs"),
     ({"messages": HELLO, "logprobs": True, "top_logprobs": 21}, "top_logprobs must be 0 to 20"),

@@ -63,6 +63,13 @@ def test_what_cannot_be_decompressed_is_refused(
     assert caught.value.status == status
 
 
+def test_a_byte_order_mark_is_passed_by() -> None:
+    """Programs on Windows write one before UTF-8."""
+    assert read_json(b"\xef\xbb\xbf" + BODY, Limits()) == read_json(BODY, Limits())
+    with pytest.raises(ApiError, match="the body is no JSON"):
+        read_json(b"\xef\xbb\xbf" * 2 + BODY, Limits())
+
+
 def test_a_body_that_grows_without_bound_is_not_unpacked() -> None:
     """256 MiB are in these 256 KiB; a body of 4 MiB may have four GiB in it."""
     made = zlib.compressobj(9)

@@ -67,6 +67,22 @@ def test_stops_choices_and_biases(serve: Serve, client: Connect) -> None:
     assert answer.usage is not None and answer.usage.completion_tokens == 2 * len("Hello, w")
 
 
+def test_biases_may_name_texts(serve: Serve) -> None:
+    """As llama.cpp's server takes them, in every interface."""
+    address, bias = serve(Speaker("Hello")), {"H": -100}
+    body = {"messages": HELLO, "max_tokens": 1, "logit_bias": bias}
+    for path, more in (
+        ("chat/completions", {}),
+        ("messages", {}),
+        ("responses", {"input": "Hi"}),
+        ("completions", {"prompt": "Hi"}),
+        ("/completion", {"prompt": "Hi", "n_predict": 1}),
+    ):
+        told = httpx.post(f"{address}/v1/{path}".replace("/v1//", "/"), json={**body, **more})
+        assert told.status_code == 200, told.text
+        assert '"H"' not in told.text
+
+
 def test_what_is_not_supported_is_refused_by_name(serve: Serve, client: Connect) -> None:
     talk = client(serve(Speaker())).chat.completions
     with pytest.raises(BadRequestError, match="modalities is not supported") as refused:

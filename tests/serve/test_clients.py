@@ -31,4 +31,4 @@ def test_what_a_client_sends_is_answered(serve: Serve, one: dict[str, Any]) -> N
     assert told.status_code == 200, told.text
     if one["body"].get("stream"):
         assert re.search(LAST[one["path"].partition("?")[0]], told.text)
-        assert '"error": {' not in told.text
+        assert '"error":{' not in told.text

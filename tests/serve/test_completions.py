@@ -16,12 +16,22 @@ def test_a_prompt_is_scored_without_an_answer(serve: Serve, client: Connect) -> 
     assert made.choices[0].logprobs is not None
     assert made.choices[0].logprobs.tokens == ["a", "b", "c"]
     assert made.usage is not None and made.usage.completion_tokens == 0
+    assert made.usage.prompt_tokens == 3
+    assert made.to_dict()["timings"]["predicted_n"] == 0  # type: ignore[index]
     with pytest.raises(BadRequestError, match="max_tokens must be at least 1 without echo"):
         complete.create(model="edgespec", prompt="abc", max_tokens=0)
     with pytest.raises(BadRequestError, match="logprobs of a prompt are told alone"):
         complete.create(model="edgespec", prompt="a", echo=True, logprobs=1, stop="x")
     with pytest.raises(BadRequestError, match="3000 tokens and the context 2048"):
         complete.create(model="edgespec", prompt="a" * 3000, echo=True, logprobs=1)
+
+
+def test_a_prompt_is_told_alone_in_a_stream(serve: Serve, client: Connect) -> None:
+    ask = client(serve(Speaker())).completions.create
+    more: Any = {"echo": True, "stream": True, "stream_options": {"include_usage": True}}
+    chunks = list(ask(model="edgespec", prompt="abc", max_tokens=0, **more))
+    assert "".join(one.choices[0].text for one in chunks if one.choices) == "abc"
+    assert chunks[-1].usage.completion_tokens == 0
 
 
 def test_completions_continue_texts_and_ids(serve: Serve, client: Connect) -> None:

@@ -6,6 +6,7 @@ import base64
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -30,6 +31,7 @@ from edgespec.setup.embedding import Embedder
 from edgespec.setup.model_sets import Capacity
 
 Start = Callable[..., str]
+TASK: Any = SimpleNamespace(cancel=None)
 TEXTS = ["the cat sat", "a dog!", "sun"]
 
 
@@ -65,7 +67,7 @@ def test_openais_client_gets_the_vectors(start: Start, client: Connect, folder: 
     api = client(start())
     with Embedder.load(folder / "bert.gguf") as embedder:
         expected = embedder.embed(TEXTS)
-        ids = [embedder.tokenizer.encode(text) for text in TEXTS]
+        ids = [embedder.tokenizer.encode(text, is_whole=True) for text in TEXTS]
     asked: list[Any] = [TEXTS, ids]
     for one in asked:
         made = api.embeddings.create(model="bert", input=one)
@@ -115,8 +117,8 @@ def test_documents_are_ranked_best_first(start: Start) -> None:
         ({"input": []}, 400, "input must be a text"),
         ({"input": [""]}, 400, "input[0] must be a text that is not empty"),
         ({"input": ["a", 3]}, 400, "input[1] must be a text"),
-        ({"input": [[1, "a"]]}, 400, "token ids that are not from 0 to 16"),
-        ({"input": [[99]]}, 400, "token ids that are not from 0 to 16"),
+        ({"input": [[1, "a"]]}, 400, "has token ids that the model does not have (use 0 to 16)"),
+        ({"input": [[99]]}, 400, "has token ids that the model does not have (use 0 to 16)"),
         ({"input": ["a"] * 5000}, 400, "has 5000 texts, and at most 4096"),
         ({"input": "cat " * 100}, 400, "text 1 has 102 tokens, and at most 64 fit"),
         ({"input": "a", "dimensions": 100}, 400, "100 dimensions are not possible"),
@@ -155,7 +157,7 @@ def test_more_than_fit_are_told_to_come_again(folder: Path) -> None:
     service = EmbeddingService(Embedder.load(folder / "bert.gguf"))
     service._running = 32
     with pytest.raises(ApiError, match="32 requests are under way") as told:
-        embeddings(service, {"input": "a"})
+        embeddings(service, {"input": "a"}, TASK)
     assert told.value.status == 429
     service.close()
     with pytest.raises(ApiError, match="closed"):
@@ -186,7 +188,7 @@ def services(folder: Path) -> Iterator[list[EmbeddingService]]:
 def test_no_body_makes_it_fail(services: list[EmbeddingService], body: Any, ranks: bool) -> None:
     """Whatever is sent: an answer or one sentence."""
     try:
-        told = (rerank if ranks else embeddings)(services[ranks], body)
+        told = (rerank if ranks else embeddings)(services[ranks], body, TASK)
     except (ApiError, EdgespecError) as problem:
         assert str(problem) and "\n" not in str(problem)
     else:

@@ -30,7 +30,7 @@ DEFAULTS = SamplingParams(temperature=0.7, top_k=40, seed=5, logit_bias={3: 1.0}
 
 def taken(**values: Any) -> SamplingParams:
     fields = Fields(values)
-    found = take_sampling(fields, DEFAULTS, Limits())
+    found = take_sampling(fields, DEFAULTS, Limits(), str.encode)
     fields.end()
     return found
 
@@ -55,7 +55,14 @@ def test_biases_are_an_object_or_pairs() -> None:
     assert taken(logit_bias={}).logit_bias == ()
 
 
-@pytest.mark.parametrize("bias", [{"seven": 1}, {"7": True}, {"7": 101}, {"-7": 1}, [[7]], "7"])
+def test_biases_of_a_text_are_those_of_its_tokens() -> None:
+    """Digits are an id, whoever writes them."""
+    by_id = ((7, -5.0), (97, 2.0), (98, 2.0))
+    assert taken(logit_bias={"ab": 2, "7": -5}).logit_bias == by_id
+    assert taken(logit_bias=[["ab", 2], ["7", -5]]).logit_bias == by_id
+
+
+@pytest.mark.parametrize("bias", [{"a": "b"}, {"7": True}, {"7": 101}, {"a" * 300: 1}, [[7]], "7"])
 def test_biases_that_cannot_be(bias: Any) -> None:
     with pytest.raises(ApiError, match=r"^logit_bias must "):
         taken(logit_bias=bias)

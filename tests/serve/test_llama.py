@@ -128,8 +128,10 @@ def test_a_prompt_may_be_read_ahead(serve: Serve) -> None:
     body = {"prompt": "some words", "n_predict": 0}
     answer = httpx.post(f"{address}/completion", json=body).json()
     assert (answer["content"], answer["timings"]["prompt_n"]) == ("", 10)
+    written = answer["tokens_predicted"], answer["timings"]["predicted_n"]
+    assert written == (0, 0) and answer["generation_settings"]["n_predict"] == 0
     events = httpx.post(f"{address}/completion", json={**body, "stream": True}).text
-    assert '"content": "H' not in events and '"stop": true' in events
+    assert '"content":"H' not in events and '"stop":true' in events
     again = httpx.post(f"{address}/completion", json={**body, "n_predict": 5}).json()
     assert again["content"] == "Hello" and again["timings"]["cache_n"] > 0
     fresh = httpx.post(f"{address}/completion", json={**body, "cache_prompt": False}).json()

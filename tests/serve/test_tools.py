@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import httpx
@@ -11,6 +12,7 @@ import pytest
 from decoding_cases import END
 from serving_cases import CALL, HELLO, TEMPLATE, WEATHER, Connect, Serve, Speaker
 
+from edgespec.backends.base import Logits
 from edgespec.backends.fake import ByteTokenizer
 from edgespec.serve.tools import Tools, resolved
 
@@ -47,6 +49,82 @@ def test_a_stream_of_calls(serve: Serve, client: Connect) -> None:
     assert {call.index for call in calls} == {0}
     assert "".join(call.function.name or "" for call in calls if call.function) == "weather"
     assert chunks[-1].finish_reason == "tool_calls"
+
+
+CALLED = [("1", {"n": 1}), ("2", {"n": 2})]
+RESULTS = [("2", "SECOND"), ("1", "FIRST")]  # as they arrive
+# The same turn in every interface.
+CHAT: Any = {
+    "messages": [
+        {
+            "role": "assistant",
+            "tool_calls": [
+                {"id": one, "function": {"name": "room", "arguments": json.dumps(arguments)}}
+                for one, arguments in CALLED
+            ],
+        },
+        *({"role": "tool", "tool_call_id": one, "content": text} for one, text in RESULTS),
+    ]
+}
+MESSAGES: Any = {
+    "max_tokens": 1,
+    "messages": [
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "tool_use", "id": one, "name": "room", "input": arguments}
+                for one, arguments in CALLED
+            ],
+        },
+        {
+            "role": "user",
+            "content": [
+                {"type": "tool_result", "tool_use_id": one, "content": text}
+                for one, text in RESULTS
+            ],
+        },
+    ],
+}
+ITEMS: Any = {
+    "input": [
+        *(
+            {
+                "type": "function_call",
+                "call_id": one,
+                "name": "room",
+                "arguments": json.dumps(arguments),
+            }
+            for one, arguments in CALLED
+        ),
+        *(
+            {"type": "function_call_output", "call_id": one, "output": text}
+            for one, text in RESULTS
+        ),
+    ]
+}
+
+
+class Listener(Speaker):
+    """Keeps the text that it was given."""
+
+    text = b""
+
+    def prefill(self, tokens: Sequence[int]) -> Logits:
+        self.text += bytes(tokens)
+        return super().prefill(tokens)
+
+
+@pytest.mark.parametrize("template", [TEMPLATE, f"{{# tools #}}{TEMPLATE}{{{{ tools }}}}"])
+@pytest.mark.parametrize(
+    ("path", "body"), [("chat/completions", CHAT), ("messages", MESSAGES), ("responses", ITEMS)]
+)
+def test_results_come_in_the_order_of_their_calls(
+    serve: Serve, path: str, body: Any, template: str
+) -> None:
+    backend = Listener("Hm.")
+    address = serve(backend, chat_template=template)
+    httpx.post(f"{address}/v1/{path}", json=body).raise_for_status()
+    assert 0 <= backend.text.find(b"FIRST") < backend.text.find(b"SECOND")
 
 
 def test_tools_that_are_not_to_be_called_are_not_told(serve: Serve, client: Connect) -> None:

@@ -59,6 +59,6 @@ def test_what_fails_in_the_engine_is_told_and_the_next_one_is_answered(serve: Se
     }
     streamed = httpx.post(address + CHAT, json={**HELLO, "stream": True})
     assert streamed.status_code == 200  # its first token came
-    assert '"type": "server_error"' in streamed.text and "[DONE]" not in streamed.text
+    assert '"type":"server_error"' in streamed.text and "[DONE]" not in streamed.text
     backend.broken = False
     assert httpx.post(address + CHAT, json=HELLO).status_code == 200

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,9 +14,16 @@ from loading_cases import (
     assert_nothing_stays_open,
     quiet,
 )
+from random_gguf import Q8_0, write_model
 
+import edgespec
 from edgespec.backends.fake import FakeBackend
+from edgespec.drafting.drafters.combined import CombinedDrafter, _Source
+from edgespec.drafting.drafters.translated import TranslatingDrafter
+from edgespec.memory.plan import plan as plans
+from edgespec.memory.plan.options import LoadOptions
 from edgespec.memory.plan.plan import Plan
+from edgespec.models.embedded import embedded_model
 from edgespec.setup import draft_loading
 
 
@@ -24,6 +32,8 @@ def test_a_draft_model(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(draft_loading, "open_draft_model", lambda *_, **__: Opened(opened))
     monkeypatch.setattr(draft_loading, "measure_curve", lambda *_, **__: CURVE)
     monkeypatch.setattr(draft_loading, "read_exit", lambda _spec: None)
+    for module in (draft_loading, plans):
+        monkeypatch.setattr(module, "is_translated", lambda *_: False)
     target = FakeBackend(lambda _context: [0.0] * VOCAB, VOCAB)
     load = draft_loading.load_draft_model
     functions = [value for value in vars(draft_loading).values() if hasattr(value, "__code__")]
@@ -31,3 +41,30 @@ def test_a_draft_model(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
         lambda: load(target, SPEC, plan, quiet), [load, *functions], opened
     )
     assert steps > 10
+
+
+@pytest.mark.model
+@pytest.mark.usefixtures("exact_engine")  # which has measured what exact settings are
+def test_a_model_of_another_vocabulary_drafts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that knows bytes alone, and nothing of the text: all stays as it is without it.
+
+    It is asked in every round, whatever that costs.
+    """
+    monkeypatch.setattr(_Source, "limit", lambda _source, context, _ms: context.max_nodes)
+    monkeypatch.setattr(_Source, "is_worth_asking", lambda *_: True)
+    draft = write_model(tmp_path / "bytes.gguf", "llama", Q8_0, reads_bytes=True)
+    options = LoadOptions(
+        draft_model=draft, drafter="model", context_size=256, threads=1, exact=True
+    )
+    with edgespec.load(embedded_model(), options) as engine:
+        assert isinstance(engine.drafter, CombinedDrafter)
+        model = engine.drafter.member("model")
+        assert isinstance(model, TranslatingDrafter)
+        for prompt in ("Say a word.", "Écris «un» 👍 <|im_end|>."):
+            drafted = engine.generate(prompt, max_tokens=24)
+            plain = engine.generate(prompt, max_tokens=24, speculate=False)
+            assert drafted.token_ids == plain.token_ids
+            read = bytes(one for one in model._text.backend.tokens if one < 256).decode()
+            assert prompt in read, "what it was told"

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from bert_gguf import CLS, RANK, WORDS, random_weights, reference, write_random_bert
-from random_gguf import F32, write_model
+from random_gguf import F32, VOCABULARY, write_model
 
 import edgespec
 from edgespec.errors import ContextFullError, UnsupportedError
@@ -32,7 +32,7 @@ def test_vectors_are_those_of_the_paper(bert: Path) -> None:
     """Of several texts in one step: 0.999 and better, against plain numpy."""
     with Embedder.load(bert) as embedder:
         made = embedder.embed(TEXTS)
-        ids = [embedder.tokenizer.encode(text) for text in TEXTS]
+        ids = [embedder.tokenizer.encode(text, is_whole=True) for text in TEXTS]
     weights = random_weights()
     assert made.rows.shape == (len(TEXTS), 64) and made.rows.dtype == np.float32
     assert np.allclose(np.linalg.norm(made.rows, axis=1), 1.0, atol=1e-5)
@@ -48,7 +48,7 @@ def test_the_file_says_what_stands_for_a_text(tmp_path: Path, bert: Path) -> Non
     last = edgespec.embed(TEXTS, bert, pooling="last")
     assert np.allclose(own, asked, atol=1e-5)
     with Embedder.load(bert) as embedder:
-        ids = embedder.tokenizer.encode(TEXTS[0])
+        ids = embedder.tokenizer.encode(TEXTS[0], is_whole=True)
         again = embedder.embed([ids]).rows[0]
     states = reference(random_weights(), ids)
     assert cosine(own[0], states[0]) > 0.9999
@@ -63,7 +63,7 @@ def test_long_texts_are_refused_or_cut_off(bert: Path) -> None:
         with pytest.raises(ContextFullError, match="text 2 has 110 tokens, and at most 64 fit"):
             embedder.embed(["cat", long])
         cut = embedder.embed([long], truncate=True)
-        ids = embedder.tokenizer.encode(long)
+        ids = embedder.tokenizer.encode(long, is_whole=True)
         same = embedder.embed([[*ids[:63], ids[-1]]])
     assert cut.num_tokens == [64] and np.array_equal(cut.rows, same.rows)
 
@@ -129,6 +129,15 @@ def test_many_callers_share_steps_and_get_their_own(bert: Path) -> None:
         rows = np.asarray(found[number])
         for row, word in zip(rows, words[number :: number % 4 + 1], strict=True):
             assert cosine(row, alone[word]) > 0.99999
+
+
+def test_a_text_ends_as_the_file_says(tmp_path: Path) -> None:
+    """Models that embed by their last state were trained on that of the end token."""
+    path = write_model(tmp_path / "llama.gguf", "llama", F32, reads_bytes=True, adds_end=True)
+    with Embedder.load(path, pooling="last", context_size=512) as embedder:
+        ended = [*embedder.tokenizer.encode("abc"), VOCABULARY - 1]
+        text, ids, prompt = embedder.embed(["abc", ended, ended[:-1]]).rows
+    assert cosine(text, ids) > 0.99999 > cosine(text, prompt)
 
 
 def test_a_text_in_parts_is_the_text_at_once(tmp_path: Path) -> None:

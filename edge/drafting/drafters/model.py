@@ -242,6 +242,7 @@ class WritingDrafter(CountingDrafter):
     has_engine = True
     _who = _component = ""
     _block = 0  # tokens that one step drafts; 0: one by one
+    _draws = True  # drafts, where the target's tokens are drawn
     _text: ModelText | HeadText
 
     def __init__(
@@ -290,7 +291,7 @@ class WritingDrafter(CountingDrafter):
         if self.failure is not None or not self._text.can_be_read:
             return EMPTY
         began = perf_counter()
-        builder = ProposalBuilder(context, self._calibration)
+        builder = self._new_builder(context)
         try:
             self._build(builder, context)
         except _FAILURES as error:
@@ -302,6 +303,10 @@ class WritingDrafter(CountingDrafter):
         if self.failure is not None:
             warn(f"{self._who} failed and is left out: {self.failure}", DraftModelWarning, 2)
         return self._proposal
+
+    def _new_builder(self, context: StepContext) -> ProposalBuilder:
+        """What rows of the engine become a proposal with."""
+        return ProposalBuilder(context, self._calibration)
 
     def _build(self, builder: ProposalBuilder, context: StepContext) -> None:
         missing, began = self._text.num_missing, perf_counter()
@@ -338,7 +343,7 @@ class WritingDrafter(CountingDrafter):
         size, _ = choose_size(
             [*spine, *ahead],
             context,
-            kept=depth if context.sampler else 0,
+            kept=depth if self._draws and context.sampler else 0,
             spent_ms=spent_ms,
             node_ms=0.0 if self._block else self._step_ms(),
             drafted=depth,

@@ -34,12 +34,12 @@ from edgespec.sampling.distributions import DraftDistribution, without
 from edgespec.sampling.sampling import Sampler
 
 _NUM_RANKS = 3  # nodes beside each other
-_NUM_SHARES = len(SHARE_BORDERS) + 1
+SHARES = len(SHARE_BORDERS) + 1  # of the draft model's share for a token
 
 
 def new_calibration() -> Calibration:
     """Cells are numbered (drawn * ranks + rank) * shares + share."""
-    groups = [cell // _NUM_SHARES for cell in range(2 * _NUM_RANKS * _NUM_SHARES)]
+    groups = [cell // SHARES for cell in range(2 * _NUM_RANKS * SHARES)]
     borders = pairwise((0.0, *SHARE_BORDERS, 1.0))
     said = {
         cell: (BELIEVED_TRIES * BELIEF * ((low + high) / 2.0) ** BELIEF_POWER, BELIEVED_TRIES)
@@ -152,7 +152,12 @@ class ProposalBuilder:
 
 
 def _cell(drawn: int, rank: int, share: float) -> int:
-    return (drawn * _NUM_RANKS + rank) * _NUM_SHARES + bisect_right(SHARE_BORDERS, share)
+    return (drawn * _NUM_RANKS + rank) * SHARES + share_bin(share)
+
+
+def share_bin(share: float) -> int:
+    """Which of `SHARES` a share is counted with."""
+    return bisect_right(SHARE_BORDERS, share)
 
 
 def top_tokens_of(row: Logits) -> TopTokens:

@@ -264,7 +264,7 @@ TAB, TURN = 11, 257  # llama.cpp's own idea of a first and last token, and one w
 
 
 @pytest.mark.parametrize(
-    ("ids", "adds", "texts", "encoded"),
+    ("ids", "adds", "texts", "whole"),
     [
         ({}, (), ("", ""), [TAB, 97]),
         ({}, ("bos", "eos"), ("", ""), [TAB, 97]),
@@ -280,15 +280,26 @@ def test_a_file_that_names_no_first_or_last_token_has_none(
     ids: dict[str, int],
     adds: tuple[str, ...],
     texts: tuple[str, str],
-    encoded: list[int],
+    whole: list[int],
 ) -> None:
     path = write_vocabulary(tmp_path / "v.gguf", ["<|im_end|>"], ids, adds=adds)
     with open_tokenizer(path) as tokenizer:
         assert (tokenizer.bos_text, tokenizer.eos_text) == texts
-        assert tokenizer.encode("\va") == encoded
+        assert tokenizer.encode("\va", is_whole=True) == whole
+        # An answer goes on where a prompt ends, so no prompt ends with the end token.
+        assert tokenizer.encode("\va") == whole[: whole.index(97) + 1]
         assert tokenizer.encode("\va", add_special=False) == [TAB, 97]
         ends = [token for token in range(258) if tokenizer.is_end(token)]
         assert ends == sorted({*(ids[one] for one in ids if one == "eos" and ids[one] < 258), TURN})
+
+
+def test_words_that_look_like_control_tokens_change_no_end(tmp_path: Path) -> None:
+    ids = {"bos": 256, "eos": 257}
+    path = write_vocabulary(tmp_path / "v.gguf", ["<|im_end|>"], ids, adds=("bos", "eos"))
+    with open_tokenizer(path) as tokenizer:
+        marked = tokenizer.control_texts.mark("a<|im_end|>")
+        assert tokenizer.encode(marked) == [256, *b"a<|im_end|>"]
+        assert tokenizer.encode(marked, is_whole=True) == [256, *b"a<|im_end|>", 257]
 
 
 def test_token_11_is_falcons_end_where_its_name_says_so(tmp_path: Path) -> None:

@@ -44,6 +44,16 @@ def test_byte_level_tokens_give_the_bytes_of_a_text(folder: Path) -> None:
     assert tokenizer.vocab_size == 300
 
 
+def test_a_prompt_has_no_end_whatever_the_file_puts_there(copy: Path) -> None:
+    made = tokenizers.Tokenizer.from_file(str(copy / "tokenizer.json"))
+    special = [("<s>", 256), ("</s>", END)]
+    made.post_processor = tokenizers.processors.TemplateProcessing("<s> $A </s>", None, special)
+    made.save(str(copy / "tokenizer.json"))
+    tokenizer = FolderTokenizer(copy, 300)
+    assert tokenizer.encode("ab") == [256, *tokenizer.encode("ab", add_special=False)]
+    assert tokenizer.encode("") == [256]
+
+
 def test_tokens_with_marks_for_spaces_and_bytes(copy: Path) -> None:
     """As sentencepiece's: U+2581 for spaces, `<0xNN>` for what has no token of its own."""
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]

@@ -43,6 +43,7 @@ def write_model(
     template: str = "",
     width: int = WIDTH,
     deepstack: int = 2,
+    adds_end: bool = False,
 ) -> Path:
     """Random weights of type `kind`; gemma3 layers slide over 48 tokens, every other one.
 
@@ -93,6 +94,8 @@ def write_model(
     writer.add_token_types(types)
     writer.add_token_merges(["a b"])
     writer.add_eos_token_id(VOCABULARY - 1)
+    if adds_end:
+        writer.add_add_eos_token(True)
     matrices = {"token_embd": normal(vocabulary, width), "output": 8 * normal(vocabulary, width)}
     vectors = {"output_norm.weight": width}
     for layer in range(LAYERS):
