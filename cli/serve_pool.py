@@ -13,6 +13,7 @@ from edgespec.cli.render import note, printable, size_text
 from edgespec.decode.engine import Engine
 from edgespec.errors import DoesNotFitError, UnsupportedError
 from edgespec.memory.bytes.footprint import RUNTIME_BYTES
+from edgespec.memory.bytes.requests import requests_bytes
 from edgespec.memory.plan.embedding import EmbeddingPlan, embeds
 from edgespec.memory.plan.machine import Machine, this_machine
 from edgespec.memory.plan.plan import Plan
@@ -201,5 +202,6 @@ def _plan(
             names = " + ".join(printable(eager[number][0].name) for number in together)
             note(f"at once: {names}")
     if not capacity.shared_bytes:  # nothing was planned yet
-        capacity = replace(capacity, shared_bytes=RUNTIME_BYTES + request.interface_bytes)
+        shared_bytes = RUNTIME_BYTES + request.interface_bytes + requests_bytes(0)
+        capacity = replace(capacity, shared_bytes=shared_bytes)
     return capacity

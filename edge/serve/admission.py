@@ -6,20 +6,20 @@ are made of it, the texts that are tokenized. The plan has that as `requests`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import TypeVar
 
 import anyio
 from starlette.requests import Request
 
-from edgespec.memory.bytes.requests import AT_ONCE, LARGE_BYTES
-from edgespec.serve.api_error import ApiError
-from edgespec.serve.embeddings import AT_ONCE as EMBEDDING_AT_ONCE
+from edgespec.memory.bytes.requests import AT_ONCE, LARGE_BYTES, LARGEST_BYTES
+from edgespec.serve.api_error import ApiError, api_error_of
+from edgespec.serve.parsing import EMBEDDINGS_AT_ONCE
 from edgespec.serve.pool import CHAT, EMBED, Pool
 
 Made = TypeVar("Made")
-_THREADS = {CHAT: 8, EMBED: EMBEDDING_AT_ONCE}  # that read requests; those of texts wait in theirs
+_THREADS = {CHAT: 8, EMBED: EMBEDDINGS_AT_ONCE}  # that read requests; those of texts wait in theirs
 
 
 class Admission:
@@ -34,6 +34,7 @@ class Admission:
         self._held = 0  # bytes of large bodies
         self._threads = {kind: anyio.CapacityLimiter(most) for kind, most in _THREADS.items()}
         self._large = {kind: anyio.CapacityLimiter(AT_ONCE) for kind in _THREADS}
+        self._largest = {kind: anyio.CapacityLimiter(1) for kind in _THREADS}
 
     def most_bytes(self, kind: str) -> int:
         """Of a body; those with images may have more."""
@@ -81,15 +82,34 @@ class Admission:
             raise ApiError("the body did not come in time", status=408)
         return body
 
-    def turn(self, kind: str, *, is_large: bool) -> AbstractAsyncContextManager[object]:
-        """While a body is parsed, prepared and tokenized; a large one waits for its turn."""
-        return self._large[kind or CHAT] if is_large else nullcontext()
+    @asynccontextmanager
+    async def turn(self, kind: str, size: int) -> AsyncIterator[None]:
+        """While a body of so many bytes is parsed, prepared and tokenized.
+
+        Large ones wait for their turn, and the largest ones for each other.
+        """
+        kind = kind or CHAT
+        async with AsyncExitStack() as taken:
+            if size > LARGE_BYTES:
+                await taken.enter_async_context(self._large[kind])
+            if size > LARGEST_BYTES:
+                await taken.enter_async_context(self._largest[kind])
+            yield
 
     async def run(self, kind: str, work: Callable[[], Made]) -> Made:
-        """Do it in a thread, when one is free."""
-        return await anyio.to_thread.run_sync(work, limiter=self._threads[kind or CHAT])
+        """Do it in a thread, when one is free. Raises ApiError, which holds on to nothing of it."""
+
+        def do() -> Made:
+            try:
+                return work()
+            except Exception as problem:
+                error = api_error_of(problem)
+            error.__cause__ = error.__context__ = None  # whose frames have the document
+            raise error.with_traceback(None)
+
+        return await anyio.to_thread.run_sync(do, limiter=self._threads[kind or CHAT])
 
 
-def is_large(body: bytearray, encoding: str) -> bool:
-    """Whether a body waits for its turn: what a compressed one comes to is not known before."""
-    return len(body) > LARGE_BYTES or encoding.strip().lower() not in ("", "identity")
+def most_size(body: bytearray, encoding: str, most: int) -> int:
+    """Bytes that a body may come to: of a compressed one that is not known before."""
+    return len(body) if encoding.strip().lower() in ("", "identity") else most

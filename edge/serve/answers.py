@@ -8,14 +8,14 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
 from edgespec.decode.generation import Chunk
 from edgespec.serve.access import CACHE_SALT
-from edgespec.serve.admission import Admission, is_large
+from edgespec.serve.admission import Admission, most_size
 from edgespec.serve.answer_reader import AnswerReader
 from edgespec.serve.api_error import COME_AGAIN, ApiError, api_error_of, openai_error
 from edgespec.serve.asked import Setup
@@ -24,14 +24,11 @@ from edgespec.serve.pool import CHAT, Lease, Member, Pool, keep_alive_of
 from edgespec.serve.shapes import Choice, Shape
 from edgespec.serve.worker import Generation
 
-if TYPE_CHECKING:
-    from edgespec.serve.service import Shared
-
 _DONE = b"data: [DONE]\n\n"
 _COMMENT = b": waiting\n\n"  # which every client skips
 _PROGRESS_S = 0.2  # between two looks at how much was read
 _STOP_S = 0.1  # that what is being sent may take to end when the server does
-_CUT = (408, 413)  # answers to bodies whose rest is not read
+_CUT = (408, 413, 503)  # answers that may come before the whole body did
 _JSON = (b"content-type", b"application/json")
 _BODY = {"type": "http.response.body"}
 _STREAM_HEADERS = [
@@ -62,7 +59,7 @@ class Interface(NamedTuple):
     """
 
     kind: str
-    check: Callable[[Any, Setup, Shared], None]
+    check: Callable[[Any, Setup], None]
     prepare: Callable[[Any, Any, Task], Prepared | Any]
     tell: Callable[[ApiError], dict[str, Any]] = openai_error
 
@@ -85,15 +82,16 @@ class Answer:
         interface: what the request is for.
         pool: has the models.
         admission: what is read at once.
-        shared: knows of all answers, so that they can be told that the server stops.
+        underway: all answers, so that they can be told that the server stops.
     """
 
     def __init__(
-        self, interface: Interface, pool: Pool, admission: Admission, shared: Shared,
+        self, interface: Interface, pool: Pool, admission: Admission, underway: set[Answer],
         scope: Scope, receive: Receive, send: Send,
     ) -> None:  # fmt: skip
         self._interface, self._pool, self._admission = interface, pool, admission
-        self._shared, self._scope, self._receive, self._send = shared, scope, receive, send
+        self._underway, self._scope = underway, scope
+        self._receive, self._send = receive, send
         loop = asyncio.get_running_loop()
         self._over: asyncio.Future[ApiError | None] = loop.create_future()  # None: the client left
         self._loop, self._cancel = loop, threading.Event()
@@ -104,7 +102,7 @@ class Answer:
 
     async def run(self) -> None:
         """By ASGI."""
-        self._shared.answers.add(self)
+        self._underway.add(self)
         work = asyncio.ensure_future(self._work())
         try:
             await asyncio.wait({work, self._over}, return_when=asyncio.FIRST_COMPLETED)
@@ -120,7 +118,7 @@ class Answer:
                 work.result()
         finally:
             work.cancel()
-            self._shared.answers.discard(self)
+            self._underway.discard(self)
 
     def stop(self) -> None:
         """The server ends: say so to who waits for an answer, or reads one."""
@@ -170,16 +168,16 @@ class Answer:
     async def _prepare(self, body: bytearray) -> None:
         kind = self._interface.kind
         encoding = Request(self._scope).headers.get("content-encoding", "")
-        large = is_large(body, encoding)
         most = self._admission.most_bytes(kind)
+        size = most_size(body, encoding, most)
         read = partial(read_json, body, self._pool.limits, encoding, most)
-        async with self._admission.turn(kind, is_large=large):
+        async with self._admission.turn(kind, size):
             wanted = await self._admission.run(kind, lambda: self._begin(read()))
         if wanted is None:
             return
         self._lease = await self._waited(*wanted)
         # What was read is read again: a document takes more than its text, and may wait for long.
-        async with self._admission.turn(kind, is_large=large):
+        async with self._admission.turn(kind, size):
             await self._admission.run(kind, lambda: self._make(read()))
 
     def _begin(self, document: Any) -> tuple[Member, float | None] | None:
@@ -189,7 +187,7 @@ class Answer:
         if self._lease is not None:
             self._make(document, wanted[0])
             return None
-        self._interface.check(document, wanted[0].model.setup, self._shared)
+        self._interface.check(document, wanted[0].model.setup)
         self._streams = isinstance(document, dict) and document.get("stream") is True
         return wanted
 
@@ -382,7 +380,7 @@ async def send_json(send: Send, status: int, document: Any) -> None:
     headers = [_JSON, (b"content-length", str(len(body)).encode())]
     if status in COME_AGAIN:
         headers.append((b"retry-after", b"1"))
-    if status in _CUT:
+    if status in _CUT:  # what is left of the body is not read
         headers.append((b"connection", b"close"))
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({**_BODY, "body": body})

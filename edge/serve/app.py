@@ -128,7 +128,10 @@ class Routes:
         ]
         handlers += [(path, "GET", self._told(tell)) for path, tell in _TELLING.items()]
         asked = {**_ASKED, "/v1/models/load": (ANY, _nothing, self._loaded)}
-        interfaces = {path: Interface(*how, tell=error_form(path)) for path, how in asked.items()}
+        interfaces = {
+            path: Interface(kind, self._checks(check), prepare, error_form(path))
+            for path, (kind, check, prepare) in asked.items()
+        }
         return [
             *(
                 Route(one, _Endpoint(self._answered, interface), methods=["POST"])
@@ -142,10 +145,14 @@ class Routes:
             ),
         ]
 
+    def _checks(self, check: Check) -> Callable[[Any, Setup], None]:
+        return lambda document, setup: check(document, setup, self._shared)
+
     async def _answered(
         self, interface: Interface, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        one = Answer(interface, self._pool, self._admission, self._shared, scope, receive, send)
+        underway = self._shared.underway
+        one = Answer(interface, self._pool, self._admission, underway, scope, receive, send)
         await one.run()
 
     async def _health(self, _request: Request) -> Response:

@@ -11,15 +11,13 @@ from typing import TYPE_CHECKING, Any
 from edgespec.errors import ContextFullError, UnsupportedError
 from edgespec.serve.api_error import ApiError
 from edgespec.serve.asked import Setup
-from edgespec.serve.parsing import Fields, json_bytes, shown
+from edgespec.serve.parsing import EMBEDDINGS_AT_ONCE, Fields, json_bytes, shown
 from edgespec.setup.embedding import Embedder, Embeddings, Text
 
 if TYPE_CHECKING:
     from edgespec.serve.answers import Task
-    from edgespec.serve.service import Shared
 
 _MOST_TEXTS = 4096  # of a request
-AT_ONCE = 32  # requests: each waits in a thread
 
 
 class EmbeddingService:
@@ -42,7 +40,7 @@ class EmbeddingService:
     @property
     def is_full(self) -> bool:
         """Whether as many requests are under way as may be."""
-        return self._running >= AT_ONCE
+        return self._running >= EMBEDDINGS_AT_ONCE
 
     def check(self) -> None:
         """Raise ApiError where no request can be answered."""
@@ -60,7 +58,7 @@ class EmbeddingService:
         """What answers a request. Raises ApiError, also where too many others wait."""
         with self._lock:
             if self.is_full:
-                problem = f"{AT_ONCE} requests are under way: try again later"
+                problem = f"{EMBEDDINGS_AT_ONCE} requests are under way: try again later"
                 raise ApiError(problem, status=429, code="queue_full")
             self._running += 1
         try:
@@ -88,7 +86,7 @@ def embeddings(service: EmbeddingService, body: Any, task: Task) -> Iterator[byt
     return _vectors(made, form, service.name)
 
 
-def check_embeddings(body: Any, _setup: Setup, _shared: Shared) -> None:
+def check_embeddings(body: Any, _setup: Setup, _shared: object) -> None:
     """Raise ApiError for a field that is wrong."""
     _asked_vectors(body)
 
@@ -141,7 +139,7 @@ def rerank(service: EmbeddingService, body: Any, task: Task) -> dict[str, Any]:
     }
 
 
-def check_rerank(body: Any, _setup: Setup, _shared: Shared) -> None:
+def check_rerank(body: Any, _setup: Setup, _shared: object) -> None:
     """As `check_embeddings`."""
     _asked_scores(body)
 

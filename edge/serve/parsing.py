@@ -313,6 +313,9 @@ def _encodable(text: str) -> str:
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
+EMBEDDINGS_AT_ONCE = 32  # requests for vectors: each waits in a thread
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Sizes are of one request."""

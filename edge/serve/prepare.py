@@ -356,14 +356,12 @@ def detokenize(service: Service, body: Any) -> dict[str, Any]:
     """The text of ids. Raises ApiError, also for a text that is longer than any that fits."""
     fields, ids = _read_ids(body)
     size, most = service.engine.vocab_size, service.prompts.bound.most_bytes
-    tokenizer, data = service.engine.backend.tokenizer, bytearray()
-    for one in ids:
-        if type(one) is not int or not 0 <= one < size:
-            fields.refuse("tokens", f"must be whole numbers from 0 to {size - 1}")
-        data += tokenizer.token_bytes(one)
-        if len(data) > most:
-            fields.refuse("tokens", f"have a text of more than {most} bytes")
-    return {"content": data.decode(errors="replace")}
+    if not all(type(one) is int and 0 <= one < size for one in ids):
+        fields.refuse("tokens", f"must be whole numbers from 0 to {size - 1}")
+    written = {one: service.engine.backend.tokenizer.token_bytes(one) for one in set(ids)}
+    if sum(len(written[one]) for one in ids) > most:
+        fields.refuse("tokens", f"have a text of more than {most} bytes")
+    return {"content": b"".join(map(written.__getitem__, ids)).decode(errors="replace")}
 
 
 def check_detokenize(body: Any, _setup: Setup, _shared: Shared) -> None:

@@ -12,7 +12,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from math import isfinite
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from edgespec.backends.base import AnswerFormat
 from edgespec.decode.engine import Engine
@@ -27,6 +27,7 @@ from edgespec.memory.plan.plan import Plan
 from edgespec.sampling.constrained import make_grammar
 from edgespec.sampling.params import FIELD_NAMES, SamplingParams, bias_pairs
 from edgespec.serve.access import CACHE_SALT, HISTORY
+from edgespec.serve.answers import Answer
 from edgespec.serve.api_error import LOGGER, ApiError
 from edgespec.serve.asked import Defaults, Setup
 from edgespec.serve.conversation import Prompts
@@ -35,9 +36,6 @@ from edgespec.serve.pool import Member, Pool
 from edgespec.serve.responses import KeptResponses
 from edgespec.serve.shapes import fingerprint
 from edgespec.serve.worker import Generation, Worker
-
-if TYPE_CHECKING:
-    from edgespec.serve.answers import Answer
 
 
 @dataclass(slots=True)
@@ -91,13 +89,13 @@ class Shared:
         self.limits, self.totals = limits, Totals()
         self.responses = KeptResponses(limits.response_bytes, limits.responses)
         self.started_s = int(time.time())
-        self.answers: set[Answer] = set()  # under way
+        self.underway = set[Answer]()
         self._opened = ExitStack()
         self.energy, _ = self._opened.enter_context(energy_meter(every_s=_POWER_EVERY_S))
 
     def stop(self) -> None:
         """Tell all who wait for an answer, or read one, that the server ends; in its event loop."""
-        for one in [*self.answers]:
+        for one in [*self.underway]:
             one.stop()
 
     def close(self) -> None:

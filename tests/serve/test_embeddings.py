@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -117,7 +118,7 @@ def test_documents_are_ranked_best_first(start: Start) -> None:
         ({"input": []}, 400, "input must be a text"),
         ({"input": [""]}, 400, "input[0] must be a text that is not empty"),
         ({"input": ["a", 3]}, 400, "input[1] must be a text"),
-        ({"input": [[1, "a"]]}, 400, "has token ids that the model does not have (use 0 to 16)"),
+        ({"input": [[1, "a"]]}, 400, "must have texts or token ids"),
         ({"input": [[99]]}, 400, "has token ids that the model does not have (use 0 to 16)"),
         ({"input": ["a"] * 5000}, 400, "has 5000 texts, and at most 4096"),
         ({"input": "cat " * 100}, 400, "text 1 has 102 tokens, and at most 64 fit"),
@@ -192,4 +193,5 @@ def test_no_body_makes_it_fail(services: list[EmbeddingService], body: Any, rank
     except (ApiError, EdgespecError) as problem:
         assert str(problem) and "\n" not in str(problem)
     else:
-        assert told["object"] == "list"
+        assert ranks == isinstance(told, dict)
+        assert ranks or json.loads(b"".join(told))["object"] == "list"
