@@ -105,7 +105,8 @@ class Answer:
         self._underway.add(self)
         work = asyncio.ensure_future(self._work())
         try:
-            await asyncio.wait({work, self._over}, return_when=asyncio.FIRST_COMPLETED)
+            both: set[asyncio.Future[Any]] = {work, self._over}
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
             if not work.done():
                 self._cancel.set()
                 self._end_generations()

@@ -169,10 +169,10 @@ class Connections:
 
     def add(self, transport: asyncio.Transport) -> None:
         """One that was made; it is idle until a request of it is answered."""
+        if self._count >= self._most:
+            self._drop_oldest()
         self._count += 1
         self.set_idle(transport, is_idle=True)
-        if self._count > self._most:
-            self._drop_oldest()
 
     def set_idle(self, transport: asyncio.Transport, *, is_idle: bool) -> None:
         """Whether nothing is being answered on it."""
