@@ -20,7 +20,7 @@ from edgespec.serve.answer_reader import AnswerReader
 from edgespec.serve.api_error import COME_AGAIN, ApiError, api_error_of, openai_error
 from edgespec.serve.asked import Setup
 from edgespec.serve.parsing import json_bytes, read_json
-from edgespec.serve.pool import CHAT, Lease, Member, Pool, keep_alive_of
+from edgespec.serve.pool import CHAT, Lease, Member, Pool, Stops, keep_alive_of
 from edgespec.serve.shapes import Choice, Shape
 from edgespec.serve.worker import Generation
 
@@ -86,7 +86,7 @@ class Answer:
     """
 
     def __init__(
-        self, interface: Interface, pool: Pool, admission: Admission, underway: set[Answer],
+        self, interface: Interface, pool: Pool, admission: Admission, underway: set[Stops],
         scope: Scope, receive: Receive, send: Send,
     ) -> None:  # fmt: skip
         self._interface, self._pool, self._admission = interface, pool, admission

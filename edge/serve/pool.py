@@ -105,6 +105,13 @@ class Loadable(Protocol):
         """Close what was loaded; something of it may be kept for the next load."""
 
 
+class Stops(Protocol):
+    """An answer under way."""
+
+    def stop(self) -> None:
+        """Say that the server ends, in its event loop."""
+
+
 class _Stopped(Exception):
     """The server ends while a model is loaded."""
 

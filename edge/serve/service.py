@@ -27,12 +27,11 @@ from edgespec.memory.plan.plan import Plan
 from edgespec.sampling.constrained import make_grammar
 from edgespec.sampling.params import FIELD_NAMES, SamplingParams, bias_pairs
 from edgespec.serve.access import CACHE_SALT, HISTORY
-from edgespec.serve.answers import Answer
 from edgespec.serve.api_error import LOGGER, ApiError
 from edgespec.serve.asked import Defaults, Setup
 from edgespec.serve.conversation import Prompts
 from edgespec.serve.parsing import Limits, seed_of_choice
-from edgespec.serve.pool import Member, Pool
+from edgespec.serve.pool import Member, Pool, Stops
 from edgespec.serve.responses import KeptResponses
 from edgespec.serve.shapes import fingerprint
 from edgespec.serve.worker import Generation, Worker
@@ -89,7 +88,7 @@ class Shared:
         self.limits, self.totals = limits, Totals()
         self.responses = KeptResponses(limits.response_bytes, limits.responses)
         self.started_s = int(time.time())
-        self.underway = set[Answer]()
+        self.underway = set[Stops]()
         self._opened = ExitStack()
         self.energy, _ = self._opened.enter_context(energy_meter(every_s=_POWER_EVERY_S))
 
