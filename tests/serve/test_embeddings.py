@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from serving_cases import Connect
 
-from edgespec.errors import EdgespecError
+from edgespec.errors import BackendError, ContextFullError, EdgespecError
 from edgespec.memory.plan.machine import this_machine
 from edgespec.memory.plan.request import Request
 from edgespec.serve.api_error import ApiError
@@ -195,3 +196,31 @@ def test_no_body_makes_it_fail(services: list[EmbeddingService], body: Any, rank
     else:
         assert ranks == isinstance(told, dict)
         assert ranks or json.loads(b"".join(told))["object"] == "list"
+
+
+def test_nobody_computes_for_who_left(folder: Path) -> None:
+    """Neither what is in line nor what is not tokenized yet."""
+    with Embedder.load(folder / "bert.gguf") as embedder:
+        cancel, read = threading.Event(), embedder._context.read
+
+        def leaves(*arguments: Any) -> None:
+            cancel.set()
+            read(*arguments)
+
+        embedder._context.read = leaves  # type: ignore[method-assign]
+        with pytest.raises(BackendError, match="nobody waits"):
+            embedder.embed(["the cat sat"] * 500, cancel=cancel)
+        embedder._context.read = read  # type: ignore[method-assign]
+        assert not embedder._jobs
+        assert len(embedder.embed(TEXTS).rows) == 3, "others go on"
+        with pytest.raises(BackendError, match="nobody waits"):
+            embedder.embed(TEXTS, cancel=cancel)
+
+
+def test_a_text_far_too_long_is_cut_before_it_is_tokenized(folder: Path) -> None:
+    with Embedder.load(folder / "bert.gguf") as embedder:
+        words = "the cat sat " * 10_000
+        with pytest.raises(ContextFullError, match="at least"):
+            embedder.embed([words])
+        cut = embedder.embed([words, "the cat sat " * 100], truncate=True)
+        assert np.allclose(*cut.rows), "the same as of a text that was tokenized whole"
