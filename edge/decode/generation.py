@@ -16,7 +16,8 @@ from collections.abc import (
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from queue import SimpleQueue
-from typing import NamedTuple, Protocol
+from time import perf_counter
+from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 from edgespec.backends.base import Grammar, ImageRun, Logits
 from edgespec.decode.stats import ALONE, LARGE, Counters, ModelTurn, Writers
@@ -26,6 +27,9 @@ from edgespec.sampling.logprobs import TokenLogprob, logprob_of
 from edgespec.sampling.sampling import Sampler
 
 Chunks = Generator["Chunk", None, None]
+
+
+FinishReason: TypeAlias = Literal["stop", "length", "context_full", "cancelled"]
 
 
 class Written(NamedTuple):
@@ -73,7 +77,7 @@ class Result:
 
     text: str
     token_ids: tuple[int, ...]
-    finish_reason: str
+    finish_reason: FinishReason
     counters: Counters
     spans: tuple[Span, ...] = ()
     turns: tuple[ModelTurn, ...] = ()
@@ -114,12 +118,13 @@ class Run:
     num_best: int | None = None  # of each place, told with a token's logprob; None tells none
     # How far it is.
     was_closed: bool = False
+    asked_s: float = field(default_factory=perf_counter)  # when it was called
     began_s: float = 0.0  # by the clock of the scheduler
     first_s: float = 0.0
     tokens: list[int] = field(default_factory=list)  # that models have written
     chunks: SimpleQueue[Chunk | None] = field(default_factory=SimpleQueue)  # then None
     num_chunks: int = 0  # that were written
-    finish_reason: str = "cancelled"
+    finish_reason: FinishReason = "cancelled"
     has_ended: bool = False
     problem: Exception | None = None
 
@@ -146,7 +151,8 @@ class Run:
         """Take what a round wrote; its text is made here, where the vocabulary is there."""
         counters = self.counters
         if counters.rounds == 0:
-            self.first_s, counters.time_to_first_token_s = now_s, now_s - self.began_s
+            self.first_s, counters.prompt_s = now_s, now_s - self.began_s
+            counters.time_to_first_token_s = perf_counter() - self.asked_s
         counters.decode_s = now_s - self.first_s
         pieces: list[str] = []
         for token in written.tokens:

@@ -67,7 +67,7 @@ def start(folder: Path) -> Iterator[Start]:
 def test_openais_client_gets_the_vectors(start: Start, client: Connect, folder: Path) -> None:
     """It asks for base64 unless told otherwise; texts, one text and token ids are the same."""
     api = client(start())
-    with Embedder.load(folder / "bert.gguf") as embedder:
+    with Embedder(folder / "bert.gguf") as embedder:
         expected = embedder.embed(TEXTS)
         ids = [embedder.tokenizer.encode(text, is_whole=True) for text in TEXTS]
     asked: list[Any] = [TEXTS, ids]
@@ -156,7 +156,7 @@ def test_a_server_of_embeddings_writes_no_text(start: Start) -> None:
 
 
 def test_more_than_fit_are_told_to_come_again(folder: Path) -> None:
-    service = EmbeddingService(Embedder.load(folder / "bert.gguf"))
+    service = EmbeddingService(Embedder(folder / "bert.gguf"))
     service._running = 32
     with pytest.raises(ApiError, match="32 requests are under way") as told:
         embeddings(service, {"input": "a"}, TASK)
@@ -179,7 +179,7 @@ FIELDS = st.sampled_from(
 @pytest.fixture(scope="module")
 def services(folder: Path) -> Iterator[list[EmbeddingService]]:
     files = [folder / "bert.gguf", folder / "rank.gguf"]
-    found = [EmbeddingService(Embedder.load(file)) for file in files]
+    found = [EmbeddingService(Embedder(file)) for file in files]
     yield found
     for one in found:
         one.close()
@@ -200,7 +200,7 @@ def test_no_body_makes_it_fail(services: list[EmbeddingService], body: Any, rank
 
 def test_nobody_computes_for_who_left(folder: Path) -> None:
     """Neither what is in line nor what is not tokenized yet."""
-    with Embedder.load(folder / "bert.gguf") as embedder:
+    with Embedder(folder / "bert.gguf") as embedder:
         cancel, read = threading.Event(), embedder._context.read
 
         def leaves(*arguments: Any) -> None:
@@ -218,7 +218,7 @@ def test_nobody_computes_for_who_left(folder: Path) -> None:
 
 
 def test_a_text_far_too_long_is_cut_before_it_is_tokenized(folder: Path) -> None:
-    with Embedder.load(folder / "bert.gguf") as embedder:
+    with Embedder(folder / "bert.gguf") as embedder:
         words = "the cat sat " * 10_000
         with pytest.raises(ContextFullError, match="at least"):
             embedder.embed([words])
