@@ -65,6 +65,7 @@ def _document(spec: ModelSpec, plan: Plan) -> dict[str, Any]:
         "name": spec.name,
         "file_type": spec.file_type,
         "plan": plan.as_json(),
+        "kv_loss_nats": plan.kv_loss,
         "memory": memory_json(plan),
         "predicted_plain_tokens_per_s": plan.plain_tokens_per_s,
         "predicted_tokens_per_s": plan.tokens_per_s,

@@ -56,6 +56,7 @@ from edgespec.models.projector import read_projector
 from edgespec.models.spec import ONNX_FORMAT, ModelSpec, content_hash, read_model_spec
 from edgespec.progress import Progress
 from edgespec.setup import stored
+from edgespec.setup.cache_types import know_cache_type, measure_smaller_types
 from edgespec.setup.draft_loading import load_draft_model, windows_of
 from edgespec.setup.kernel_choice import prepare_kernels
 from edgespec.setup.planning import make_run_plan
@@ -147,11 +148,18 @@ def plan_to_load(spec: ModelSpec, request: Request, report: Progress) -> Plan:
     prepare_kernels(spec, request, report)
     for _ in range(_TRIES):
         plan = make_run_plan(spec, request)
+        while _may_be_smaller(request) and measure_smaller_types(spec, plan, report):
+            plan = make_run_plan(spec, request)
         if reserve(plan):
             break
     else:
         raise _taken_meanwhile(plan)
     return plan
+
+
+def _may_be_smaller(request: Request) -> bool:
+    """Whether the planner may take a smaller type of cache than f16."""
+    return request.prefer == "context" and not request.asks_kv_type and not request.exact
 
 
 def load_plan(
@@ -172,6 +180,7 @@ def load_plan(
     )
     with ExitStack() as failed:
         failed.callback(release)
+        know_cache_type(spec, plan, report)
         engine = _load(spec, plan, report, switch_policy)
         failed.pop_all()
     return engine
