@@ -61,6 +61,7 @@ from edgespec.setup.draft_loading import load_draft_model, windows_of
 from edgespec.setup.kernel_choice import prepare_kernels
 from edgespec.setup.planning import make_run_plan
 from edgespec.setup.slowdown import compare_with_before
+from edgespec.setup.smaller_files import plan_or_say_what_fits
 from edgespec.setup.stored import (
     PREFILLS,
     STEPS,
@@ -132,7 +133,7 @@ def plan(
     Arguments and errors as in `load`.
     """
     spec = _spec_of(model)
-    return make_run_plan(spec, Request.loading(LoadOptions.of(options, **changes)))
+    return plan_or_say_what_fits(spec, Request.loading(LoadOptions.of(options, **changes)))
 
 
 def _spec_of(model: str | os.PathLike[str] | None) -> ModelSpec:
@@ -147,7 +148,7 @@ def plan_to_load(spec: ModelSpec, request: Request, report: Progress) -> Plan:
     """
     prepare_kernels(spec, request, report)
     for _ in range(_TRIES):
-        plan = make_run_plan(spec, request)
+        plan = plan_or_say_what_fits(spec, request)
         while _may_be_smaller(request) and measure_smaller_types(spec, plan, report):
             plan = make_run_plan(spec, request)
         if reserve(plan):
