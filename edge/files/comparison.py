@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from edgespec.errors import UnsupportedError
 from edgespec.files.quantizing import HELD_OUT_SEED, texts_for
 from edgespec.memory.bytes.footprint import has_packed_weights, kv_type_fits

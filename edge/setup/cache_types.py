@@ -13,7 +13,7 @@ from warnings import warn
 import numpy as np
 
 from edgespec.backends.llama.tokenizer import open_tokenizer
-from edgespec.errors import EdgespecWarning, UnsupportedError
+from edgespec.errors import EdgespecError, EdgespecWarning, UnsupportedError
 from edgespec.measure.prompts import PROMPTS
 from edgespec.memory.bytes.shape import KV_FLOATS, KV_TYPE_BYTES
 from edgespec.memory.plan.options import LLAMACPP
@@ -127,6 +127,6 @@ def _measure(spec: ModelSpec, plan: Plan, kind: str, report: Progress) -> bool:
         measure_kv_losses(
             spec, [kind], threads=plan.threads, tokens=tokens, progress=report, **loading
         )
-    except UnsupportedError:  # a vocabulary without words for the text
+    except EdgespecError:  # a vocabulary without words for the text; loading says what else it is
         return False
     return True

@@ -241,7 +241,9 @@ def stored_kv_losses(spec: ModelSpec) -> dict[str, float]:
     return {
         kind: float(loss)
         for kind, loss in document.items()
-        if {*kv_pair(kind)} <= KV_TYPE_BYTES.keys() and isinstance(loss, (int, float)) and loss == loss
+        if {*kv_pair(kind)} <= KV_TYPE_BYTES.keys()
+        and isinstance(loss, (int, float))
+        and loss == loss
     }
 
 

@@ -53,7 +53,9 @@ def kv_types(
             )
     reason = "half precision costs no measurable quality"
     if request.asks_kv_type:
-        reason = "as asked" if {key, value} <= {*KV_FLOATS} else f"as asked; {loss_of(name, losses)}"
+        reason = (
+            "as asked" if {key, value} <= {*KV_FLOATS} else f"as asked; {loss_of(name, losses)}"
+        )
     return key, value, Choice("kv_type", name, reason)
 
 

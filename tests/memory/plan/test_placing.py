@@ -74,7 +74,9 @@ def test_exact_knows_the_heads_that_our_attention_does_not_have(keys: int, value
 
 
 def test_a_cache_type_needs_heads_of_whole_blocks() -> None:
-    with pytest.raises(UnsupportedError, match=r"KV cache of q8_0 .* multiple of 32 .* 80") as caught:
+    with pytest.raises(
+        UnsupportedError, match=r"KV cache of q8_0 .* multiple of 32 .* 80"
+    ) as caught:
         plan_of(model(head=80), kv_type="q8_0")
     assert "--kv-type f16" in caught.value.hint
 
