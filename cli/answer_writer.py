@@ -12,7 +12,6 @@ import re
 import shutil
 import signal
 import sys
-import unicodedata
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from threading import Event, Thread
@@ -27,9 +26,9 @@ if TYPE_CHECKING:
 
 _MARK = re.compile(r"\x1b\[\d+m")
 _FENCE = re.compile(r"(?:```+|~~~+)([^`]*)")
-_ENDLESS = 1 << 30  # columns of a terminal that does not tell its width
 _SILENT_S, _SHOWN_EVERY_S = 1.0, 0.2  # before and between lines about a long prompt
 _TAB = 8  # columns between two stops of a tab
+_MOST_JOINED = 16  # characters of one emoji, such as a family
 
 
 class Answer(Protocol):
@@ -99,19 +98,27 @@ class Wrap:
     """Breaks lines between words at the terminal's edge, while the text is still coming.
 
     A word is held back until its end is known. Words longer than a line, and lines of code
-    (between fences), are left to the terminal, so that they can be copied as they are.
+    (between fences), are left to the terminal, so that they can be copied as they are. Where the
+    terminal does not tell its width, nothing is held back. Each character costs the same.
     """
 
     def __init__(self) -> None:
+        self._columns = 0  # of the terminal; 0 is not known
         self._column = 0  # where the cursor is; the width itself after a full line
         self._gap = ""  # white space before the word
         self._word = ""  # held back; with the marks of a tint
+        self._cells = 0  # columns that the word takes
+        self._before = ""  # the last characters, by which the next one may be joined to them
+        self._is_wide = False  # a line may end behind the word, and before it: 漢, or an emoji
         self._is_long = False  # the word has begun on the screen
         self._in_code = False
 
     def push(self, text: str) -> str:
         """What can be written now that `text` came."""
-        return "".join(self._add(part) for part in re.findall(r"\x1b\[\d+m|(?s:.)", text))
+        self._columns = shutil.get_terminal_size((0, 0)).columns
+        if not self._columns:
+            return self.end() + text
+        return "".join(map(self._add, re.findall(r"\x1b\[\d+m|(?s:.)", text)))
 
     def end(self) -> str:
         """What was held back."""
@@ -127,58 +134,52 @@ class Wrap:
             written = self._put() if is_word else ""  # a mark alone is the next word's
             self._gap += char
             return written
-        if _cells(char) == 2:  # a line may end before and after each of these
-            written = self._put()
-            self._word = char
-            return written + self._put()
+        written, cells = "", 0
+        if not _MARK.fullmatch(char):
+            cells = self._cells_of(char)
+            if cells == 2 or (cells and self._is_wide):
+                written, self._is_wide = self._put(), cells == 2
         self._word += char
-        if not self._is_long and sum(map(_cells, _MARK.sub("", self._word))) <= _columns():
-            return ""
+        self._cells += cells
+        if not self._is_long and self._cells <= self._columns:
+            return written
         self._is_long = True
-        return self._put(whole=False)
+        return written + self._put(whole=False)
+
+    def _cells_of(self, char: str) -> int:
+        """The columns that a character adds: none where it is joined to those before it."""
+        if char.isascii():
+            self._before = char
+            return int(char.isprintable())
+        from wcwidth import wcswidth  # takes 40 ms
+
+        before = self._before
+        self._before = (before + char)[-_MOST_JOINED:]
+        return max(0, max(0, wcswidth(before + char)) - max(0, wcswidth(before)))
 
     def _put(self, *, whole: bool = True) -> str:
         """The word and the space before it, on the next line if there is no room on this one."""
-        text, gap, word = _MARK.sub("", self._word), self._gap, self._word
+        gap, word, cells = self._gap, self._word, self._cells
         is_long, self._is_long = self._is_long, self._is_long and not whole
         if not word:
             return ""
-        fence = None if self._column or is_long else _FENCE.fullmatch(text)
+        fence = None if self._column or is_long else _FENCE.fullmatch(_MARK.sub("", word))
         if fence and not (self._in_code and fence[1]):
             self._in_code = not self._in_code
-        self._gap = self._word = ""
-        end, fits = _after(gap + text, self._column)
-        if not (fits or is_long or self._in_code):
-            gap, (end, _) = "\n", _after(text, 0)
-        self._column = end
+        self._gap, self._word, self._cells, self._is_wide = "", "", 0, False
+        end = self._behind(gap) + cells
+        if end > self._columns and not (is_long or self._in_code):
+            gap, end = "\n", cells
+        self._column = end if end <= self._columns else (end - 1) % self._columns + 1
         return gap + word
 
-
-def _columns() -> int:
-    return shutil.get_terminal_size((0, 0)).columns or _ENDLESS
-
-
-def _after(text: str, column: int) -> tuple[int, bool]:
-    """The cursor's column after `text`, and whether all of it stands on one line."""
-    columns, one_line = _columns(), True
-    for char in text:
-        cells = _cells(char)
-        if char == "\t":
-            column = min((column // _TAB + 1) * _TAB, columns - 1)
-        elif column + cells > columns:
-            column, one_line = cells, False
-        else:
-            column += cells
-    return column, one_line
-
-
-def _cells(char: str) -> int:
-    """How many columns a character takes; 0 for a mark of a tint, too."""
-    if char.isascii():
-        return len(char) == 1
-    if unicodedata.category(char) in ("Mn", "Me", "Cf"):
-        return 0
-    return 2 if unicodedata.east_asian_width(char) in "WF" else 1
+    def _behind(self, gap: str) -> int:
+        """The cursor's column after white space."""
+        column = self._column
+        for char in gap:
+            is_tab = char == "\t"
+            column = min((column // _TAB + 1) * _TAB, self._columns - 1) if is_tab else column + 1
+        return column
 
 
 @contextmanager

@@ -23,9 +23,13 @@ def chat(
     sampling_options: SamplingOptions,
     format_options: FormatOptions,
     system: str | None = option(None, "System message.", panel=PROMPT),
-    max_tokens: options.MaxTokensOption = 1024,
+    max_tokens: int = options.max_tokens_option(1024),
     stop: list[str] | None = option(
-        None, "End an answer before this text.", panel=PROMPT, for_projects=True
+        None,
+        "End an answer before this text.",
+        also="--reverse-prompt -r",
+        panel=PROMPT,
+        for_projects=True,
     ),
     load: Path | None = option(
         None, "Continue a conversation that /save wrote, with its settings.", panel=PROMPT

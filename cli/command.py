@@ -16,6 +16,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from edgespec.cli import settings
+from edgespec.cli.llama_options import other_options
 from edgespec.cli.log import log_options, start_log
 from edgespec.cli.options import LOG, MEMORY, OTHERS, OUTPUT, PROMPT, SERVER, takes_options
 from edgespec.cli.render import note
@@ -104,6 +105,33 @@ class Command(TyperCommand):
         self.params += log_options()
         settings.take_variables(self.params, name or "", getattr(more["callback"], "known", {}))
         self.epilog = self.epilog or (_NOTE if len(self.params) > _FEW else None)
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Its own options, and behind a model also those that llama.cpp's commands have."""
+        found = super().get_params(ctx)
+        names = {name for one in found for name in (*one.opts, *one.secondary_opts)}
+        return [*found, *(other_options(names) if "--ctx" in names else ())]
+
+    def make_parser(self, ctx: Any) -> Any:
+        """As usual, but `-fa` is an option of that name, never an `-f` with the value `a`.
+
+        Behind a single letter come further flags, or a value that does not begin with a letter.
+        """
+        parser: Any = super().make_parser(ctx)
+        by_letters, known = parser._match_short_opt, parser._short_opt
+
+        def match(arg: str, state: Any) -> None:
+            first = known.get(arg[:2])
+            if first is not None and first.takes_value:
+                is_one_name = arg[2:3].isalpha()
+            else:
+                is_one_name = any(f"-{letter}" not in known for letter in arg[1:])
+            if is_one_name:
+                parser._match_long_opt(arg, None, state)  # which says that there is none
+            by_letters(arg, state)
+
+        parser._match_short_opt = match
+        return parser
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any

@@ -13,13 +13,8 @@ from edgespec.cli.command import Commands
 from edgespec.cli.options import OUTPUT, PROMPT
 from edgespec.cli.render import Progress, note, printable, size_text, table
 from edgespec.errors import UnsupportedError
-from edgespec.memory.plan.request import Request
-from edgespec.memory.plan.settings import settings_of
-from edgespec.memory.times.speed import predicted_speedup
 from edgespec.option_fields import argument, option
 from edgespec.paths import expanded
-from edgespec.setup.planning import make_run_plan
-from edgespec.setup.stored import stored_curve
 
 _KINDS = ("auto", "exit", "eagle3")
 # What an i + 1st draft of a head trained for an hour adds to a round of an answer (SmolLM2 135M, 48
@@ -71,8 +66,10 @@ def train(
         output_of,
         train_drafter,
     )
+    from edgespec.memory.plan.request import Request
     from edgespec.models.spec import read_model_spec
     from edgespec.quantize.convert import check_target
+    from edgespec.setup.planning import make_run_plan
 
     if kind == "eagle3" and exit_layer is not None:
         raise UnsupportedError(
@@ -115,6 +112,12 @@ def train(
 
 def _expected(spec: ModelSpec) -> str:
     """What a head may bring by the step times of this device, where they are known."""
+    from edgespec.memory.plan.request import Request
+    from edgespec.memory.plan.settings import settings_of
+    from edgespec.memory.times.speed import predicted_speedup
+    from edgespec.setup.planning import make_run_plan
+    from edgespec.setup.stored import stored_curve
+
     curve = stored_curve(spec, settings_of(make_run_plan(spec, Request())))
     if curve is None:
         return "step times are not known yet: `edgespec profile` tells what it may bring"

@@ -50,6 +50,8 @@ def application(*names: str) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     for name in names or (*_COMMANDS, *_GROUPS):
+        if name == version.__name__:  # is there anyhow
+            continue
         module = import_module(f"edgespec.cli.{name}")
         if name in _COMMANDS:
             app.add()(getattr(module, name))
@@ -93,10 +95,10 @@ def _options(
 
 def main() -> None:
     """Entry point of the console script."""
+    _open_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # what a terminal cannot show
-    sys.stdin = sys.stdin or open(os.devnull, encoding="utf-8")  # closed from the start
     show_warnings()
     with printable_streams():
         try:
@@ -105,13 +107,39 @@ def main() -> None:
             stop_log()
 
 
+class _ClosedOutput(io.TextIOBase):
+    """A stdout that was closed from the start: what is written there is an error."""
+
+    def write(self, _text: str) -> int:
+        raise EdgespecError(
+            "stdout is closed, so the output has nowhere to go", hint="send it to /dev/null"
+        )
+
+    def fileno(self) -> int:
+        return 1
+
+
+def _open_streams() -> None:
+    """Put something in place of streams that were closed from the start.
+
+    Else the next file that is opened would have the number of stdout, and be written to.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # has the lowest number that is free
+    sys.stdin = sys.stdin or open(os.devnull, encoding="utf-8")
+    sys.stdout = sys.stdout or _ClosedOutput()
+    sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")
+
+
 def _run() -> None:
     try:
         try:
             application(*_needed())()
         finally:
-            if sys.stdout is not None:  # closed from the start
-                sys.stdout.flush()  # a full disk is told here, not by the interpreter at its end
+            sys.stdout.flush()  # a full disk is told here, not by the interpreter at its end
     except EdgespecError as problem:
         error(problem)
         sys.exit(1)
@@ -130,7 +158,7 @@ def _run() -> None:
 def _needed() -> tuple[str, ...]:
     """The command that was asked for, where that is clear and no file says what others take."""
     first = sys.argv[1] if len(sys.argv) > 1 else ""
-    is_one = first in (*_COMMANDS, *_GROUPS) and first != "config"
+    is_one = first in (*_COMMANDS, *_GROUPS, version.__name__) and first != "config"
     return (first,) if is_one and not settings.files() else ()
 
 

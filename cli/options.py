@@ -11,35 +11,42 @@ from copy import copy
 from dataclasses import Field, dataclass, field, fields, replace
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, ClassVar, NamedTuple, get_args, get_origin, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ClassVar,
+    NamedTuple,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import typer
 
-from edgespec.drafting.drafters import NAMES
 from edgespec.errors import EdgespecError
-from edgespec.memory.plan.options import LoadOptions, experts_on_host
-from edgespec.memory.plan.request import Request
+from edgespec.memory.plan.options import DRAFTERS, LoadOptions, experts_on_host
 from edgespec.option_fields import Option, argument, option, options_of
 
-MAX_TOKENS = 512
+if TYPE_CHECKING:
+    from edgespec.memory.plan.request import Request
+
+MAX_TOKENS, ENDLESS = 512, 1 << 31  # of an answer: usually, and up to the end of the context
 _MOST_LAYERS = 512  # of a model, in llama.cpp
 _MOST_SHOWN = 1 << 16  # a larger limit tells a person nothing
 PLAIN = "plain"  # another word for the drafter "none"
 PROMPT, SERVER, OUTPUT = "Model and prompt", "Server", "Output"  # titles in help
 MEMORY, OTHERS, LOG = "Memory and device", "Options", "Log"
-MaxTokensOption = Annotated[
-    int,
-    typer.Option(
-        *("--max-tokens", "--n-predict", "-n"),
-        min=1,
-        help="Most tokens of an answer.",
-        rich_help_panel=PROMPT,
-    ),
-]
 JsonOption = Annotated[
     bool,
     typer.Option("--json", help="Print one JSON document on stdout.", rich_help_panel=OUTPUT),
 ]
+
+
+def max_tokens_option(default: int = MAX_TOKENS) -> Any:
+    """How long an answer may be; -1 is to the end of the context, as in llama.cpp."""
+    text, names = "Most tokens of an answer.", "--max-tokens --n-predict -n"
+    return option(default, text, called=names, panel=PROMPT, low=1, by_itself={-1: ENDLESS})
 
 
 # -- from fields to options of a command -----------------------------------------------------------
@@ -92,7 +99,8 @@ def _described(name: str, known: Option, title: str) -> Any:
         return typer.Argument(rich_help_panel=known.panel or None, **more)
     if known.read is None:
         is_shown = known.high is not None and known.high <= _MOST_SHOWN
-        more |= {"min": known.low, "max": known.high if is_shown else None}
+        low = min((known.low, *(known.by_itself or ()))) if known.low is not None else None
+        more |= {"min": low, "max": known.high if is_shown else None}
     return typer.Option(*known.names(name), rich_help_panel=known.panel or title or None, **more)
 
 
@@ -309,6 +317,10 @@ class PlanOptions(Given):
 
         A projector is looked for where the command `sees` images, or the prompt has some.
         """
+        from edgespec.memory.plan.request import Request
+
+        if more.get("max_tokens") == ENDLESS:
+            more["max_tokens"] = 0
         words = _OtherWords.known()
         texts = {name: text for name, text in self.given.items() if name not in words}
         values = values_of(self.known(), texts)
@@ -335,7 +347,7 @@ class PlanOptions(Given):
 def drafters_of(text: str) -> str:
     """A list of drafters, "auto", "none" or "plain"; another name is misuse."""
     for name in text.split(","):
-        one_of("--drafter", name.strip(), ("auto", "none", PLAIN, *NAMES))
+        one_of("--drafter", name.strip(), ("auto", "none", PLAIN, *DRAFTERS))
     return "none" if text == PLAIN else text
 
 

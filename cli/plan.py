@@ -6,7 +6,7 @@ import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -14,10 +14,12 @@ from edgespec.cli import options
 from edgespec.cli.answer_options import read_text
 from edgespec.cli.options import PROMPT, load_option
 from edgespec.cli.render import memory_json, printable, size_text, table
-from edgespec.memory.plan.plan import Alternative, Part, Plan
-from edgespec.memory.plan.request import Request
-from edgespec.models.spec import ModelSpec
 from edgespec.option_fields import option
+
+if TYPE_CHECKING:
+    from edgespec.memory.plan.plan import Alternative, Part, Plan
+    from edgespec.memory.plan.request import Request
+    from edgespec.models.spec import ModelSpec
 
 
 def plan(
@@ -25,7 +27,7 @@ def plan(
     plan_options: options.PlanOptions,
     file: Path | None = option(None, "Plan for the prompt in this file.", also="-f", panel=PROMPT),
     images: int = option(0, "Images that the prompt shows.", panel=PROMPT, low=0),
-    max_tokens: options.MaxTokensOption = options.MAX_TOKENS,
+    max_tokens: int = options.max_tokens_option(),
     users: int | None = load_option("users"),
     as_json: options.JsonOption = False,
 ) -> None:

@@ -130,7 +130,7 @@ def tune(
     max_kl: float | None = option(
         None, "Most loss, as KL divergence. Default: 1.1 times that of Q4_0.", low=0.0
     ),
-    types: str | None = option(None, "File types to try, with commas. Default: 20 of them."),
+    types: str | None = option(None, "File types to try, with commas. Default: 11 common ones."),
     imatrix: str | None = option("auto", _MATRIX),
     data: Path | None = _DATA,
     as_json: options.JsonOption = False,

@@ -27,7 +27,11 @@ if TYPE_CHECKING:
 
 _MIBI, _GIBI = 1 << 20, 1 << 30
 NOTES = logging.getLogger("edgespec.cli")  # what a person is told, for a log of it
-_STEERING = dict.fromkeys({*range(0x20), *range(0x7F, 0xA0)} - {ord("\n"), ord("\t")})
+_TURNING = (*range(0x202A, 0x202F), *range(0x2066, 0x206A))  # what turns the order of letters
+_STEERING: dict[int, str | None] = {
+    **dict.fromkeys({*range(0x20), *range(0x7F, 0xA0)} - {ord("\n"), ord("\t")}),
+    **{one: f"\\u{one:04x}" for one in _TURNING},
+}
 
 
 def size_text(size_bytes: float) -> str:
@@ -40,7 +44,11 @@ def size_text(size_bytes: float) -> str:
 
 
 def printable(text: str) -> str:
-    """`text` without control characters that could steer a terminal."""
+    """`text` without control characters that could steer a terminal.
+
+    Those that turn the order of letters, so that a name reads as another one, are shown by their
+    numbers.
+    """
     return text.translate(_STEERING)
 
 

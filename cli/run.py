@@ -5,7 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import os
+import stat
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,6 +42,7 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("edgespec.drafts")
 _WORTH_TELLING = 0.1  # of the steps
+_SILENT_S = 1.0  # that stdin is waited for without a word
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,8 +62,10 @@ class RunOptions(options.Group):
         None, "Play this sound with the prompt; - reads it from stdin."
     )
     raw: bool = option(False, "Send the prompt as it is, without the model's chat format.")
-    max_tokens: options.MaxTokensOption = options.MAX_TOKENS
-    stop: list[str] | None = option(None, "End the answer before this text.", for_projects=True)
+    max_tokens: int = options.max_tokens_option()
+    stop: list[str] | None = option(
+        None, "End the answer before this text.", also="--reverse-prompt -r", for_projects=True
+    )
     color: str = color_option()
     check: bool = option(False, "Answer again without drafts, and compare.", panel=DRAFTS)
     trace_drafts: Path | None = option(
@@ -69,7 +75,7 @@ class RunOptions(options.Group):
     as_json: options.JsonOption = False
 
     def named(self, model: options.ModelOptions) -> tuple[options.ModelOptions, str | None]:
-        """Tell what names a model from a prompt, where only one argument is given.
+        """Tell what names a model from a prompt, where only one argument is given; "-" is neither.
 
         Raises ModelNotFoundError for a word that is neither.
         """
@@ -96,13 +102,20 @@ class RunOptions(options.Group):
         problem.hint = f"a prompt of one word is --prompt {given[:40]}; {problem.hint}"
         raise problem
 
-    def text(self, prompt: str | None) -> str:
-        """The prompt, of --file or stdin where there is none; an empty one is misuse."""
+    def text(self, prompt: str | None, *, reads_stdin: bool = False) -> str:
+        """The prompt, of --file or stdin where there is none; an empty one is misuse.
+
+        What is piped in beside it comes first, and `reads_stdin` where stdin was named.
+        """
         if prompt is not None and self.file is not None:
             raise typer.BadParameter("give the prompt as an argument or with --file, not both")
         if self.file is not None:
             prompt = read_text(self.file)
-        elif prompt is None:
+        if prompt is not None:
+            is_taken = "-" in (*(self.image or ()), *(self.audio or ()))
+            piped = "" if is_taken else read_stdin() if reads_stdin else _piped()
+            prompt = f"{piped.rstrip()}\n\n{prompt}" if piped.strip() else prompt
+        else:
             if sys.stdin.isatty():
                 raise typer.BadParameter(
                     "no prompt: give one as an argument, with --file, or on stdin"
@@ -138,6 +151,55 @@ class RunOptions(options.Group):
         ]
 
 
+def _piped() -> str:
+    """What is piped in beside a prompt; "" where there is nothing, or stdin is not this command's.
+
+    In `while read LINE; do edgespec run ...; done` the loop's lines are on it. Of a file something
+    was read then; a pipe is the stdin of the program that started this one, too, as Linux tells.
+    """
+    try:
+        number = sys.stdin.fileno()
+        own = os.fstat(number)
+    except (OSError, ValueError):  # there is none
+        return ""
+    if stat.S_ISREG(own.st_mode):
+        place = os.lseek(number, 0, os.SEEK_CUR)
+        is_own, has_more = place == 0, place < own.st_size
+    elif stat.S_ISFIFO(own.st_mode):
+        is_own, has_more = _is_own(own), _waits(number)
+    else:
+        return ""
+    if is_own:
+        waits = threading.Timer(_SILENT_S, note, ["reading stdin; </dev/null if there is nothing"])
+        waits.daemon = True
+        waits.start()
+        try:
+            return read_stdin()
+        finally:
+            waits.cancel()
+    if has_more:
+        note("stdin is not read, as another program may have to: - reads it anyway")
+    return ""
+
+
+def _is_own(pipe: os.stat_result) -> bool:
+    """Whether the program that started this one reads from another stdin, for all we know."""
+    try:
+        return not os.path.samestat(pipe, os.stat(f"/proc/{os.getppid()}/fd/0"))
+    except OSError:  # another system, or another user's program
+        return False
+
+
+def _waits(number: int) -> bool:
+    """Whether there is something in a pipe."""
+    try:
+        import fcntl
+        import termios
+    except ImportError:  # Windows
+        return False
+    return bool(int.from_bytes(fcntl.ioctl(number, termios.FIONREAD, bytes(4)), sys.byteorder))
+
+
 def run(
     model: options.ModelOptions,
     plan_options: options.PlanOptions,
@@ -156,8 +218,9 @@ def run(
     from edgespec.models.onnx.folder import read_model
     from edgespec.setup.prompt_size import most_prompt_tokens
 
+    reads_stdin = "-" in (model.model, wanted.prompt)
     model, prompt = wanted.named(model)
-    images, text = wanted.images(), wanted.text(prompt)
+    images, text = wanted.images(), wanted.text(prompt, reads_stdin=reads_stdin)
     sampling, texts = sampling_options.params(), format_options.texts()
     spec = read_model(model.path(plan_options))
     messages = wanted.messages(text, spec, images)
@@ -187,11 +250,12 @@ def _ask_server(
         raise typer.BadParameter("--trace-drafts needs a model of this process")
     if wanted.check:
         raise typer.BadParameter("--check decodes plainly, which a server is not asked to do")
+    reads_stdin = "-" in (model.model, wanted.prompt)
     model, prompt = wanted.named(model)
     settings = request_fields(
         model, wanted.max_tokens, wanted.stop, plan_options, sampling_options, format_options
     )
-    text, images = wanted.text(prompt), wanted.images()
+    text, images = wanted.text(prompt, reads_stdin=reads_stdin), wanted.images()
     how: Any = {"raw": wanted.raw, "color": wanted.color, "as_json": wanted.as_json}
     run_connected(url, settings, wanted.system, text, images, **how)
 

@@ -64,12 +64,16 @@ class ServeOptions(options.Group):
     api_key_file: Path | None = option(None)
     cors: list[str] | None = option(None)
     allowed_host: list[str] | None = option(None)
-    max_tokens: int | None = option(None, also="-n", panel=options.PROMPT, low=1)
+    max_tokens: int | None = option(
+        None, also="-n", panel=options.PROMPT, low=1, by_itself={-1: None}
+    )
     any_model: bool = option(False, panel=options.OTHERS)
     think_budget: int | None = option(None, panel=options.OTHERS, low=0)
     log_prompts: bool = option(False, panel=options.LOG)
     pooling: PoolingOption = None
-    users: int | None = load_option("users", default=None, panel=options.OTHERS)
+    users: int | None = load_option(
+        "users", default=None, also="--parallel -np", panel=options.OTHERS
+    )
     latency: float = load_option("latency", panel=options.OTHERS)
 
     def request(self, plan_options: options.PlanOptions) -> Request:

@@ -23,6 +23,9 @@ prints both and never a traceback. A class also inherits the builtin a caller wo
 
 from __future__ import annotations
 
+from importlib import import_module
+from importlib.util import find_spec
+
 
 class EdgespecError(Exception):
     """Base of all errors raised on purpose. `hint` is a next step in one sentence, or ``""``."""
@@ -78,3 +81,14 @@ class DraftModelWarning(EdgespecWarning):
 
 class SlowerWarning(EdgespecWarning):
     """Steps take longer than before on this device; the message says how to go back."""
+
+
+def no_memory_hint(usual: str) -> str:
+    """What to do where the system gave no memory: a limit on addresses says it, or else `usual`."""
+    if find_spec("resource") is None:  # Windows has no such limits
+        return usual
+    resource = import_module("resource")
+    most, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if most == resource.RLIM_INFINITY:
+        return usual
+    return f"this process may use {most >> 20} MiB of addresses: raise `ulimit -v` or its like"

@@ -44,6 +44,7 @@ class Option:
     for_projects: bool | None = None  # a project's file may set it; None: if it is a number
     for_one: bool = False  # model: not for several that one process serves
     of_servers: bool = False  # means nothing to other commands
+    by_itself: Mapping[Any, Any] | None = None  # llama.cpp's words for it, and what they mean here
     is_argument: bool = False
     more: Mapping[str, Any] | None = None  # for the library of the command line
 
@@ -66,6 +67,10 @@ class Option:
 
     def value(self, text: Any) -> Any:
         """The value of a field. Raises ValueError with what a text is not."""
+        if self.by_itself is not None and text in self.by_itself:
+            return self.by_itself[text]
+        if self.by_itself is not None and isinstance(text, int) and not self.is_in_range(text):
+            raise ValueError(f"is not {self.shown_range}")
         if text is None or (self.none and text == self.none):
             return None
         if self.read is not None:

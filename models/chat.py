@@ -1,31 +1,36 @@
-"""Chat templates: the Jinja text a model file carries, rendered in a sandbox.
+"""Chat templates: the Jinja text a model file carries, and the prompts that it makes of messages.
 
-A template comes from a downloaded file. It runs without access to attributes, modules or files,
-with a bound on its steps and on what it writes, and one that fails is an error with a sentence.
+A template comes from a downloaded file. It is rendered in a process of its own (`template_guest`),
+without attributes, modules or files, and one that fails is an error with a sentence.
 """
 
 from __future__ import annotations
 
 import json
-import re
+import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
-from hashlib import sha256
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
-from edgespec.errors import EdgespecError, ModelFileError, UnsupportedError
+from edgespec.errors import BackendError, ModelFileError, UnsupportedError
 from edgespec.models.control_texts import NO_CONTROLS, ControlTexts
 from edgespec.models.images import with_marks
+from edgespec.models.processes import Guest, GuestEndedError, GuestLimits
+from edgespec.models.template_guest import CALLS
 
 # `role` and `content` as OpenAI's interface has them; content is text or a list of text parts.
 Message = Mapping[str, Any]
 _M = TypeVar("_M", bound=Message)
 _MAX_TEMPLATE_CHARS = 200_000
-_LOOKS_AT_PARTS = re.compile(r"\bin \w+(\.content|\[.content.\])")
 _THOUGHTS = ("reasoning_content", "thinking", "reasoning")
-_CALLS = "tool_calls"
 _END = "\ufdd1"  # of a message that is continued; no character of Unicode
-_LONGEST_REFUSAL = 2000  # characters
+_RAW = "use --raw to send the prompt as it is"
+_MODULE = "edgespec.models.template_guest"
+# The process has 22 MiB, of which it writes to 12, and 70 more for a conversation of 4 MiB with one
+# letter of four bytes in it. Of 70 templates of models none took 0.1 s to compile and render.
+_LIMITS = GuestLimits(48 << 20, seconds=2.0, patience_s=10.0, bytes_per_byte=32)
+_MOST_APART = 4  # templates that have a guest of their own
 
 
 def prompt_text(
@@ -93,7 +98,7 @@ def render_chat(
 
     def written(said: Sequence[dict[str, Any]], opens: bool) -> str:
         values = {**known, "messages": said, "add_generation_prompt": opens}
-        return _rendered_somehow(template, values, control_texts)
+        return _rendered(template, values, control_texts)
 
     if not add_generation_prompt or not continues(plain):
         return written(plain, add_generation_prompt)
@@ -108,7 +113,7 @@ def render_chat(
 
 def continues(messages: Sequence[Message]) -> bool:
     """Whether the answer is the rest of a message that was begun."""
-    return bool(messages) and messages[-1]["role"] == "assistant" and not messages[-1].get(_CALLS)
+    return bool(messages) and messages[-1]["role"] == "assistant" and not messages[-1].get(CALLS)
 
 
 def in_call_order(messages: Sequence[_M]) -> list[_M]:
@@ -128,149 +133,58 @@ def in_call_order(messages: Sequence[_M]) -> list[_M]:
                 for to, one in zip(places, [made[one] for one in sources], strict=True):
                     made[to] = one
                 order, places = {}, []
-            calls = message.get(_CALLS)
+            calls = message.get(CALLS)
             for call in calls if isinstance(calls, list | tuple) else ():
                 if isinstance(call, Mapping):
                     order.setdefault(str(call.get("id")), len(order))
     return made
 
 
-def _rendered_somehow(template: str, values: Mapping[str, Any], controls: ControlTexts) -> str:
-    """The text of messages as they are, or in another form that the template takes.
-
-    Some refuse system messages, some want the arguments of calls as text, and some want parts
-    where others want texts, and leave out what is none.
-    """
-    problem: EdgespecError | None = None
-    changes = [
-        _with_object_arguments,
-        _with_short_ids,
-        _with_text_arguments,
-        _with_parts,
-        _with_system_first,
-        _without_system,
-    ]
-    try:
-        text = _rendered(template, values, controls)
-        if _has_content(text, values["messages"]):
-            return text
-    except (UnsupportedError, ModelFileError) as error:
-        if isinstance(error.__cause__, _exhausted()):
-            if not _LOOKS_AT_PARTS.search(template):
-                raise
-            changes = [_with_parts]  # a text would be looked at letter by letter
-        problem, text = error, ""
-    for change in changes:
-        changed = change(values["messages"])
-        if changed == values["messages"]:
-            continue
-        try:
-            other = _rendered(template, {**values, "messages": changed}, controls)
-        except (UnsupportedError, ModelFileError):
-            continue
-        if problem is not None or _has_content(other, values["messages"]):
-            return other
-    if problem is not None:
-        raise problem
-    return text
-
-
-def _has_content(text: str, messages: Sequence[Message]) -> bool:
-    """Whether a prompt has all words of the user, images included."""
-    return all(one["content"].strip() in text for one in messages if one["role"] == "user")
-
-
-def _with_text_arguments(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [
-        {**one, _CALLS: _text_calls(one[_CALLS])} if one.get(_CALLS) else one for one in messages
-    ]
-
-
-def _text_calls(calls: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    functions = [dict(call.get("function", {})) for call in calls]
-    for function in functions:
-        if not isinstance(function.get("arguments"), str):
-            function["arguments"] = json.dumps(function.get("arguments"), ensure_ascii=False)
-    return [{**call, "function": one} for call, one in zip(calls, functions, strict=True)]
-
-
-def _with_object_arguments(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """For a template that goes through arguments: a text that is no object is one of them."""
-
-    def changed(call: dict[str, Any]) -> dict[str, Any]:
-        function = dict(call.get("function", {}))
-        if isinstance(function.get("arguments"), str):
-            function["arguments"] = {"arguments": function["arguments"]}
-        return {**call, "function": function}
-
-    return [
-        {**one, _CALLS: [changed(call) for call in one[_CALLS]]} if one.get(_CALLS) else one
-        for one in messages
-    ]
-
-
-def _with_short_ids(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """For Mistral's templates, which want nine letters and digits."""
-
-    def short(value: Any) -> str:
-        return sha256(str(value).encode(errors="replace")).hexdigest()[:9]
-
-    made = [
-        {**one, "tool_call_id": short(one["tool_call_id"])} if "tool_call_id" in one else one
-        for one in messages
-    ]
-    return [
-        {**one, _CALLS: [{**call, "id": short(call.get("id"))} for call in one[_CALLS]]}
-        if one.get(_CALLS)
-        else one
-        for one in made
-    ]
-
-
-def _with_parts(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{**one, "content": [{"type": "text", "text": one["content"]}]} for one in messages]
-
-
-def _with_system_first(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """For templates that take a system message at the beginning alone."""
-    return [*messages[:1], *_without_system(messages[1:])]
-
-
-def _without_system(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Words of system messages become those of the user's message after them, or before."""
-    if not any(one["role"] == "user" for one in messages):
-        return list(messages)
-    made: list[dict[str, Any]] = []
-    is_open = False  # the last one was a system message
-    for one in messages:
-        is_system = one["role"] == "system"
-        said = {**one, "role": "user"} if is_system else one
-        if made and (is_open or is_system) and made[-1]["role"] == said["role"] == "user":
-            said = {**said, "content": f"{made.pop()['content']}\n\n{one['content']}"}
-        made.append(said)
-        is_open = is_system
-    return made
-
-
 def _rendered(template: str, values: Mapping[str, Any], controls: ControlTexts) -> str:
-    from edgespec.models.template_sandbox import render  # which loads jinja2
-
-    functions = {"raise_exception": _refuse, "strftime_now": _now}
+    """What the guest makes of a template; one that it did not live through gets its own guest."""
+    question: dict[str, Any] = {"template": template, "values": values, "controls": []}
+    if "replace" in template:  # the only thing that a template does with them
+        question["controls"] = sorted(controls.texts)
     try:
-        return render(template, values, functions, controls)
-    except _Refused as error:
-        raise UnsupportedError(f"the model's chat template refuses: {error}") from error
-    except Exception as error:  # Jinja's, and whatever Python raises of a stranger's expressions
-        raise ModelFileError(
-            f"the model's chat template fails: {error}",
-            hint="use --raw to send the prompt as it is",
-        ) from error
+        told = _guest_of(template).ask(question)
+    except GuestEndedError as error:
+        _set_apart(template)
+        raise ModelFileError(f"the model's chat template fails: {error}", hint=_RAW) from error
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UnsupportedError(f"a message or a variable has what JSON has not: {error}") from error
+    if "refusal" in told:
+        raise UnsupportedError(f"the model's chat template refuses: {told['refusal']}")
+    if "failure" in told:
+        raise ModelFileError(f"the model's chat template fails: {told['failure']}", hint=_RAW)
+    return str(told["text"])
 
 
-def _exhausted() -> type[Exception]:
-    from edgespec.models.template_sandbox import ExhaustedError
+_guest = Guest(_MODULE, _LIMITS)
+# Templates that ended their guest hold up their own models alone: each has one, the latest last.
+_apart: dict[str, Guest] = {}
 
-    return ExhaustedError
+
+def _guest_of(template: str) -> Guest:
+    return _apart.get(template, _guest)
+
+
+def _set_apart(template: str) -> None:
+    _apart.setdefault(template, Guest(_MODULE, _LIMITS))
+    while len(_apart) > _MOST_APART:
+        _apart.pop(next(iter(_apart)), None)
+
+
+def prepare_template(template: str) -> None:
+    """Start the guest and let it compile a template, which the first prompt finds done then.
+
+    Returns at once; what fails is told with the first prompt.
+    """
+
+    def prepare() -> None:
+        with suppress(GuestEndedError, BackendError):
+            _guest_of(template).ask({"template": template})
+
+    threading.Thread(target=prepare, name="edgespec-template", daemon=True).start()
 
 
 def _defaults(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -316,19 +230,5 @@ def plain_message(message: Message) -> dict[str, Any]:
     return {**message, "content": text}
 
 
-class _Refused(Exception):
-    """The template called raise_exception."""
-
-
 def _has_more(message: Message) -> bool:
-    return any(message.get(name) for name in (_CALLS, *_THOUGHTS))
-
-
-def _refuse(message: Any = "") -> NoReturn:
-    raise _Refused(str(message)[:_LONGEST_REFUSAL])
-
-
-def _now(format_: str) -> str:
-    if len(format_) > _LONGEST_REFUSAL:
-        raise ValueError("it asks for a very long date")
-    return datetime.now().strftime(format_)
+    return any(message.get(name) for name in (CALLS, *_THOUGHTS))

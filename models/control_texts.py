@@ -35,6 +35,11 @@ class ControlTexts:
         self._most = max(map(len, self._texts), default=0)
         self._firsts = re.compile(f"[{''.join(map(re.escape, lengths))}]") if lengths else None
 
+    @property
+    def texts(self) -> frozenset[str]:
+        """All of them."""
+        return self._texts
+
     def mark(self, value: Any) -> Any:
         """A copy of plain data in which no text can be taken for a control token."""
         if isinstance(value, str):

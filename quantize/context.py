@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from edgespec.backends.llama.batch import Batch
 from edgespec.backends.llama.context import LlamaContext, LlamaSettings
+from edgespec.backends.llama.library import set_params
 from edgespec.memory.bytes.shape import kv_pair, padded
 
 Observe = Callable[[int, bool, Any], bool]
@@ -71,10 +72,10 @@ class EvalContext(LlamaContext):
             raise
 
     def _adjust(self, params: Any) -> None:
-        params.n_batch = self.settings.batch_size
+        set_params(params, n_batch=self.settings.batch_size)
         if self._observe is not None:
             self._called = type(params.cb_eval)(self._observe)  # C keeps the pointer
-            params.cb_eval = self._called
+            set_params(params, cb_eval=self._called)
 
     def __enter__(self) -> EvalContext:
         return self

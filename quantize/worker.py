@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from edgespec.backends.llama.library import LOG, library
+from edgespec.backends.llama.library import LOG, library, set_params
 from edgespec.errors import EdgespecError
 from edgespec.models.processes import messages_out
 from edgespec.quantize.imatrix import ImportanceMatrix, read_imatrix
@@ -44,28 +44,29 @@ def main() -> None:
 
 
 def _quantize(job: dict[str, Any], say: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
-    lib = library()
+    lib: Any = library()
     params = lib.llama_model_quantize_default_params()
-    params.ftype = job["ftype"]
-    params.nthread = job["threads"]
-    params.dry_run = job["dry_run"]
-    params.allow_requantize = True
-    kept = []  # memory that the parameters point to
+    set_params(
+        params,
+        ftype=job["ftype"],
+        nthread=job["threads"],
+        dry_run=job["dry_run"],
+        allow_requantize=True,
+    )
+    # The structure keeps the arrays of ctypes that it points to; numpy's are kept by `matrix`.
     if job["overrides"]:
-        overrides = _overrides(lib, job["overrides"])
-        params.tt_overrides = overrides
-        kept.append(overrides)
+        set_params(params, tt_overrides=_overrides(lib, job["overrides"]))
     if job["blocks"] is not None:
         pruned = [n for n in range(job["num_blocks"]) if n not in job["blocks"]]
-        params.prune_layers = (ctypes.c_int32 * (len(pruned) + 1))(*pruned, -1)
+        set_params(params, prune_layers=(ctypes.c_int32 * (len(pruned) + 1))(*pruned, -1))
     if job["imatrix"]:
         matrix = read_imatrix(Path(job["imatrix"]))
-        data, said = _matrix(lib, matrix), _said_of(lib, matrix, job)
-        params.imatrix, params.kv_overrides = data, said
-        kept += [data, said, matrix]
+        said = _said_of(lib, matrix, job)
+        set_params(params, imatrix=_matrix(lib, matrix), kv_overrides=said)
     problems: list[str] = []
     callback = lib.llama_log_callback(_listener(problems, say))
     lib.llama_log_set(callback, None)
+    lib.edgespec_log_callback = callback  # C keeps the pointer: it must outlive this call
     LOG.clear()
     status = lib.llama_model_quantize(
         job["source"].encode(), job["target"].encode(), ctypes.byref(params)
@@ -106,15 +107,15 @@ def _listener(
 def _overrides(lib: Any, pairs: list[list[Any]]) -> Any:
     array = (lib.llama_model_tensor_override * (len(pairs) + 1))()
     for place, (pattern, kind) in zip(array, pairs, strict=False):
-        place.pattern, place.type = pattern.encode(), kind
+        set_params(place, pattern=pattern.encode(), type=kind)
     return array  # ends with a null pattern
 
 
 def _matrix(lib: Any, matrix: ImportanceMatrix) -> Any:
     array = (lib.llama_model_imatrix_data * (len(matrix.values) + 1))()
     for place, (name, values) in zip(array, matrix.values.items(), strict=False):
-        place.name, place.size = name.encode(), values.size
-        place.data = values.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+        data = values.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+        set_params(place, name=name.encode(), data=data, size=values.size)
     return array  # ends with a null name
 
 
@@ -128,11 +129,13 @@ def _said_of(lib: Any, matrix: ImportanceMatrix, job: dict[str, Any]) -> Any:
     ]
     array = (lib.llama_model_kv_override * (len(keys) + 1))()
     for place, (key, value) in zip(array, keys, strict=False):
-        place.key = f"quantize.imatrix.{key}".encode()
+        set_params(place, key=f"quantize.imatrix.{key}".encode())
         if isinstance(value, int):
-            place.tag, place.value.val_i64 = _INTEGER, value
+            set_params(place, tag=_INTEGER)
+            set_params(place.value, val_i64=value)
         else:
-            place.tag, place.value.val_str = _STRING, value.encode()[:127]
+            set_params(place, tag=_STRING)
+            set_params(place.value, val_str=value.encode()[:127])
     return array  # ends with an empty key
 
 

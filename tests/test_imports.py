@@ -270,7 +270,7 @@ def test_models_are_loaded_once_the_kernels_are_known() -> None:
     texts = {file: text for file in files if loads.search(text := file.read_text(encoding="utf-8"))}
     assert len(texts) > 3
     for file, text in texts.items():
-        assert "model_params()" in text or "vocab_only = True" in text, file
+        assert "model_params()" in text or "vocab_only=True" in text, file
 
 
 # ------------------------------------------------------------------------------- public names

@@ -138,10 +138,7 @@ struct Units {
         return a.tokens > kAttentionTokens && count >= kUnitsAThread * threads;
     }
 
-    // Whether `are_used` may be true.
-    static bool may_be_used(const AttentionSizes& s, int threads) { return s.tokens > 1 && s.tokens * s.kv_heads >= threads; }
-
-    // At most, for any number of tokens: more cells never take less.
+    // Of a thread's own memory at most, for any number of tokens: more cells never take less.
     static size_t bytes(const AttentionSizes& s) {
         const int64_t group = s.heads / s.kv_heads, row_bytes = s.cells * int64_t(sizeof(float));
         const int64_t scores = std::max(group * row_bytes, std::min(kUnitRows * row_bytes, kUnitBytes));
@@ -183,7 +180,10 @@ bool attends(const Tensor* op, const ggml::BufferType* packed) {
 
 size_t attention_work_bytes(const AttentionSizes& s, int threads) {
     const size_t pass = attention_bytes(std::min(s.tokens, kAttentionTokens), s.heads, s.dv, s.cells, threads);
-    const size_t units = Units::may_be_used(s, threads) ? size_t(threads) * Units::bytes(s) : 0;
+    // OpenMP may give fewer threads than `threads`, and with these units may be used that are too few for all. No
+    // more threads use units than there are units (`are_used`), which are never more than tokens x heads of the cache.
+    const int64_t most = std::min<int64_t>(threads, s.tokens * s.kv_heads);
+    const size_t units = s.tokens > 1 ? size_t(most) * Units::bytes(s) : 0;
     return std::max(pass, units) + kAlignment;
 }
 

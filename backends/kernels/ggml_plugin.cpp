@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -87,8 +88,14 @@ void pack_rows(const Format& f, const uint8_t* file, int64_t first, int64_t end,
              panels + (first / f.panel_rows + from) * int64_t(f.panel_bytes(k)));
     };
     std::vector<std::thread> others;
-    for (int64_t i = 1; i < threads; i++) others.emplace_back(pack_share, i);
+    others.reserve(size_t(threads));
+    int64_t started = 1;
+    try {
+        for (; started < threads; started++) others.emplace_back(pack_share, started);
+    } catch (const std::system_error&) {  // a limit on threads: this one packs the shares that are left
+    }
     pack_share(0);
+    for (int64_t i = started; i < threads; i++) pack_share(i);
     for (std::thread& other : others) other.join();
 }
 

@@ -10,6 +10,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.backends.llama.library import set_params
+
 Embed: TypeAlias = Callable[[Sequence[int]], NDArray[np.float32]]  # n tokens to [n, width]
 
 
@@ -44,16 +46,17 @@ class Batch:
         self._id_rows = (self.ids.ctypes.data + np.arange(capacity) * self.ids.strides[0]).astype(
             np.uintp
         )
-        self.struct = lib.llama_batch(
-            0,
-            None
-            if embed or not has_ids
-            else self._tokens.ctypes.data_as(ctypes.POINTER(ctypes.c_int32)),
-            self.rows.ctypes.data_as(ctypes.POINTER(ctypes.c_float)) if fed else None,
-            self.positions.ctypes.data_as(ctypes.POINTER(ctypes.c_int32)),
-            self.num_ids.ctypes.data_as(ctypes.POINTER(ctypes.c_int32)),
-            self._id_rows.ctypes.data_as(ctypes.POINTER(ctypes.POINTER(ctypes.c_int32))),
-            self.outputs.ctypes.data_as(ctypes.POINTER(ctypes.c_int8)),
+        numbers = ctypes.POINTER(ctypes.c_int32)
+        self.struct = lib.llama_batch()
+        set_params(
+            self.struct,
+            n_tokens=0,
+            token=None if embed or not has_ids else self._tokens.ctypes.data_as(numbers),
+            embd=self.rows.ctypes.data_as(ctypes.POINTER(ctypes.c_float)) if fed else None,
+            pos=self.positions.ctypes.data_as(numbers),
+            n_seq_id=self.num_ids.ctypes.data_as(numbers),
+            seq_id=self._id_rows.ctypes.data_as(ctypes.POINTER(numbers)),
+            logits=self.outputs.ctypes.data_as(ctypes.POINTER(ctypes.c_int8)),
         )
 
     def put_chain(self, tokens: Sequence[int], position: int) -> None:

@@ -14,23 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.backends.llama.kernels import attach
+from edgespec.backends.llama.library import set_params
 from edgespec.errors import BackendError
 from edgespec.memory.device.kernels import open_library
-
-_MOST_BLOCKS = 8
-
-
-class _Taken(ctypes.Structure):
-    """As `Taken` of ggml_outputs.cpp."""
-
-    _fields_ = (
-        ("count", ctypes.c_int32),
-        ("blocks", ctypes.c_int32 * _MOST_BLOCKS),
-        ("width", ctypes.c_int64),
-        ("room", ctypes.c_int64),
-        ("used", ctypes.c_int64 * _MOST_BLOCKS),
-        ("rows", ctypes.c_void_p),
-    )
+from edgespec.memory.device.structures import MOST_BLOCKS, BlockRows
 
 
 class BlockOutputs:
@@ -47,23 +34,26 @@ class BlockOutputs:
     def __init__(self, layers: Sequence[int], width: int, room: int) -> None:
         if reason := attach():
             raise BackendError(f"this model's states are read by edgespec's kernels: {reason}")
-        if not 0 < len(layers) <= _MOST_BLOCKS or min(layers) < 1:
+        if not 0 < len(layers) <= MOST_BLOCKS or min(layers) < 1:
             raise BackendError(f"inputs of layers {list(layers)} cannot be read")
         self.layers = list(layers)
         self._rows = np.empty((len(layers), room, width), np.float32)
-        blocks = (ctypes.c_int32 * _MOST_BLOCKS)(*(layer - 1 for layer in layers))
-        self._taken = _Taken(len(layers), blocks, width, room, rows=self._rows.ctypes.data)
-        self._used = ctypes.addressof(self._taken) + _Taken.used.offset
+        blocks = (ctypes.c_int32 * MOST_BLOCKS)(*(layer - 1 for layer in layers))
+        self._taken = BlockRows(len(layers), blocks, width, room, rows=self._rows.ctypes.data)
+        self._used = ctypes.addressof(self._taken) + BlockRows.used.offset
 
     def join(self, params: Any) -> None:
         """Let a context that is made with these parameters fill the rows in each step."""
         function = open_library()["edgespec_take_output"]
-        params.cb_eval = ctypes.cast(function, type(params.cb_eval))
-        params.cb_eval_user_data = ctypes.addressof(self._taken)
+        set_params(
+            params,
+            cb_eval=ctypes.cast(function, type(params.cb_eval)),
+            cb_eval_user_data=ctypes.addressof(self._taken),
+        )
 
     def begin(self) -> None:
         """A step begins, whose rows replace those of the last one."""
-        ctypes.memset(self._used, 0, _Taken.used.size)
+        ctypes.memset(self._used, 0, BlockRows.used.size)
 
     def of(self, layer: int, start: int, end: int) -> NDArray[np.float32]:
         """Rows [start, end) of the last step. Raises BackendError where they are not there."""

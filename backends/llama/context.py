@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 from edgespec.backends.base import Capabilities, Logits
 from edgespec.backends.llama.huge_pages import HugePages
 from edgespec.backends.llama.kernels import kernels, model_params
-from edgespec.backends.llama.library import LOG, interrupts_kept, library
+from edgespec.backends.llama.library import LOG, interrupts_kept, library, set_params
 from edgespec.backends.llama.team import TEAMS
 from edgespec.backends.llama.tokenizer import LlamaTokenizer
 from edgespec.backends.llama.workers import Placed
-from edgespec.errors import BackendError, DoesNotFitError, EdgespecError
+from edgespec.errors import BackendError, DoesNotFitError, EdgespecError, no_memory_hint
 from edgespec.memory.bytes.shape import GPU, HOST, Device
 from edgespec.memory.device.llama_binary import PACKAGE
 from edgespec.memory.device.track import give_back_memory, limit_freed_memory
@@ -81,6 +81,7 @@ class LlamaSettings:
     states: int = 0
     read: tuple[int, ...] = ()
     window: bool = False  # the model may draft for itself, under a sequence id of its own
+    whole: bool = False  # layers that slide keep all cells, so that it can go back
 
 
 class LlamaContext:
@@ -165,10 +166,13 @@ class LlamaContext:
 
     def _load(self, path: str, progress: Callable[[float], None] | None) -> None:
         params = model_params()
-        params.load_mtp = self.settings.head
-        params.lazy_mode = self.lib.LLAMA_LAZY_MODE_ON  # for tables that are looked up by row
         self._placed.apply(params)
-        params.load_mode = _LOAD_MAPPED if self.settings.mapped else _LOAD_COPIED
+        set_params(
+            params,
+            load_mtp=self.settings.head,
+            lazy_mode=self.lib.LLAMA_LAZY_MODE_ON,  # for tables that are looked up by row
+            load_mode=_LOAD_MAPPED if self.settings.mapped else _LOAD_COPIED,
+        )
         self._adjust_loading(params)
         pages, problems = HugePages(), list[BaseException]()
 
@@ -183,7 +187,7 @@ class LlamaContext:
             return not (interrupted or problems)
 
         callback = self.lib.llama_progress_callback(report)
-        params.progress_callback = callback
+        set_params(params, progress_callback=callback)
         settings = self.settings
         tied = settings.tied and not settings.devices  # whose last one has the head
         use = kernels(settings.kernels, tied=tied, threads=settings.threads)
@@ -211,7 +215,7 @@ class LlamaContext:
             return Capabilities(False, False, False, "a recurrent state cannot be rolled back")
         if self.lib.llama_model_is_hybrid(self._model):
             return Capabilities(False, False, False, "the recurrent layers cannot be rolled back")
-        if self.lib.llama_model_n_swa(self._model) > 0:
+        if self.lib.llama_model_n_swa(self._model) > 0 and not self.settings.whole:
             return Capabilities(
                 True, False, False, "sliding-window layers recycle cells: chains only"
             )
@@ -222,22 +226,27 @@ class LlamaContext:
     def _make_context(self, adjust: Callable[[Any], None]) -> None:
         settings = self.settings
         params = self.lib.llama_context_default_params()
-        params.n_ctx = settings.cells or settings.context_size
-        params.swa_full = False  # only as many cells as a sliding window can see
-        params.n_batch = settings.batch_size + settings.max_nodes  # pending tokens come first
-        params.n_ubatch = settings.batch_size
         # The last ids are for branches of trees, of whichever user. With one more than there are,
         # llama.cpp begins with rows of logits for the largest step: others would lie beside them.
         branches = max(settings.max_leaves * self.capabilities.tree, settings.window)
-        params.n_seq_max = min(settings.users + branches, _MOST_SEQUENCES)
-        params.n_outputs_max = max(settings.max_nodes, params.n_seq_max)
-        params.n_threads = params.n_threads_batch = settings.threads
-        params.flash_attn_type = _FLASH_ATTENTION_ON
-        params.kv_unified = settings.unified or settings.users == 1
-        params.type_k = GGML_NUMBERS[settings.kv_type_k.upper()]
-        params.type_v = GGML_NUMBERS[settings.kv_type_v.upper()]
-        params.no_perf = True
-        params.op_offload = False  # as `Placed` says
+        sequences = min(settings.users + branches, _MOST_SEQUENCES)
+        set_params(
+            params,
+            n_ctx=settings.cells or settings.context_size,
+            swa_full=settings.whole,  # else only as many cells as a sliding window can see
+            n_batch=settings.batch_size + settings.max_nodes,  # pending tokens come first
+            n_ubatch=settings.batch_size,
+            n_seq_max=sequences,
+            n_outputs_max=max(settings.max_nodes, sequences),
+            n_threads=settings.threads,
+            n_threads_batch=settings.threads,
+            flash_attn_type=_FLASH_ATTENTION_ON,
+            kv_unified=settings.unified or settings.users == 1,
+            type_k=GGML_NUMBERS[settings.kv_type_k.upper()],
+            type_v=GGML_NUMBERS[settings.kv_type_v.upper()],
+            no_perf=True,
+            op_offload=False,  # as `Placed` says
+        )
         adjust(params)
         if settings.read:
             from edgespec.backends.llama.block_outputs import BlockOutputs
@@ -284,10 +293,12 @@ class LlamaContext:
 
     def look_again(self) -> None:
         """At the buffers, which the next step makes anew: one over any token, in an empty cache."""
+        from edgespec.backends.llama.batch import Batch  # simulations do without numpy
+
         LOG.clear()
-        self._compute(
-            self.lib.llama_decode, self.lib.llama_batch_get_one((ctypes.c_int32 * 1)(), 1)
-        )
+        batch = Batch(self.lib, 1, 1, None, 0)
+        batch.put_chain([0], 0)
+        self.decode(batch, 1)
         self.lib.llama_memory_clear(self.memory, False)
         self.buffer_bytes |= LOG.buffer_bytes(self._placed.labels)
 
@@ -377,7 +388,9 @@ def _failure(what: str, hint: str) -> EdgespecError:
     if _NO_MEMORY in problem:
         return DoesNotFitError(
             f"{what}: {problem}",
-            hint="somebody else took memory of this device, or its driver needs more than planned: "
-            "start it again, or with a smaller --ctx or fewer --gpu-layers",
+            hint=no_memory_hint(
+                "somebody else took memory of this device, or its driver needs more than planned: "
+                "start it again, or with a smaller --ctx or fewer --gpu-layers"
+            ),
         )
     return BackendError(f"{what}: {problem}", hint=hint)

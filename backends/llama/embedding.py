@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 from edgespec.backends.base import Capabilities
 from edgespec.backends.llama.batch import Batch
 from edgespec.backends.llama.context import LlamaContext, LlamaSettings
+from edgespec.backends.llama.library import set_params
 from edgespec.backends.llama.team import end_team
 from edgespec.errors import BackendError
 
@@ -38,7 +38,7 @@ class EmbeddingContext(LlamaContext):
     ) -> None:
         super().__init__(settings)
         try:
-            self.open(path, progress, lambda params: _set(params, parameters))
+            self.open(path, progress, lambda params: set_params(params, **dict(parameters)))
             lib, model = self.lib, self._model
             # Values of a row: a score for each label, or a vector.
             self.size = int(
@@ -116,11 +116,6 @@ class EmbeddingContext(LlamaContext):
         # A BERT ends both texts with its separator.
         last = end or ([sep] if adds_sep and sep >= 0 else [])
         return [*first, *texts[0], *between, *texts[1], *last]
-
-
-def _set(params: Any, parameters: Sequence[tuple[str, int]]) -> None:
-    for name, value in parameters:
-        setattr(params, name, value)
 
 
 Rows = NDArray[np.float32]

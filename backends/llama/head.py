@@ -27,7 +27,7 @@ from edgespec.backends.llama.batch import Batch
 from edgespec.backends.llama.context import LlamaContext, LlamaSettings
 from edgespec.backends.llama.following import Following
 from edgespec.backends.llama.hidden_rows import ModelRows, NextRows, Rows
-from edgespec.backends.llama.library import LOG
+from edgespec.backends.llama.library import LOG, set_params
 from edgespec.backends.llama.recurrent import RecurrentBackend
 from edgespec.backends.tree import DraftTree
 from edgespec.memory.bytes.head_footprint import HEAD_UNREAD
@@ -150,9 +150,7 @@ class _MtpContext(LlamaContext):
         self.capabilities = Capabilities(True, False, True)
 
         def adjust(params: Any) -> None:
-            params.ctx_type, params.ctx_other = _MTP, model.handle
-            params.n_outputs_max = 1
-            params.n_seq_max = 1
+            set_params(params, ctx_type=_MTP, ctx_other=model.handle, n_outputs_max=1, n_seq_max=1)
 
         self._make_context(adjust)
         self._look(rows=1)

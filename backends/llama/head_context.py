@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from edgespec.backends.base import Capabilities
 from edgespec.backends.llama.context import LlamaContext
 from edgespec.backends.llama.kernels import spread_logits
-from edgespec.backends.llama.library import LOG
+from edgespec.backends.llama.library import LOG, set_params
 from edgespec.models.gguf.shards import read_gguf_shards
 from edgespec.models.gguf.values import read_ids
 from edgespec.models.heads import DRAFTED
@@ -40,9 +40,9 @@ class HeadContext(LlamaContext):
         self.capabilities = Capabilities(True, False, True)
 
         def adjust(params: Any) -> None:
-            params.n_batch = params.n_ubatch = self.settings.batch_size
-            params.n_outputs_max = self.settings.max_nodes
-            params.ctx_other = model.handle
+            size = self.settings.batch_size
+            set_params(params, n_batch=size, n_ubatch=size, ctx_other=model.handle)
+            set_params(params, n_outputs_max=self.settings.max_nodes)
 
         self._make_context(adjust)
         self._look(rows=self.settings.max_nodes)

@@ -106,6 +106,22 @@ class LibraryLog(threading.local):
 LOG = LibraryLog()
 
 
+def set_params(structure: Any, **values: Any) -> None:
+    """Set fields of one of llama.cpp's structures by their names.
+
+    ctypes takes any name, and what a newer llama.cpp calls differently would be lost without a
+    word. Raises BackendError for a field that the structure does not have.
+    """
+    known = {field[0] for field in structure._fields_}
+    if missing := sorted(values.keys() - known):
+        raise BackendError(
+            f"{type(structure).__name__} of this llama.cpp has no {', '.join(missing)}",
+            hint=f"pip install --force-reinstall --no-deps '{PACKAGE}'",
+        )
+    for name, value in values.items():
+        setattr(structure, name, value)
+
+
 _first_use = threading.Lock()
 
 

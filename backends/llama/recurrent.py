@@ -20,6 +20,7 @@ from edgespec.backends.base import Capabilities, Logits
 from edgespec.backends.llama.backend import LlamaBackend
 from edgespec.backends.llama.batch import Batch, Embed
 from edgespec.backends.llama.context import LlamaSettings
+from edgespec.backends.llama.library import set_params
 from edgespec.backends.llama.states import say_lost
 from edgespec.backends.tree import DraftTree
 from edgespec.errors import BackendError, UnsupportedError
@@ -45,7 +46,7 @@ class RecurrentBackend(LlamaBackend):
         super().__init__(path, replace(settings, max_leaves=1), progress=progress)
 
     def _adjust(self, params: Any) -> None:
-        params.n_rs_seq = self._snapshots
+        set_params(params, n_rs_seq=self._snapshots)
 
     def _begin(self, embed: Embed | None) -> None:
         super()._begin(embed)

@@ -1,18 +1,15 @@
 """A process that asks llama.cpp what models would allocate, and allocates nothing.
 
-It is one of its own because llama.cpp may end the process over an odd header. Every line of its
-input is a request as `edgespec.memory.bytes.simulation` writes it; every line of its output is the
-answer. It ends with its input.
+It is one of its own because llama.cpp may end the process over an odd header: a guest of
+`edgespec.memory.bytes.simulation`, which writes its questions.
 """
 
 from __future__ import annotations
 
 import ctypes
 import importlib.util
-import json
 import os
 import sys
-import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -23,13 +20,18 @@ from edgespec.backends.base import Capabilities
 from edgespec.backends.llama.context import LlamaContext, LlamaSettings
 from edgespec.backends.llama.hidden_rows import keep_layer_input
 from edgespec.backends.llama.kernels import attach_uncompared, kernels
-from edgespec.backends.llama.library import LOG, REPACKED, ggml_function
+from edgespec.backends.llama.library import LOG, REPACKED, ggml_function, set_params
 from edgespec.errors import BackendError
 from edgespec.memory.bytes.shape import HOST, Device, RunShape
 from edgespec.memory.bytes.simulation import MOST_BYTES, Bytes
 from edgespec.memory.device.kernels import open_library
-from edgespec.memory.device.structures import BufferBytes, GraphPlan
-from edgespec.models.processes import messages_out
+from edgespec.memory.device.structures import (
+    BufferBytes,
+    ClipContextParams,
+    ClipInitResult,
+    GraphPlan,
+)
+from edgespec.models.processes import answer_questions, limit_memory
 
 _LAY_OUT = "_ZN13llama_context13sched_reserveEv"  # llama_context::sched_reserve()
 # llama_context::get_gf_res_reserve() const, an llm_graph_result, and what that says of itself with
@@ -42,7 +44,6 @@ _GRAPH = 32
 _INIT, _FREE, _AUTO = "_Z9clip_initPKc19clip_context_params", "_Z9clip_freeP8clip_ctx", -1
 _UNKNOWN_WORK = 1 << 20  # of a thread: tiles of products and of attention
 _ROUNDED = 0.005  # MiB that a number of the log may be too small by
-_MOST_SECONDS = 6  # for an answer: 0.02 usually, and 2 where a GPU's driver starts
 _NO_MEMORY = "bad_alloc"  # in llama.cpp's words
 _TOO_MUCH = f"llama.cpp's tables for this model take more than {MOST_BYTES >> 30} GiB"
 _MOST_TYPES = 64  # kinds of memory that llama.cpp tells of
@@ -50,48 +51,19 @@ _MOST_TYPES = 64  # kinds of memory that llama.cpp tells of
 
 def main() -> None:
     """Answer requests until there are no more."""
-    out = messages_out()
-    _limit_memory()
     _import_without_the_rest()
     contexts = _Contexts()
-    for line in sys.stdin.buffer:
-        _limit_time()
+
+    def answer(request: dict[str, Any]) -> Any:
         try:
-            request = json.loads(line)
             if "projector" in request:
-                answer: Any = _buffers(**request)
-            else:
-                answer = {"contexts": contexts.answer(request)}
+                return _buffers(**request)
+            return {"contexts": contexts.answer(request)}
         except Exception as problem:
             no_memory = isinstance(problem, MemoryError) or _NO_MEMORY in f"{problem}"
-            answer = {"error": _TOO_MUCH if no_memory else f"{problem}"}
-        out.write(json.dumps(answer).encode() + b"\n")
-        out.flush()
+            return {"error": _TOO_MUCH if no_memory else f"{problem}"}
 
-
-def _limit_memory(further_bytes: int = 0) -> None:
-    """Of what is written to, without mapped files and address space that is only reserved."""
-    if sys.platform == "linux":
-        import resource
-
-        _, most = resource.getrlimit(resource.RLIMIT_DATA)
-        end = MOST_BYTES + further_bytes
-        end = end if most == resource.RLIM_INFINITY else min(end, most)
-        resource.setrlimit(resource.RLIMIT_DATA, (end, most))
-
-
-def _limit_time() -> None:
-    """Of the next answer: a header or a pattern may keep llama.cpp busy without an end.
-
-    Time of the processor, not of the clock: it is as long where the machine is busy.
-    """
-    if sys.platform != "win32":
-        import resource
-
-        _, most = resource.getrlimit(resource.RLIMIT_CPU)
-        end = int(time.process_time()) + _MOST_SECONDS
-        end = end if most == resource.RLIM_INFINITY else min(end, most)
-        resource.setrlimit(resource.RLIMIT_CPU, (end, most))
+    answer_questions(answer)
 
 
 def _import_without_the_rest() -> None:
@@ -111,43 +83,22 @@ def _buffers(projector: str, most_tokens: int, on_gpu: bool, weight_bytes: int) 
     """
     from edgespec.backends.llama.vision import mtmd
 
-    _limit_memory(2 * weight_bytes)
+    limit_memory(MOST_BYTES + 2 * weight_bytes)
     library = mtmd()._libmtmd
     init, free = library[_INIT], library[_FREE]
-    init.restype, init.argtypes = _Opened, [ctypes.c_char_p, _Opening]
+    init.restype, init.argtypes = ClipInitResult, [ctypes.c_char_p, ClipContextParams]
     free.restype, free.argtypes = None, [ctypes.c_void_p]
     LOG.clear()
-    opening = _Opening(use_gpu=on_gpu, attention=_AUTO, warmup=True, no_alloc=True)
-    opening.image_max_tokens = most_tokens or -1
-    opened = init(os.fsencode(projector), opening)
+    params = ClipContextParams()
+    set_params(params, use_gpu=on_gpu, flash_attn_type=_AUTO, warmup=True, no_alloc=True)
+    set_params(params, image_max_tokens=most_tokens or -1)
+    opened = init(os.fsencode(projector), params)
     found = {"compute_bytes": sum(LOG.buffer_bytes().values()), "side": LOG.warmup_side}
     for one in opened.contexts:
         free(one)
     if not any(opened.contexts):
         raise BackendError(f"llama.cpp cannot load {Path(projector).name}: {LOG.problem()}")
     return found
-
-
-class _Opening(ctypes.Structure):
-    """`clip_context_params` (`llama.cpp: tools/mtmd/clip.h`)."""
-
-    _fields_ = (
-        ("use_gpu", ctypes.c_bool),
-        ("device", ctypes.c_void_p),
-        ("attention", ctypes.c_int),
-        ("image_min_tokens", ctypes.c_int),
-        ("image_max_tokens", ctypes.c_int),
-        ("warmup", ctypes.c_bool),
-        ("looks", ctypes.c_void_p * 2),
-        ("no_alloc", ctypes.c_bool),
-        ("progress", ctypes.c_void_p * 2),
-    )
-
-
-class _Opened(ctypes.Structure):
-    """`clip_init_result`: what sees, what hears, and what speaks."""
-
-    _fields_ = (("contexts", ctypes.c_void_p * 3),)
 
 
 class _Contexts:
@@ -208,6 +159,7 @@ class SimulatedContext(LlamaContext):
             head=shape.head,
             devices=shape.devices,
             overrides=shape.overrides,
+            whole=shape.whole,
         )
         super().__init__(settings)
         self.capabilities = Capabilities(True, shape.leaves > 1, True)
@@ -224,11 +176,9 @@ class SimulatedContext(LlamaContext):
         self._model = model
 
         def adjust(params: Any) -> None:
-            params.n_rs_seq = self._shape.snapshots
-            for name, value in changes.items():
-                setattr(params, name, value)
+            set_params(params, n_rs_seq=self._shape.snapshots, **changes)
             if beside is not None:
-                params.ctx_other = beside.handle
+                set_params(params, ctx_other=beside.handle)
 
         LOG.clear()
         # Weights that lie nowhere ask again; a head asks about the packed table of its model.
@@ -239,7 +189,7 @@ class SimulatedContext(LlamaContext):
                 self._capture(self._shape.captured)
 
     def _adjust_loading(self, params: Any) -> None:
-        params.no_alloc, params.load_mode = True, 0
+        set_params(params, no_alloc=True, load_mode=0)
 
     def _capture(self, layers: Sequence[int]) -> None:
         """Let the inputs of layers be kept, and lay out the buffers anew.
@@ -318,7 +268,7 @@ def _with_work(context: LlamaContext, found: dict[str, Bytes]) -> dict[str, Byte
         arguments = ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p
         plan = ggml_function("ggml_graph_plan", GraphPlan, *arguments)
         if graph := _graph(context):
-            work = plan(graph, threads, None).work_bytes
+            work = plan(graph, threads, None).work_size
     return {**found, HOST: here._replace(work=work)}
 
 

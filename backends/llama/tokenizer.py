@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from edgespec.backends.base import AnswerFormat, FillTokens
-from edgespec.backends.llama.library import LOG, interrupts_kept, library
+from edgespec.backends.llama.library import LOG, interrupts_kept, library, set_params
 from edgespec.errors import BackendError, UnsupportedError
 from edgespec.models.control_texts import MARK, ControlTexts
 
@@ -220,7 +220,7 @@ class VocabularyTokenizer(LlamaTokenizer):
     def __init__(self, path: Path) -> None:
         lib = library()
         params = lib.llama_model_default_params()
-        params.vocab_only = True
+        set_params(params, vocab_only=True)
         LOG.clear()
         with ExitStack() as opened:
             with interrupts_kept():

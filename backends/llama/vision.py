@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.backends.base import Embeddings, ImageRun
-from edgespec.backends.llama.library import LOG, interrupts_kept, library
+from edgespec.backends.llama.library import LOG, interrupts_kept, library, set_params
 from edgespec.backends.llama.team import TEAMS
 from edgespec.errors import BackendError, MissingDependencyError, UnsupportedError
 from edgespec.memory.bytes.projector import KEPT_BYTES, Buffers
@@ -81,10 +81,9 @@ class Vision:
         projector = read_projector(path)
         self._row_end = _row_end(projector.file)
         params = self._lib.mtmd_context_params_default()
-        params.use_gpu, params.n_threads = on_gpu, threads
-        params.print_timings = False
+        set_params(params, use_gpu=on_gpu, n_threads=threads, print_timings=False)
         if max_tokens is not None:
-            params.image_max_tokens = max_tokens
+            set_params(params, image_max_tokens=max_tokens)
         LOG.clear()
         with interrupts_kept():
             self._context = self._lib.mtmd_init_from_file(os.fsencode(path), model, params)
@@ -267,7 +266,10 @@ class Vision:
         lib = self._lib
         with self._in_use():
             marker = lib.mtmd_get_marker(self._context)
-            text = lib.mtmd_input_text(marker, len(marker), False, True)
+            text = lib.mtmd_input_text()
+            set_params(
+                text, text=marker, text_len=len(marker), add_special=False, parse_special=True
+            )
             empty = lib.mtmd_bitmap_init(image.width, image.height, None) if not decoded else None
             bitmap, made = empty or self._bitmap(image), lib.mtmd_input_chunks_init()
             try:

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from edgespec.backends.llama.library import ggml_function, library
+from edgespec.backends.llama.library import ggml_function, library, set_params
 from edgespec.backends.llama.relay import Relay
 from edgespec.errors import BackendError
 from edgespec.memory.bytes.shape import HOST, Device
@@ -48,13 +48,14 @@ class Placed:
     def apply(self, params: Any) -> None:
         """Let a model be loaded like that."""
         devices = self._devices
-        params.n_gpu_layers, params.no_host = self._gpu_layers, True
+        set_params(params, n_gpu_layers=self._gpu_layers, no_host=True)
         if not devices and self._gpu_layers:
             return
         handles = [self._handle(device) for device in devices]
         table = (_P * (len(handles) + 1))(*handles, None)
         self._kept = [table]
-        params.devices = ctypes.cast(table, _P).value  # none: a GPU computes nothing either
+        # None: a GPU computes nothing either.
+        set_params(params, devices=ctypes.cast(table, _P).value)
         if devices:
             self._split(params)
         if devices or self._overrides:
@@ -64,7 +65,7 @@ class Placed:
         most = max(len(self._devices), int(library().llama_max_devices()))
         shares = (ctypes.c_float * most)(*(device.layers for device in self._devices))
         self._kept.append(shares)
-        params.tensor_split = shares
+        set_params(params, tensor_split=shares)
 
     def _override(self, params: Any, handles: Sequence[int]) -> None:
         memory_of = ggml_function("ggml_backend_dev_buffer_type", _P, _P)
@@ -79,7 +80,7 @@ class Placed:
             self._kept.append(text)
             table[2 * i], table[2 * i + 1] = ctypes.cast(text, _P), memories[label]
         self._kept.append(table)
-        params.tensor_buft_overrides = ctypes.cast(table, _P).value
+        set_params(params, tensor_buft_overrides=ctypes.cast(table, _P).value)
 
     def check(self) -> None:
         """Raises BackendError where a worker failed since the model was loaded."""

@@ -16,6 +16,7 @@ from collections.abc import (
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from queue import SimpleQueue
+from time import perf_counter
 from typing import NamedTuple, Protocol
 
 from edgespec.backends.base import Grammar, ImageRun, Logits
@@ -114,6 +115,7 @@ class Run:
     num_best: int | None = None  # of each place, told with a token's logprob; None tells none
     # How far it is.
     was_closed: bool = False
+    asked_s: float = field(default_factory=perf_counter)  # when it was called
     began_s: float = 0.0  # by the clock of the scheduler
     first_s: float = 0.0
     tokens: list[int] = field(default_factory=list)  # that models have written
@@ -146,7 +148,8 @@ class Run:
         """Take what a round wrote; its text is made here, where the vocabulary is there."""
         counters = self.counters
         if counters.rounds == 0:
-            self.first_s, counters.time_to_first_token_s = now_s, now_s - self.began_s
+            self.first_s, counters.prompt_s = now_s, now_s - self.began_s
+            counters.time_to_first_token_s = perf_counter() - self.asked_s
         counters.decode_s = now_s - self.first_s
         pieces: list[str] = []
         for token in written.tokens:

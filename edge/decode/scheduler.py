@@ -29,6 +29,9 @@ from edgespec.memory.times.curve import Chunk, CostCurve
 
 _PATIENCE_S = 0.05  # between two looks at whether a waiting generation was cancelled
 _ENCODING_S = 0.02  # between two looks at who came while all wait for their images
+# Tokens that answers are expected to have, and the rate at which that is learned: within some ten
+# answers. The first guess is small, since who needs more is promised more.
+_USUAL_TOKENS, _USUAL_RATE = 64.0, 0.1
 _RESERVED_S = 0.5  # that a free sequence is kept for who looks again after `_PATIENCE_S`
 
 
@@ -104,6 +107,8 @@ class Scheduler:
         self._running: list[Job] = []
         self._thread: threading.Thread | None = None
         self._pid = os.getpid()
+        self._usual_tokens = _USUAL_TOKENS  # of answers
+        self._is_short = False  # of cells: somebody who writes waits for some
         self._clock_s = 0.0  # time of all turns so far; within one, less when it began
         # Guards what follows, who runs and who waits; a turn is made without it.
         self._lock = threading.RLock()
@@ -351,15 +356,16 @@ class Scheduler:
     def _admitted(self) -> Job | None:
         """Who begins, if there is room and nothing of the text is about to come."""
         with self._change:
-            if not self._waiting or self._has_guest:
+            if not self._waiting or self._has_guest or self._is_short:
                 return None
             job = self._waiting[0]
             alike = [one for one in self._running if one.is_reading and one.salt == job.salt]
             coming = [one.prompt for one in alike]
             if coming and job.reuse and self._slots.gains_by_waiting(job.prompt, coming, job.salt):
                 return None
-            need = len(job.prompt) + job.limit
-            slot = self._slots.take(job.prompt, need, job.reuse, job.salt)
+            size, usual = len(job.prompt), round(self._usual_tokens)
+            need, most = size + min(job.limit, usual), size + job.limit
+            slot = self._slots.take(job.prompt, need, job.reuse, job.salt, most=most)
             if slot is None:
                 if not self._running:  # where all of the cache is free
                     self._waiting.popleft().finish(self._slots.too_few(job.prompt, job.limit))
@@ -370,15 +376,24 @@ class Scheduler:
             return job
 
     def _end(self, job: Job, problem: Exception | None = None) -> None:
+        """Give back what it has; what fails on the way is told to its reader, if nothing was."""
         assert job.slot is not None
         try:
             if job.decoding is not None:
                 job.decoding.drop_image()
                 job.decoding.tell()
             job.models.end(job)
+        except Exception as caught:
+            problem = problem or caught
+        except BaseException as caught:
+            problem = problem or BackendError(f"the end was interrupted: {caught!r}")
+            raise
         finally:
             self._slots.give_back(job.slot)
-            job.decoding = None
+            self._is_short, job.decoding = False, None
+            if job.is_over:
+                written = job.counters.generated_tokens
+                self._usual_tokens += _USUAL_RATE * (written - self._usual_tokens)
             job.finish(problem)
             self._running.remove(job)
 
@@ -391,11 +406,19 @@ class Scheduler:
         reading = [job for job in self._running if job.is_reading]
         reading = [job for job in reading if not job.sequence.is_at_image]
         writing = [job for job in self._running if not job.is_reading]
+        going = [job for job in writing if self._has_room(job)]
+        self._is_short, writing = len(going) < len(writing), going
         groups = list(_groups(writing))
         if reading and not (self._mixes and groups and len(groups[-1]) < reading[0].most_rows):
             groups.append([])
         for number, group in enumerate(groups, 1):
             self._step(group, reading if number == len(groups) else [], len(writing))
+
+    def _has_room(self, job: Job) -> bool:
+        """Whether there are cells for its next step; else it waits for who ends."""
+        assert job.slot is not None
+        model = job.sequence.model
+        return self._slots.grow(job.slot, model.backend.length + model.max_nodes + 1)
 
     def _read_image(self, job: Job, wait_s: float) -> None:
         """A part of it; others go on while it is encoded, or may begin after `wait_s`."""

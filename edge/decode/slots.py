@@ -1,9 +1,11 @@
 """Who may begin, and where: the sequences of a cache, its cells, and the prefixes it keeps.
 
-Whoever begins is promised the cells for its prompt and its longest answer, so that nobody's answer
-ends because of another's. Texts of answers that have ended stay in the cache as long as their cells
-are not needed, least recently used first; who begins with the same tokens, under the same salt,
-shares those cells.
+Whoever begins is promised the cells for its prompt and what answers take as a rule, and more while
+it writes. Who cannot have more waits, with its sequence kept. Nobody begins or goes on where not
+all of them could write their longest answers one after the other (the banker's algorithm: Dijkstra,
+EWD 108): so one can always go on, and nobody's answer ends because of another's. Texts of answers
+that have ended stay in the cache as long as their cells are not needed, least recently used first;
+who begins with the same tokens, under the same salt, shares those cells.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from edgespec.prefix import common_prefix_length
 # A text is another's continuation where so many times more is kept than lost, and it has all of its
 # prompt but what opens the answer: conversations may have a long system prompt in common.
 _GOES_ON, _OPENING = 8, 16
+_FURTHER = 64  # cells that a text is promised at once beyond what it needs: steps between looks
 _Parts = list[tuple[int, int]]  # of a text, in order: the number of a part, and its cells
 
 
@@ -33,6 +36,7 @@ class Slot:
     def __init__(self, number: int, backend: Backend) -> None:
         self.number, self.backend = number, backend
         self.promised = 0  # cells; 0: nobody has it
+        self.most = 0  # cells that its text may come to need
         self.last_used = 0  # the larger the later
         self.prompt = 0  # tokens of the last text that began here
         self.salt = ""  # of the text in its cells: no other salt's texts match it
@@ -102,8 +106,16 @@ class Slots:
         if isinstance(self._whole, ReleasesThreads):
             self._whole.rest()
 
-    def take(self, text: Sequence[int], need: int, reuse: bool, salt: str = "") -> Slot | None:
-        """A slot for a text that grows up to `need` tokens; None until there is room.
+    def take(
+        self,
+        text: Sequence[int],
+        need: int,
+        reuse: bool,
+        salt: str = "",
+        *,
+        most: int | None = None,
+    ) -> Slot | None:
+        """A slot for a text that grows to `need` tokens or up to `most`; None until there is room.
 
         With `reuse` the sequence holds what the cache has of the text under the same salt.
         """
@@ -112,9 +124,9 @@ class Slots:
             return None
         slot, source, known = self._place(free, text, reuse, salt)
         shared = source.parts(known) if self.shares or source is slot else []
-        running = [part for one in self._slots if not one.is_free for part in one.held()]
-        own = need - sum(length for _, length in shared)
-        if _count([*running, *shared]) + own > self._cells:
+        running = [(one.most - one.promised, one.held()) for one in self._slots if not one.is_free]
+        own, left = need - sum(length for _, length in shared), (most or need) - need
+        if not self._is_safe([*running, (left, [*shared, (-1, own)])]):
             return None
         if slot.salt != salt:
             slot.backend.truncate(0)
@@ -122,10 +134,37 @@ class Slots:
         if source is not slot:
             self._share(source, slot, known)
         slot.shared, slot.own, slot.promised = shared, next(self._numbers), need
+        slot.most = most or need
         slot.prompt = len(text)
         self._make_room()
         slot.last_used = next(self._numbers)
         return slot
+
+    def grow(self, slot: Slot, need: int) -> bool:
+        """Promise a slot the cells of `need` tokens, at most all it may need; False: it waits."""
+        if min(need, slot.most) <= slot.promised:
+            return True
+        before = slot.promised
+        for promised in (need + _FURTHER, need):
+            slot.promised = min(promised, slot.most)
+            running = [one for one in self._slots if not one.is_free]
+            if self._is_safe([(one.most - one.promised, one.held()) for one in running]):
+                self._make_room()
+                return True
+        slot.promised = before
+        return False
+
+    def _is_safe(self, texts: Sequence[tuple[int, _Parts]]) -> bool:
+        """Whether all texts could be written to their ends, one after the other.
+
+        Each has some parts now, and may need so many cells more.
+        """
+        left = [parts for _, parts in sorted(texts, key=lambda text: text[0])]
+        for more, _ in sorted(texts, key=lambda text: text[0]):
+            if _count(part for parts in left for part in parts) + more > self._cells:
+                return False
+            del left[0]
+        return True
 
     def too_few(self, text: Sequence[int], limit: int) -> ContextFullError:
         """The error where a text never fits."""

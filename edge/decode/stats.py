@@ -17,8 +17,10 @@ if TYPE_CHECKING:  # commands ask for the names alone
 class Counters:
     """What happened, in numbers. Times are in seconds.
 
-    A round is one step of the target after the prompt. `step_s` is what the target's steps took,
-    `draft_s` a draft model's, and `host_s` everything else: tables, choosing, accepting, counting.
+    `time_to_first_token_s` counts from the call, the wait for a turn included; `prompt_s` is what
+    reading the prompt took from then on. A round is one step of the target after the prompt.
+    `step_s` is what the target's steps took, `draft_s` a draft model's, and `host_s` everything
+    else: tables, choosing, accepting, counting.
     `drafted_by` and `accepted_by` split the drafted and accepted tokens by drafter. Of the prompt,
     `reused_tokens` were in the cache already. Where two models take turns, the one that takes over
     read `caught_up_tokens` in `catch_up_s`, and its first token comes of that. `switches` are all
@@ -34,6 +36,7 @@ class Counters:
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     time_to_first_token_s: float = 0.0
+    prompt_s: float = 0.0
     decode_s: float = 0.0
     host_s: float = 0.0
     step_s: float = 0.0

@@ -336,8 +336,10 @@ class Decoding:
         self._is_drafted_from = False  # whether the drafter was given it
         self._drafter = self._chosen_drafter()
         self._cooldown = 0  # plain rounds to come
-        # Of the cooldown so far: the root, the token written, and milliseconds of the step.
-        self._plain_rounds: list[tuple[int, int, float]] = []
+        # Of the cooldown so far: its first root, the tokens written, and milliseconds of the steps.
+        self._plain_root = -1
+        self._plain_tokens: list[int] = []
+        self._plain_ms: list[float] = []
         self._is_plain = False  # whether this round is one of them
         self._min_probability = 0.0  # of a draft node that can pay
         if self._drafter is not None and model.curve is not None:
@@ -582,30 +584,33 @@ class Decoding:
         drafter, context = self._drafter, self.context
         assert drafter is not None
         if self._is_plain:
-            self._plain_rounds.append((self._root, emitted[0], step_ms))
+            if not self._plain_tokens:
+                self._plain_root = self._root
+            self._plain_tokens.append(emitted[0])
+            self._plain_ms.append(step_ms)
             self._cooldown -= 1
         elif context is not None:
             rows = _top_tokens(logits)
             result = VerifyResult(self._tree, path, emitted, context, rows, node_ms=node_ms)
             drafter.observe(result)
             self.model.history.observe(len(self._tree), len(emitted))
-        if self._cooldown > 0 and drafter.has_hit([token for _, token, _ in self._plain_rounds]):
+        if self._cooldown > 0 and drafter.has_hit(self._plain_tokens):
             self._cooldown = 0
 
     def tell(self) -> None:
         """Let the drafter, the curve and the counts know of the cooldown's rounds; it ends."""
-        told, context, self._cooldown = self._plain_rounds, self.context, 0
-        count, self._plain_rounds = len(told), []
+        tokens, times, context, self._cooldown = self._plain_tokens, self._plain_ms, self.context, 0
+        self._plain_tokens, self._plain_ms = [], []
+        count = len(tokens)
         if self._drafter is None or context is None or not count:
             return
-        tokens = [token for _, token, _ in told]
-        tree = DraftTree.chain((told[0][0], *tokens[:-1]))
+        tree = DraftTree.chain((self._plain_root, *tokens[:-1]))
         self._drafter.observe(VerifyResult(tree, range(count), tokens, context, rounds=count))
-        for _ in told:
+        for _ in tokens:
             self.model.history.observe(1, 1)
         if context.curve is self.model.curve_now():
             depth = max(0, self.backend.length - count)  # 0: it failed
-            for place, (_, _, step_ms) in enumerate(told):
+            for place, step_ms in enumerate(times):
                 context.curve.observe(1, depth + place, 1, step_ms)
 
 

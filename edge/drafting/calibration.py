@@ -97,6 +97,13 @@ class Calibration:
         self._group_hits[group] += hits
         self._group_tries[group] += tries
 
+    def fade(self, tries: float) -> None:
+        """Let the counts of each cell stand for at most so many tries."""
+        for cell, counted in enumerate(self._tries):
+            if counted > tries:
+                part = 1.0 - tries / counted
+                self._add(cell, -part * self._hits[cell], -part * counted)
+
     def forget_recent(self) -> None:
         """Start a new text."""
         self._recent_hits = [0.0] * (max(self._recents) + 1)

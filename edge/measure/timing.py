@@ -17,6 +17,7 @@ from edgespec.models.spec import ModelSpec
 
 _DEPTH_SECONDS = 0.6
 _PROBES = 4  # single steps that tell whether a stored curve still holds
+_LOOKS, _LOOK_SECONDS = 10_000, 0.6  # steps, two looks at what else computes
 _TURNS, _TURNS_SECONDS = (3, 12), 0.4  # of two models, at least and at most
 _BUSY = 1.4  # CPU contention alone makes a machine that much slower
 _READS = (8, 2, 32, 4, 16)  # tokens that a model which takes over has missed
@@ -37,6 +38,15 @@ def measured_while_busy(
     another model that come `between` are not timed.
     """
     return stored.base[1] > _BUSY * fastest_step(backend, between)
+
+
+def crowding_now(backend: Backend) -> float:
+    """How many times fewer threads than planned steps have, while they are made for a moment.
+
+    What else computes is seen after a quarter of a second of steps.
+    """
+    in_turns([partial(one_step, backend, 1)], _LOOKS, _LOOK_SECONDS, clock=perf_counter)
+    return backend.crowding
 
 
 def fastest_step(backend: Backend, between: Callable[[], None] = lambda: None) -> float:

@@ -99,11 +99,13 @@ class SamplingParams:
             off.
     """
 
-    seed: int | None = option(None, also="-s")
+    seed: int | None = option(None, also="-s", by_itself={-1: None})
     temperature: float = option(
         0.0, also="--temp", low=0, usual="0 is greedy, 0.8 is llama.cpp's default"
     )
-    top_k: int = option(0, low=0, usual="0 keeps all tokens, 40 is llama.cpp's default")
+    top_k: int = option(
+        0, low=0, by_itself={-1: 0}, usual="0 keeps all tokens, 40 is llama.cpp's default"
+    )
     top_p: float = option(1.0, low=0, high=1, usual="1 keeps all tokens")
     min_p: float = option(0.0, low=0, high=1, usual="0 keeps all tokens")
     typical_p: float = option(

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from edgespec.decode.generation import Result
+from edgespec.decode.generation import Chunk, Result
 from edgespec.serve.shapes import Choice, Delta, joined
 from edgespec.serve.tool_formats import HARMONY, ToolFormat
 from edgespec.serve.tool_reader import TEXT, THOUGHT, Steps, ToolReader
@@ -95,6 +95,18 @@ class AnswerReader(ToolReader):
         self._tags, self._within, self._is_text = tags, within, is_text
         self._is_marked = is_marked
         self._read_so_far: list[Delta] = []
+        self._thinks = within
+        self._num_tokens = self._thought_tokens = 0
+
+    def read(self, chunks: Sequence[Chunk]) -> Delta:
+        """What chunks of an answer added; tokens before the end of a thought are the thought's."""
+        deltas = []
+        for chunk in chunks:
+            deltas.append(self.push(chunk.text))
+            self._num_tokens += len(chunk.token_ids)
+            self._thought_tokens = self._num_tokens if self._thinks else self._thought_tokens
+        content, thought = ("".join(getattr(one, name) for one in deltas) for name in _TEXTS)
+        return Delta(content, thought, joined(call for one in deltas for call in one.calls))
 
     def push(self, text: str) -> Delta:
         """What more text added."""
@@ -109,7 +121,7 @@ class AnswerReader(ToolReader):
         deltas = self._read_so_far
         content, thought = ("".join(getattr(one, name) for one in deltas) for name in _TEXTS)
         calls = joined(call for one in deltas for call in one.calls)
-        return Choice(index, content, thought, calls, result)
+        return Choice(index, content, thought, calls, result, self._thought_tokens)
 
     def _kept(self, delta: Delta) -> Delta:
         if delta:
@@ -134,10 +146,22 @@ class AnswerReader(ToolReader):
             if not (yield from self._has(self._tags.opening, place)):
                 return
             place += len(self._tags.opening)
+        self._thinks = True
         self._place = yield from self._skip(place)
-        if (yield from self._until([self._tags.closing], THOUGHT)) is not None:
-            end = self._text.index(self._tags.closing, self._place) + len(self._tags.closing)
-            self._place = yield from self._skip(end)
+        closing, markers = self._tags.closing, list(self._openings) if self._schemas else []
+        while marker := (yield from self._until([closing, *markers], THOUGHT)):
+            place = self._text.index(marker, self._place)
+            # Some models forget the tag before a call. In a thought that ends later it is thought.
+            end = place if marker == closing else (yield from self._find(closing, place))
+            if end >= 0:
+                self._thinks = False
+                self._say(len(self._text[:end].rstrip()), THOUGHT)
+                self._place = yield from self._skip(end + len(closing))
+                break
+            if (yield from self._called(self._openings[marker], marker)):
+                break
+            self._say(self._text.index(marker, self._place) + len(marker), THOUGHT)
+        self._thinks = False
         self._forget()
 
     # -- harmony ---------------------------------------------------------------------------
@@ -145,10 +169,12 @@ class AnswerReader(ToolReader):
     def _channels(self) -> Steps[None]:
         """Messages, each on its channel."""
         kind: str = TEXT if self._is_text else (yield from self._header())
+        self._thinks = kind == THOUGHT
         while (marker := (yield from self._until(_ENDS, kind))) is not None:
             self._place = yield from self._skip(self._place)
             self._place += 0 if marker == _CHANNEL else len(marker)
             kind = yield from self._header()
+            self._thinks = kind == THOUGHT
 
     def _header(self) -> Steps[str]:
         """Pass the header of a message by, or its call; what it is a message of."""

@@ -128,7 +128,7 @@ class Answer:
                 if isinstance(more, bytes):
                     yield more
                     continue
-                delta = reader.push("".join(chunk.text for chunk in more))
+                delta = reader.read(more)
                 if events := shape.add(index, delta, more):
                     yield _events(events, named)
             rest = reader.finish()
@@ -252,7 +252,7 @@ async def send_json(send: Send, status: int, document: Any) -> None:
 
 async def _choice(index: int, generation: Generation, reader: AnswerReader) -> Choice:
     async for chunks in generation.batches():
-        reader.push("".join(chunk.text for chunk in chunks))
+        reader.read(chunks)
     reader.finish()
     return reader.choice(index, generation.result)
 

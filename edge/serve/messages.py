@@ -23,14 +23,13 @@ from edgespec.serve.parsing import (
     Fields,
     Limits,
     format_within,
-    note_ignored,
     shown,
     take_max_tokens,
     take_sampling,
     take_stops,
 )
 from edgespec.serve.shapes import Choice, Delta, Output, Shape, ToolCall, new_id
-from edgespec.serve.tools import Tools, checked, take_function
+from edgespec.serve.tools import Tools, checked, is_kind, take_function
 
 Messages = list[dict[str, Any]]
 _NOT_THERE = {
@@ -165,9 +164,7 @@ def _tools(fields: Fields, limits: Limits) -> Tools:
     offered = []
     for index, value in enumerate(values):
         inner = Fields(value, f"tools[{index}]")
-        kind = inner.text("type", "custom")
-        if kind != "custom":  # a tool of the other server's: the model does without
-            note_ignored(f"tools[].type {kind}")
+        if not is_kind(inner, "custom"):
             continue
         inner.ignore("eager_input_streaming", "input_examples", "defer_loading", "allowed_callers")
         offered.append(take_function(inner, "input_schema"))
@@ -254,7 +251,8 @@ class MessagesShape(Shape):
         if choice.content:
             blocks.append({"type": _TEXT, "text": choice.content})
         for call in choice.calls:
-            blocks.append({**_begun(call), "input": _object(call.arguments)})
+            arguments = json.loads(call.arguments) if call.is_whole else {}
+            blocks.append({**_begun(call), "input": arguments})
         reason, stop = _reason(choice), choice.result.stop_string
         return self._message(blocks, reason, stop, _usage(choice.result))
 
@@ -301,15 +299,6 @@ class MessagesShape(Shape):
 
 def _begun(call: ToolCall) -> dict[str, Any]:
     return {"type": "tool_use", "id": call.identity, "name": call.name}
-
-
-def _object(text: str) -> dict[str, Any]:
-    """What a model wrote as arguments; a text that is no object is an argument itself."""
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        found = None
-    return found if isinstance(found, dict) else {"arguments": text}
 
 
 def _reason(choice: Choice) -> str:

@@ -86,8 +86,7 @@ def read_response(
     Args:
         kept: responses that it may go on from, which are those of the same `owner`.
     """
-    Fields(body)
-    fields = Fields({**body, "tools": _known_tools(body.get("tools"))})
+    fields = Fields(body)
     take_model(fields, setup)
     items = _items(fields, setup.limits, kept, owner)
     messages = _messages(fields, items)
@@ -111,20 +110,6 @@ def read_response(
     output = Output(streams=fields.flag("stream"))
     _end(fields, setup.limits)
     return ChatAsked(messages, options, output, variables, tools, budget), told
-
-
-def _known_tools(tools: Any) -> Any:
-    """Tools without those of kinds that are not here, such as a search of the web."""
-    if not isinstance(tools, list):
-        return tools
-    known = []
-    for one in tools:
-        kind = one.get("type", "function") if isinstance(one, dict) else "function"
-        if kind == "function":
-            known.append(one)
-        else:
-            note_ignored(f"tools[].type {str(kind)[:40]}")
-    return known
 
 
 def _wants_summary(reasoning: Any) -> bool:
@@ -297,8 +282,8 @@ class ResponsesShape(Shape):
 
     def end(self, choice: Choice) -> list[Event]:
         """The whole answer."""
-        events = self._close_item()
         reason = choice.reason
+        events = self._close_item("incomplete" if reason == "length" else "completed")
         response = self._finished(choice, self._done)
         kind = "response.incomplete" if reason == "length" else "response.completed"
         return [*events, self._event(kind, response=response)]
@@ -314,7 +299,7 @@ class ResponsesShape(Shape):
         choice = choices[0]
         self.add(0, Delta(reasoning=choice.reasoning), ())
         self.add(0, Delta(choice.content, calls=choice.calls), ())
-        self._close_item()
+        self._close_item("incomplete" if choice.reason == "length" else "completed")
         return self._finished(choice, self._done)
 
     # -- items -----------------------------------------------------------------------------
@@ -325,7 +310,13 @@ class ResponsesShape(Shape):
         if self._open is None or self._open["type"] != kind:
             events = self._close_item() + self._open_item(kind)
         self._text += text
-        return [*events, self._event(f"{self._name()}.delta", **self._place(), delta=text)]
+        told = {**self._place(), "delta": text, **self._more()}
+        return [*events, self._event(f"{self._name()}.delta", **told)]
+
+    def _more(self) -> dict[str, Any]:
+        """What events of an answer's text have besides, by OpenAI's schema."""
+        assert self._open is not None
+        return {"logprobs": []} if self._open["type"] == "message" else {}
 
     def _name(self) -> str:
         """How events of the item that is written begin."""
@@ -351,13 +342,14 @@ class ResponsesShape(Shape):
         )
         return [added, self._part_event("added")]
 
-    def _close_item(self) -> list[Event]:
+    def _close_item(self, status: str = "completed") -> list[Event]:
+        """The end of the item that is written, which a limit on tokens may have cut off."""
         if self._open is None:
             return []
         is_summary = self._summarises and self._open["type"] == "reasoning"
         field = "summary" if is_summary else "content"
-        item = {**self._open, "status": "completed", field: [self._part()]}
-        text = self._event(f"{self._name()}.done", **self._place(), text=self._text)
+        item = {**self._open, "status": status, field: [self._part()]}
+        text = self._event(f"{self._name()}.done", **self._place(), text=self._text, **self._more())
         return [text, self._part_event("done"), self._item_done(item)]
 
     def _item_done(self, item: dict[str, Any]) -> Event:
@@ -428,7 +420,7 @@ class ResponsesShape(Shape):
                 "input_tokens": tokens["prompt_tokens"],
                 "input_tokens_details": tokens["prompt_tokens_details"],
                 "output_tokens": tokens["completion_tokens"],
-                "output_tokens_details": {"reasoning_tokens": 0},
+                "output_tokens_details": tokens["completion_tokens_details"],
                 "total_tokens": tokens["total_tokens"],
             },
             "timings": timings([choice]),

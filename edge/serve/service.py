@@ -50,6 +50,7 @@ class Totals:
     accepted_tokens: int = 0
     rounds: int = 0
     prompt_s: float = 0.0
+    time_to_first_token_s: float = 0.0
     decode_s: float = 0.0
     drafted_by: Counter[str] = field(default_factory=Counter)
     accepted_by: Counter[str] = field(default_factory=Counter)
@@ -67,7 +68,8 @@ class Totals:
             self.drafted_tokens += counters.drafted_tokens
             self.accepted_tokens += counters.accepted_tokens
             self.rounds += counters.rounds
-            self.prompt_s += counters.time_to_first_token_s
+            self.prompt_s += counters.prompt_s
+            self.time_to_first_token_s += counters.time_to_first_token_s
             self.decode_s += counters.decode_s
             self.drafted_by.update(counters.drafted_by)
             self.accepted_by.update(counters.accepted_by)
@@ -222,10 +224,10 @@ class Service:
         counters = result.counters
         self.totals.add(counters, cancelled=is_cancelled)
         self._read_tokens += counters.prompt_tokens - counters.reused_tokens
-        self._read_s += counters.time_to_first_token_s
+        self._read_s += counters.prompt_s
         LOGGER.info(
-            "%s %s: prompt %d tokens, %d of them kept, %.2f s; answer %d tokens, %.1f tokens/s, "
-            "%.2f tokens a step",
+            "%s %s: prompt %d tokens, %d of them kept, first token after %.2f s; "
+            "answer %d tokens, %.1f tokens/s, %.2f tokens a step",
             generation.request_id,
             result.finish_reason,
             counters.prompt_tokens,
@@ -259,7 +261,8 @@ _HELP = {
     "drafted_tokens": "Tokens drafted.",
     "accepted_tokens": "Drafted tokens that were right.",
     "rounds": "Steps after prompts.",
-    "prompt_s": "Seconds until first tokens.",
+    "prompt_s": "Seconds of reading prompts.",
+    "time_to_first_token_s": "Seconds from arrival to first tokens, waiting included.",
     "decode_s": "Seconds from first tokens to last ones.",
 }
 

@@ -63,13 +63,14 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One answer that is complete."""
+    """One answer that is complete; `thought_tokens` are those of the thought before it."""
 
     index: int
     content: str
     reasoning: str
     calls: tuple[ToolCall, ...]
     result: Result
+    thought_tokens: int = 0
 
     @property
     def reason(self) -> str:
@@ -100,6 +101,7 @@ def unwritten(choice: Choice) -> Choice:
         prompt_tokens=counters.prompt_tokens,
         reused_tokens=counters.reused_tokens,
         time_to_first_token_s=counters.time_to_first_token_s,
+        prompt_s=counters.prompt_s,
     )
     return replace(choice, content="", result=replace(choice.result, counters=read))
 
@@ -155,6 +157,9 @@ def usage(choices: Sequence[Choice], of_one_prompt: int) -> dict[str, Any]:
         "completion_tokens": generated,
         "total_tokens": prompt + generated,
         "prompt_tokens_details": {"cached_tokens": cached},
+        "completion_tokens_details": {
+            "reasoning_tokens": sum(choice.thought_tokens for choice in choices)
+        },
     }
 
 
@@ -167,7 +172,7 @@ def timings(choices: Sequence[Choice]) -> dict[str, Any]:
 def speeds(several: Sequence[Counters]) -> dict[str, Any]:
     """Speed alone, also of generations that run."""
     read = sum(one.prompt_tokens - one.reused_tokens for one in several)
-    prompt_s = sum(one.time_to_first_token_s for one in several)
+    prompt_s = sum(one.prompt_s for one in several)
     decode_s = sum(one.decode_s for one in several)
     decoded = sum(one.accepted_tokens + one.rounds for one in several)
     return {

@@ -25,6 +25,7 @@ from typing import Any
 
 from edgespec.errors import EdgespecError
 from edgespec.models.chat import render_chat
+from edgespec.models.processes import GuestEndedError
 from edgespec.prefix import common_prefix_length
 from edgespec.serve.tools import NAME_CHARS
 
@@ -151,7 +152,7 @@ def markers_in(*texts: str) -> set[str]:
 
 @lru_cache(maxsize=8)
 def format_of(template: str) -> ToolFormat:
-    """The way that a template's model was taught."""
+    """The way that a template's model was taught. Raises ModelFileError for one without an end."""
     if "<|channel|>" in template and "<|message|>" in template:
         return HARMONY
     known = next((how for text, how in _KNOWN if text in template), HERMES)
@@ -166,7 +167,7 @@ def format_of(template: str) -> ToolFormat:
 
 @lru_cache(maxsize=8)
 def knows_tools(template: str) -> bool:
-    """Whether a template writes the tools of a request into its prompt."""
+    """Whether a template writes the tools of a request into its prompt. Raises as `format_of`."""
     if "tools" not in template:
         return False
     text = _rendered(template, {"role": "assistant", "content": _SAID}, whole=True)
@@ -226,7 +227,9 @@ def _rendered(template: str, answer: dict[str, Any], *, whole: bool = False) -> 
         text = render_chat(
             template, messages, add_generation_prompt=False, variables={"tools": tools}
         )
-    except EdgespecError:
+    except EdgespecError as problem:
+        if isinstance(problem.__cause__, GuestEndedError):
+            raise  # a request waits for a template without an end once
         return None
     return text if whole else text[text.rfind(_ASKED) :]  # the tools are told before
 
@@ -419,7 +422,7 @@ def openings(how: ToolFormat) -> list[str]:
 
 def first_piece(markers: str) -> str:
     """The first of several markers."""
-    return next((one.strip() for one in pieces(markers)), "").partition(ANY)[0]
+    return next((one.strip() for one in pieces(markers.strip())), "").partition(ANY)[0]
 
 
 def header_pattern(how: ToolFormat, *, first: bool) -> str:

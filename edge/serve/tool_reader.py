@@ -39,12 +39,12 @@ from edgespec.serve.tools import (
     NAME_CHARS,
     OpenCall,
     Value,
-    arguments_text,
+    call_of,
     gemma_arguments,
     json_text,
     mended,
     python_calls,
-    tidied,
+    repaired,
 )
 
 T = TypeVar("T")
@@ -54,6 +54,7 @@ _LONGEST_HEADER = 512  # characters from the marker of a call to its arguments
 _FENCE, _JSON_FENCE, _CODE_FENCE = "```", "```json", "```tool_code"
 _BETWEEN = re.compile(rf"(?:[\s;,]|{_JSON_FENCE}|{_FENCE}(?!t))*")
 _ITEMS_END = re.compile(r"[\s,\]]*")  # of a list whose first call was given
+_STRAYS = re.compile(r"[\s}\]]*")
 _COMMAS = re.compile(r"[\s,]*")
 _TEXT = r'"(?:[^"\\]|\\.){0,160}"'
 _MOST_MEMBERS = 8  # of a call, before its arguments
@@ -161,7 +162,7 @@ class ToolReader:
             found = [(at, one) for one in markers if (at := self._text.find(one, self._place)) >= 0]
             if found:
                 place, marker = min(found)
-                self._say(len(self._text[:place].rstrip()), kind)
+                self._say(max(self._place, len(self._text[:place].rstrip())), kind)
                 return marker
             held = self._text[self._place :]
             if self._is_whole:
@@ -380,7 +381,7 @@ class ToolReader:
                 if not calls:
                     return place
                 self._give(calls)
-            place = end
+            place = yield from self._past_strays(how, end)
             after = yield from self._skip(place, _ITEMS_END if is_list else _BETWEEN)
             if how.closing and (yield from self._has(how.closing.strip(), after)):
                 return after + len(how.closing.strip())
@@ -433,6 +434,14 @@ class ToolReader:
                 name = self._known(value)
         return None
 
+    def _past_strays(self, how: ToolFormat, place: int) -> Steps[int]:
+        """The place after brackets too many, which end a call or the answer."""
+        end = yield from self._skip(place, _STRAYS)
+        is_end = self._is_whole and end == len(self._text)
+        marker = first_piece(how.closing)
+        has_marker = bool(marker) and (yield from self._has(marker, end))
+        return end if is_end or has_marker else place
+
     def _opens(self, place: int) -> Steps[bool]:
         """Whether an object in JSON begins: with a key, or its end."""
         inner = yield from self._skip(place + len("{"))
@@ -471,14 +480,14 @@ class ToolReader:
         name = found and self._known(found[0])
         if not found or not name:
             return place
-        text = found[1] if found[2] or end < 0 else found[1].removesuffix("}")
-        self._give([ToolCall(name, text, is_whole=found[2] or end >= 0)])
+        arguments = found[1] if found[2] or end < 0 else found[1].removesuffix("}")
+        self._give([call_of(name, arguments, is_whole=found[2] or end >= 0)])
         return end + len(first_piece(how.closing)) if end >= 0 else len(self._text)
 
     def _of_document(self, text: str, fields: tuple[str, str]) -> list[ToolCall]:
         """The calls that are all of a text; none where it is not that."""
         try:
-            document = json.loads(text, strict=False)
+            document = json.loads(repaired(text))
         except (ValueError, RecursionError):
             return []
         items = document if isinstance(document, list) else [document]
@@ -497,7 +506,7 @@ class ToolReader:
             named = (fields[1], "arguments", "parameters")
             arguments = next((inner[one] for one in named if one in inner), {})
         known = self._known(name) if isinstance(name, str) else None
-        return ToolCall(known, arguments_text(arguments)) if known else None
+        return call_of(known, arguments) if known else None
 
     def _of_python(self, text: str) -> list[ToolCall]:
         try:
@@ -505,7 +514,7 @@ class ToolReader:
         except (ValueError, RecursionError):
             return []
         named = [(self._known(name), arguments) for name, arguments in found]
-        calls = [ToolCall(name, json_text(arguments)) for name, arguments in named if name]
+        calls = [call_of(name, arguments) for name, arguments in named if name]
         return calls if len(calls) == len(named) else []
 
     def _python_calls(self, how: ToolFormat, place: int) -> Steps[int]:
@@ -560,11 +569,11 @@ class ToolReader:
         stop = closed if closed >= 0 else len(self._text)
         if not is_gemma:
             self._end(self._text[self._sent : stop].rstrip(), is_whole=closed >= 0)
-            return stop
+            return (yield from self._past_strays(how, stop))
         text = self._text[place:stop].strip()
         with suppress(ValueError, RecursionError):  # what cannot be read stays as it is
             text = json_text(gemma_arguments(text))
-        self._give([ToolCall(name, tidied(text), is_whole=closed >= 0)])
+        self._give([call_of(name, text, is_whole=closed >= 0)])
         return stop
 
     def _tagged(self, how: ToolFormat, name: str, place: int) -> Steps[int]:

@@ -7,13 +7,14 @@ never runs anything, goes 32 levels deep, and raises ValueError for what it cann
 from __future__ import annotations
 
 import json
+import math
 import re
 from ast import literal_eval
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from edgespec.serve.parsing import Fields, Limits, schema_text, shown
+from edgespec.serve.parsing import Fields, Limits, note_ignored, schema_text, shown
 from edgespec.serve.shapes import ToolCall
 
 NAME_CHARS = r"[A-Za-z0-9_./:@-]"
@@ -22,6 +23,7 @@ _MOST_LEVELS = 32
 _WORDS: dict[str, Any] = {"True": True, "False": False, "None": None}
 _WORDS |= {"true": True, "false": False, "null": None}
 _NUMBER = re.compile(r"-?\d[\d_]{0,40}(\.\d{0,40})?([eE][+-]?\d{1,4})?(?![\w.])")
+_JSON_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 _KEY = re.compile(r"[^\s:=,{}()\[\]\"']{1,128}")
 _CALL = re.compile(rf"\s*,?\s*({NAME_CHARS}{{1,160}})\s*\(")
 _STRING = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
@@ -30,18 +32,7 @@ _STRING = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
 def json_text(value: Any) -> str:
     """The JSON text of a value, in characters that can be sent."""
     text = json.dumps(value, ensure_ascii=False)
-    try:
-        text.encode()
-    except UnicodeEncodeError:  # half of a character
-        return json.dumps(value)
-    return text
-
-
-def arguments_text(value: Any) -> str:
-    """The text of arguments, which a model may have written as an object or as the text of one."""
-    if value is None or value == "":
-        return "{}"
-    return value if isinstance(value, str) and sendable(value) else json_text(value)
+    return text if sendable(text) else json.dumps(value)
 
 
 def sendable(text: str) -> bool:
@@ -49,39 +40,113 @@ def sendable(text: str) -> bool:
     return not re.search("[\ud800-\udfff]", text)
 
 
-def tidied(text: str) -> str:
-    """A JSON text as it is sent: one that is valid by JSON's rules, else as the model wrote it."""
+def is_object(text: str) -> bool:
+    """Whether a text is a JSON object, as the arguments of a call have to be."""
     try:
-        return json_text(json.loads(text, strict=False)) if text.strip() else "{}"
+        return isinstance(json.loads(text), dict)
     except (ValueError, RecursionError):
-        return text
+        return False
 
 
-class StrictText:
-    """JSON as it comes, by JSON's rules: control characters in texts are escaped."""
+def call_of(name: str, arguments: Any, *, is_whole: bool = True) -> ToolCall:
+    """A call with the arguments that a model wrote: a value, or the text of one.
 
-    _PART = re.compile(r'\\.|["\x00-\x1f]', re.DOTALL)
+    It is whole where these are an object.
+    """
+    is_none = arguments is None or arguments == ""
+    text = "{}" if is_none else arguments if isinstance(arguments, str) else json_text(arguments)
+    text = repaired(text)
+    return ToolCall(name, text, is_whole=is_whole and is_object(text))
+
+
+def repaired(text: str) -> str:
+    """A JSON text without the slips that models make: see `JsonRepair`."""
+    repair = JsonRepair()
+    return repair.push(text) + repair.finish()
+
+
+class JsonRepair:
+    """Repairs JSON as it comes, where one way alone can be meant.
+
+    Python's words and numbers, commas too many, values that are missing, escapes that JSON does not
+    have, control characters and halves of characters. Numbers without an end (`NaN`, `1e999`) are
+    null, as JavaScript writes them. What else is wrong stays as it is.
+    """
+
+    _TOKEN = re.compile(r'["{}\[\],:]|\s+|[^\s"{}\[\],:]+')
+    _PAIR = r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+    _PART = re.compile(
+        rf'[^"\\\x00-\x1f\ud800-\udfff]+|{_PAIR}|\\u[0-9a-fA-F]{{4}}|\\?.', re.DOTALL
+    )  # of a text
+    _BEGUN = re.compile(  # what may become a pair, or another escape
+        r"\\(?:u(?:[0-9a-fA-F]{0,3}|[dD][89abAB][0-9a-fA-F]{2}(?:\\(?:u[0-9a-fA-F]{0,3})?)?))?\Z"
+    )
 
     def __init__(self) -> None:
         self._held, self._is_text = "", False
+        self._last, self._comma = "", ""  # the last token, and what waits for the next value
 
-    def push(self, text: str) -> str:
-        """More of it; an escape that is not whole waits."""
-        text = self._held + text
-        kept = len(text) - len(text.rstrip("\\"))
-        self._held = "\\" if kept % 2 else ""
-        return self._PART.sub(self._strict, text[: len(text) - kept % 2])
+    def push(self, text: str, *, is_last: bool = False) -> str:
+        """More of it. A word or an escape that may go on waits, and a comma for what follows it."""
+        text, place, made = self._held + text, 0, list[str]()
+        while found := (self._PART if self._is_text else self._TOKEN).match(text, place):
+            token, end = found[0], found.end()
+            if not is_last and (
+                self._BEGUN.match(text, place)
+                if self._is_text
+                else end == len(text) and token not in '"{}[],:' and not token.isspace()
+            ):
+                break
+            made.append(self._in_text(token) if self._is_text else self._outside(token))
+            place = end
+        self._held = text[place:]
+        return "".join(made)
 
     def finish(self) -> str:
         """What waits."""
-        return self._held
+        return self.push("", is_last=True)
 
-    def _strict(self, part: re.Match[str]) -> str:
-        if part[0] == '"':
-            self._is_text = not self._is_text
-        elif self._is_text and len(part[0]) == 1:
-            return json.dumps(part[0])[1:-1]
-        return part[0]
+    def _in_text(self, token: str) -> str:
+        if token == '"':
+            self._is_text = False
+        elif token[0] == "\\" and len(token) < 12:
+            if re.match(r"\\u[dD][89a-fA-F]", token):
+                return "\ufffd"
+            if token[1:2] == "'":
+                return "'"
+            return token if token[1:2] in tuple('"\\/bfnrt') or len(token) == 6 else f"\\{token}"
+        elif token < " " or not sendable(token):
+            return json.dumps(token)[1:-1] if token < " " else "\ufffd"
+        return token
+
+    def _outside(self, token: str) -> str:
+        if token.isspace():
+            self._comma += token if self._comma else ""
+            return "" if self._comma else token
+        ends, last = token in ("}", "]"), self._last
+        self._last = token
+        before = "null" if last == ":" and (ends or token == ",") else ""
+        if token == ",":
+            self._comma = "" if last in ("{", "[") else ","
+            return before
+        before += self._comma.replace(",", "") if ends else self._comma
+        self._comma, self._is_text = "", token == '"'
+        return before + (token if token in '"{}[]:' else _literal(token))
+
+
+def _literal(word: str) -> str:
+    """A word of JSON for one of Python's, or for a number in another notation."""
+    if word in _WORDS:
+        return json.dumps(_WORDS[word])
+    try:
+        number = float(word)
+    except ValueError:
+        return word
+    if _JSON_NUMBER.fullmatch(word) and (math.isfinite(number) or word.lstrip("-").isdecimal()):
+        return word
+    if not math.isfinite(number):
+        return "null"
+    return json.dumps(int(number) if number.is_integer() and "." not in word else number)
 
 
 class OpenCall:
@@ -90,27 +155,26 @@ class OpenCall:
     def __init__(self, name: str, *, is_left_out: bool = False) -> None:
         self._head = ToolCall(name, "", is_whole=False, is_open=True)
         self._is_left_out = is_left_out
-        self._strict, self._parts = StrictText(), list[str]()
-        self._has_begun = False
+        self._repair, self._parts, self._given = JsonRepair(), list[str](), 0
 
     def write(self, text: str) -> None:
         """More of the arguments, in JSON."""
-        has_any = self._has_begun or any(self._parts)
-        self._parts.append(self._strict.push(text if has_any else text.lstrip()))
+        if part := self._repair.push(text if self._parts else text.lstrip()):
+            self._parts.append(part)
 
     def written(self) -> list[ToolCall]:
         """What was not given yet, as a part of the call."""
-        text = "".join(self._parts)
-        self._parts.clear()
-        self._has_begun = self._has_begun or bool(text)
+        text, self._given = "".join(self._parts[self._given :]), len(self._parts)
         return [replace(self._head, arguments=text)] if text and not self._is_left_out else []
 
     def end(self, rest: str = "", *, is_whole: bool) -> list[ToolCall]:
-        """Its last part."""
+        """Its last part; it is whole where its arguments are an object."""
         self.write(rest)
-        self._parts.append(self._strict.finish())
-        text = "".join(self._parts)
-        text = text if text or self._has_begun else "{}"
+        self._parts.append(self._repair.finish())
+        if not any(self._parts):
+            self._parts = ["{}"]
+        is_whole = is_whole and is_object("".join(self._parts))
+        text = "".join(self._parts[self._given :])
         last = replace(self._head, arguments=text, is_whole=is_whole, is_open=False)
         return [] if self._is_left_out else [last]
 
@@ -146,11 +210,13 @@ class Value:
         self._call.write(json_text(value))
 
 
-def mended(text: str, fields: tuple[str, str]) -> tuple[str, str, bool] | None:
-    """Of JSON that is cut off or no JSON: the name, the arguments as they are, if they are whole.
+def mended(text: str, fields: tuple[str, str]) -> tuple[str, Any, bool] | None:
+    """Of JSON that is cut off or no JSON: the name, the arguments, and whether they are whole.
 
-    The arguments may be whole where what is around them is not. None where there is no name.
+    They may be whole where what is around them is not; else they are a text. None where there is no
+    name.
     """
+    text = repaired(text)
     name = _member(text, fields[0], "name")
     if name is None or not (named := re.match(r'"([^"\\]{1,160})"', text[name:])):
         return None
@@ -158,10 +224,10 @@ def mended(text: str, fields: tuple[str, str]) -> tuple[str, str, bool] | None:
     if place is None:
         return named[1], "", False
     try:
-        value, _ = json.JSONDecoder(strict=False).raw_decode(text, place)
+        value, _ = json.JSONDecoder().raw_decode(text, place)
     except (ValueError, RecursionError):
         return named[1], text[place:].rstrip(), False
-    return named[1], arguments_text(value), True
+    return named[1], value, True
 
 
 def _member(text: str, *names: str) -> int | None:
@@ -376,6 +442,7 @@ _NAME = re.compile(rf"{NAME_CHARS}{{1,128}}")
 _DEFINITIONS = ("$defs", "definitions")
 _BY_NAME = ("properties", "patternProperties", "dependentSchemas", *_DEFINITIONS)
 _VALUES = ("const", "enum", "default", "examples")  # of a schema: what is none itself
+_SAY_TYPES = {"type", "$ref", "anyOf", "oneOf", "allOf"}
 AUTO, REQUIRED, NONE = "auto", "required", "none"
 
 
@@ -450,7 +517,8 @@ def _moved(value: Any, schema: dict[str, Any], name: str, definitions: dict[str,
 def take_tools(fields: Fields, limits: Limits) -> Tools:
     """The fields `tools`, `tool_choice` and `parallel_tool_calls`. Raises ApiError."""
     values = fields.list("tools", limits.tools)
-    offered = tuple(_tool(Fields(value, f"tools[{index}]")) for index, value in enumerate(values))
+    every = [Fields(value, f"tools[{index}]") for index, value in enumerate(values)]
+    offered = tuple(_tool(one) for one in every if is_kind(one, "function"))
     names = [one["function"]["name"] for one in offered]
     choice = fields.any("tool_choice", AUTO)
     parallel = fields.flag("parallel_tool_calls", True)
@@ -482,10 +550,19 @@ def checked(tools: Tools, limits: Limits) -> Tools:
     return tools
 
 
+def is_kind(fields: Fields, known: str) -> bool:
+    """Whether a tool is of the kind that clients run.
+
+    One that another server would run, such as a search of the web, is left out of a request, and
+    the log names it: the model does without.
+    """
+    kind = fields.text("type", known)
+    if kind != known:
+        note_ignored(f"tools[].type {kind[:40]}")
+    return kind == known
+
+
 def _tool(fields: Fields) -> dict[str, Any]:
-    kind = fields.text("type")
-    if kind != "function":
-        fields.refuse("type", f"{shown(kind)} is not supported, only function")
     inner = fields.object("function") if "function" in fields else fields
     tool = take_function(inner, "parameters")
     fields.end()
@@ -502,6 +579,8 @@ def take_function(fields: Fields, schema_field: str) -> dict[str, Any]:
     parameters = fields.any(schema_field, {}) or {"type": "object", "properties": {}}
     if not isinstance(parameters, dict):
         fields.refuse(schema_field, f"must be an object, not {shown(parameters)}")
+    if not parameters.keys() & _SAY_TYPES:  # else a list would fit, too
+        parameters = {"type": "object", **parameters}
     function["parameters"] = parameters
     fields.ignore("strict")
     fields.end()

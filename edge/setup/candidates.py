@@ -6,7 +6,8 @@ to pay, and taken if nothing is left out for it; the plan says why, or why not (
 1. drafts of what the text repeats, which every plan begins with
 2. where large steps are cheap: of what else the target could have said (recycling)
 3. behind long texts: the target's own, over a window
-4. those of an early exit or a head
+4. those of an early exit or a head; without either, of a small model: one that lies here with the
+   model's vocabulary, the embedded one, or another that lies here
 
 Other backends and kernels are planned in full and compared by predicted speed (`best_backend`,
 `kernel_choice`).
@@ -29,6 +30,7 @@ from pathlib import Path
 from edgespec.drafting.constants import (
     NO_DIFFERENCE,
     TELLING_ROUNDS,
+    TRANSLATED_GAINS,
     WINDOW_FIRST,
     WINDOW_GAINS,
     WINDOW_LAST,
@@ -55,9 +57,10 @@ from edgespec.models.early_exit import (
 )
 from edgespec.models.embedded import embedded_drafter_path
 from edgespec.models.heads import NAMES_OUTPUTS, has_head, heads_beside
+from edgespec.models.hub.caches import EMBEDDED, local_models
 from edgespec.models.onnx.facts import check_supported
-from edgespec.models.pairing import check_pair, heads_for
-from edgespec.models.spec import ModelSpec, read_model_spec
+from edgespec.models.pairing import check_drafter, check_pair, heads_for, is_translated
+from edgespec.models.spec import ONNX_FORMAT, ModelSpec, read_model_spec
 from edgespec.setup.stored import draft_settings_of, snapshot_cost, stored_curve, stored_learned
 
 # Of the tokens that drafts gain on a file's own text, what they gain on people's prompts: a head
@@ -76,22 +79,33 @@ _MANY, _FLAT = 8, 1.3
 _WORTH_A_WINDOW = 1.03  # times plain decoding that is predicted where contexts are full
 _WORTH_LOADING = 0.01  # of the time of rounds: what it has to save where that was seen
 _SURE = 2.0  # standard errors
-_CHOICES = {MODEL: "early_exit", HEAD: HEAD}  # names in a plan
-_DRAFTS = {MODEL: "the model's own first words of what follows", HEAD: "the head"}
+_EXIT, _SMALL = "early_exit", "draft_model"  # names in a plan
+_DRAFTS = {
+    _EXIT: "the model's own first words of what follows",
+    HEAD: "the head",
+    _SMALL: "a small model",
+}
+# A small model that nobody named: times smaller than the model, by bytes, and files looked at.
+_TIMES_SMALLER, _MOST_LOOKED_AT = 5, 8
 
 
 @dataclass(frozen=True, slots=True)
 class DraftSource:
     """What may draft besides tables: an early exit or a head, in a file or in the model's own.
 
-    gains[i] is what an i + 1st draft adds to the tokens of a round, as its file says; without any
-    it says nothing.
+    gains[i] is what an i + 1st draft adds to the tokens of a round, as its file says, or what small
+    models bring; without any it says nothing.
     """
 
-    drafts_as: str  # MODEL or HEAD
+    kind: str  # _EXIT, HEAD or _SMALL
     spec: ModelSpec | None  # of its file; None: the model's own
     gains: Sequence[float] = ()
     is_named: bool = False
+
+    @property
+    def drafts_as(self) -> str:
+        """MODEL or HEAD."""
+        return HEAD if self.kind == HEAD else MODEL
 
 
 @lru_cache(maxsize=1)
@@ -103,7 +117,7 @@ def _shipped(path: Path) -> ModelSpec:
 def source_of(spec: ModelSpec, request: Request) -> DraftSource | None:
     """What `--drafter auto` thinks about: the named file, the shipped one, or the model's own.
 
-    Else a head beside the model that was trained for this very file.
+    Else a head beside the model that was trained for this very file, else a small model.
 
     Raises UnsupportedError where the named one is of another model.
     """
@@ -113,19 +127,51 @@ def source_of(spec: ModelSpec, request: Request) -> DraftSource | None:
     path = path or embedded_drafter_path()
     own = DraftSource(HEAD, None) if has_head(spec) else None
     if path is None:
-        return own or _trained_beside(spec)
+        return own or _trained_beside(spec) or _small_model(spec, request)
     drafter = read_model_spec(path, heads=True) if is_named else _shipped(Path(path))
     if not is_named and drafter.reads is not None and drafter.vocab_size != spec.vocab_size:
-        return own or _trained_beside(spec)
+        return own or _trained_beside(spec) or _small_model(spec, request)
     made = read_exit(drafter) if drafter.reads is None else read_made_for(path)
     if is_named:
         if made is None and drafter.reads is None:
             return None  # a smaller model, which drafts in any case
         check_pair(spec, drafter)
     elif made is None or not _is_made_for(spec, drafter, made):
-        return own or _trained_beside(spec)
-    drafts_as = MODEL if drafter.reads is None else HEAD
-    return DraftSource(drafts_as, drafter, () if made is None else gains_of(made.report), is_named)
+        return own or _trained_beside(spec) or _small_model(spec, request)
+    kind = _EXIT if drafter.reads is None else HEAD
+    return DraftSource(kind, drafter, _held(made), is_named)
+
+
+def _held(made: ExitInfo | MadeFor | None) -> list[float]:
+    """What drafts gain on people's prompts, by a file that says what they do on its own text."""
+    return [] if made is None else [_HOLDS * gain for gain in gains_of(made.report)]
+
+
+def _small_model(spec: ModelSpec, request: Request) -> DraftSource | None:
+    """The small model to draft with: of the same vocabulary, the embedded one, or another."""
+    if request.switch is not None or spec.format == ONNX_FORMAT:
+        return None
+    most = spec.weight_bytes // _TIMES_SMALLER
+    local = [(one.file_bytes, one) for one in local_models()]
+    small = sorted((size, one.path) for size, one in local if 0 < size <= most)[-_MOST_LOOKED_AT:]
+    embedded = [one.path for size, one in local if one.name == EMBEDDED and size <= most]
+    found: list[tuple[bool, bool, int, DraftSource]] = []
+    for path in dict.fromkeys((*embedded, *(path for _, path in small))):
+        with contextlib.suppress(EdgespecError):  # a projector, or of a kind that cannot draft
+            draft = _small_spec(path)
+            if draft.reads is not None or read_exit(draft) is not None:
+                continue
+            check_drafter(spec, draft)
+            source = DraftSource(_SMALL, draft, TRANSLATED_GAINS)
+            order = is_translated(spec, draft), path not in embedded, draft.weight_bytes
+            found.append((*order, source))
+    return min(found, key=lambda one: one[:3])[3] if found else None
+
+
+@lru_cache(maxsize=2 * _MOST_LOOKED_AT)
+def _small_spec(path: Path) -> ModelSpec:
+    """Of a file that stays as it is while a program runs; lists of models plan many."""
+    return read_model_spec(path, heads=True)
 
 
 def _trained_beside(spec: ModelSpec) -> DraftSource | None:
@@ -136,7 +182,7 @@ def _trained_beside(spec: ModelSpec) -> DraftSource | None:
             if made is not None and made.target_hash == target_hash(spec):
                 drafter = read_model_spec(path, heads=True)
                 check_pair(spec, drafter)
-                return DraftSource(HEAD, drafter, gains_of(made.report))
+                return DraftSource(HEAD, drafter, _held(made))
     return None
 
 
@@ -184,10 +230,12 @@ def _with(one: Candidate | None, plan: Plan, plan_of: Callable[[Request], Plan])
         try:
             drafting = plan_of(one.request)
         except DoesNotFitError as problem:
-            reason = str(problem)
+            reason = f"{reason}; but it {problem}" if one.choice == _SMALL else str(problem)
         else:
             if drafting.draft_max and not drafting.is_limited:
                 drafting = drafting.with_reason("drafter", one.who)
+                if one.choice == _SMALL:  # whose name is told in any case
+                    return drafting.with_reason(_SMALL, reason)
                 used = Choice(one.choice, "used", reason)
                 return drafting.with_choice(used) if one.choice else drafting
             reason = f"{reason}; but context would be left out for it"
@@ -227,10 +275,7 @@ def _window(spec: ModelSpec, request: Request, plan: Plan) -> Candidate | None:
 
 def _drafts_of(source: DraftSource, spec: ModelSpec, request: Request, plan: Plan) -> Candidate:
     """An early exit or a head: where it is tried or pays."""
-    choice, who = (
-        _CHOICES[source.drafts_as],
-        f"what the text repeats, and {_DRAFTS[source.drafts_as]}",
-    )
+    choice, who = source.kind, f"what the text repeats, and {_DRAFTS[source.kind]}"
     if reason := _unsupported(request, plan, source.drafts_as):
         return Candidate(request, who, False, reason, choice, is_told=source.is_named)
     # A head follows chains alone, and tables of what else could have been said bring branches.
@@ -240,6 +285,8 @@ def _drafts_of(source: DraftSource, spec: ModelSpec, request: Request, plan: Pla
     path = None if source.spec is None else source.spec.path
     is_at_hand = source.is_named or source.spec is None
     hint = f"; --drafter {names} uses it" if is_at_hand else ""
+    if source.kind == _SMALL:
+        hint = f"; --draft-model {path} uses it"
     asked = replace(request, drafter=names, draft_model=path)
     return Candidate(asked, who, pays, reason, choice, is_told=True, hint=hint)
 
@@ -301,6 +348,9 @@ def _judged(spec: ModelSpec, plan: Plan, source: DraftSource) -> tuple[bool, str
             missing = "it is not known yet whether it pays here"
         return is_asked, missing
     if curve is None:
+        if source.kind == _SMALL:  # its ledger bounds what a try can cost
+            share = drafter.weight_bytes / spec.weight_bytes
+            return True, f"tried: it has {share:.2f} of the bytes, and nothing is measured yet"
         return is_asked, "step times are not measured yet"
     plain_ms = curve.base[1]
     draft_ms = first_ms = plain_ms * drafter.weight_bytes / spec.weight_bytes
@@ -309,8 +359,7 @@ def _judged(spec: ModelSpec, plan: Plan, source: DraftSource) -> tuple[bool, str
         draft_ms, first_ms = draft_curve.base[1], draft_curve.base[2]
     if source.drafts_as == MODEL or first_ms == inf:
         first_ms = draft_ms  # a head's first draft also takes in rows of the model
-    gains = [_HOLDS * gain for gain in source.gains]
-    speed, length = predicted_speedup(gains, curve.base, draft_ms, first_ms)
+    speed, length = predicted_speedup(source.gains, curve.base, draft_ms, first_ms)
     speed /= reading
     two_ms = curve.step_ms(2, 0)
     reason = (

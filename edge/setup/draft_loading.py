@@ -65,7 +65,7 @@ def load_draft_model(
     def measured(backend: Backend, draft_spec: ModelSpec, chosen: Settings) -> CostCurve:
         stored = stored_curve(draft_spec, chosen)
         curve = _curve(backend, report, stored, target)
-        if curve is not stored and backend.crowding == 1.0:
+        if curve is not stored:
             keep_curve(draft_spec, chosen, curve, replaced=True)
         return curve
 
@@ -131,6 +131,7 @@ def _settings(plan: Plan, draft_spec: ModelSpec, chosen: Settings, context: int)
         mapped=plan.draft_mapped,
         kernels=chosen.kernels,
         tied=draft_spec.tied_embeddings,
+        whole=any(draft_spec.is_sliding) and draft_spec.reads is None,
     )
 
 
@@ -138,14 +139,17 @@ def _curve(
     backend: Backend, report: Progress, stored: CostCurve | None, target: Backend
 ) -> CostCurve:
     """The times of a draft model's steps behind those of its `target`; stored ones if they hold."""
-    if stored is not None and not measured_while_busy(backend, stored, lambda: one_step(target, 1)):
+    holds = stored is not None and not measured_while_busy(
+        backend, stored, lambda: one_step(target, 1)
+    )
+    if stored is not None and holds and stored.crowding <= backend.crowding:
         return stored
     report("measuring step times", 0.0)
     curve = measure_curve(
         lambda nodes: one_step(backend, nodes), DRAFT_MODEL_NODES, seconds=_CURVE_SECONDS
     )
     measure_depths(backend, curve)
-    curve = curve.scaled(times_behind(target, backend, curve))
+    curve = curve.scaled(times_behind(target, backend, curve)).uncrowded(backend.crowding)
     report("measuring step times", 1.0)
     return curve
 

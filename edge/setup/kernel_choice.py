@@ -66,7 +66,8 @@ def best_kernels(spec: ModelSpec, request: Request, plan_of: Callable[[Request],
     if request.kernels != "auto" or not plan.kernels:
         return plan
     own = replace(settings_of(plan), kernels=False)
-    if stored_curve(spec, own) is not None and stored_curve(spec, settings_of(plan)) is not None:
+    curves = stored_curve(spec, own), stored_curve(spec, settings_of(plan))
+    if all(one is not None and one.crowding == 1.0 for one in curves):
         return _faster(plan, plan_of(replace(request, kernels="off")))
     gain = product_gain(spec)
     if gain is None:

@@ -26,6 +26,7 @@ from edgespec.drafting.ledger import RoundHistory
 from edgespec.errors import DoesNotFitError, EdgespecWarning, UnsupportedError
 from edgespec.measure.noise import largest_invariant_step, prefill_is_invariant, tested_depth
 from edgespec.measure.timing import (
+    crowding_now,
     expect_slopes,
     fastest_step,
     measure_curve,
@@ -48,6 +49,7 @@ from edgespec.memory.plan.settings import Settings, settings_of
 from edgespec.memory.store import cache
 from edgespec.memory.store.texts import add_texts, remembered_texts
 from edgespec.memory.times.curve import CostCurve
+from edgespec.models.chat import prepare_template
 from edgespec.models.embedded import embedded_model
 from edgespec.models.heads import layers_to_read
 from edgespec.models.hub.resolve import model_file
@@ -179,6 +181,8 @@ def load_plan(
         *(spec.path.name, plan.backend, plan.context_size, plan.threads),
         *("on" if plan.kernels else "off", plan.drafter),
     )
+    if spec.chat_template is not None:
+        prepare_template(spec.chat_template)
     with ExitStack() as failed:
         failed.callback(release)
         know_cache_type(spec, plan, report)
@@ -222,9 +226,8 @@ def _reads(
     found = stored_reads(spec, settings_of(plan))
     if found is None:
         report("measuring step times", 0.0)
-        found = measure_reads(backend, curve)
-        if backend.crowding == 1.0:
-            keep_reads(spec, settings_of(plan), found)
+        found = measure_reads(backend, curve).uncrowded(backend.crowding)
+        keep_reads(spec, settings_of(plan), found)
         report("measuring step times", 1.0)
     reads = found.at_the_level_of(curve)
     reads.depth_ms, reads.depth_node_ms = curve.depth_ms, curve.depth_node_ms
@@ -381,9 +384,7 @@ def _snapshots_cost(backend: Backend, curve: CostCurve, spec: ModelSpec, plan: P
     known = stored_snapshot_costs(spec, settings).get(count)
     if known is not None:
         return known
-    times = snapshots_cost(backend, curve.base[1])
-    if backend.crowding > 1.0:
-        return 1.0
+    times = snapshots_cost(backend, curve.base[1])  # in turns: whoever computes beside both
     keep_snapshot_cost(spec, settings, count, times)
     return times
 
@@ -409,32 +410,43 @@ def _curve(backend: Backend, spec: ModelSpec, plan: Plan, report: Progress) -> C
     """The stored curve, or a measurement of two to three seconds.
 
     A slow model leaves some sizes unmeasured. Each later load goes on with those and, as long as
-    there are some, with how much longer steps take at depth where that was not found.
+    there are some, with how much longer steps take at depth where that was not found. One that was
+    measured beside other programs is kept without what these explain, and measured again by the
+    first load that has all threads.
     """
     settings = settings_of(plan)
     stored = stored_curve(spec, settings)
     if stored is not None and measured_while_busy(backend, stored):
         stored = None
     known = None if stored is None else stored.resized(backend.max_nodes)
-    if known is not None and float("inf") not in known.base[1:]:
+    is_whole = known is not None and float("inf") not in known.base[1:]
+    if known is not None and is_whole and known.crowding == 1.0:
         return known
     report("measuring step times", 0.0)
+    crowding = crowding_now(backend)
+    if known is not None and crowding < known.crowding:
+        stored = known = None
+    elif known is not None and (is_whole or crowding > known.crowding):
+        report("measuring step times", 1.0)
+        return known
     curve = measure_curve(
         lambda nodes: one_step(backend, nodes),
         backend.max_nodes,
         seconds=_CURVE_SECONDS,
-        known=known,
+        known=None if known is None else known.crowded(crowding),
     )
     if not curve.knows_depth:
         expect_slopes(curve, spec)
         measure_depths(backend, curve)
-    if backend.crowding > 1.0:  # of this moment: measured again by the next load
-        return curve.crowded(1.0 / backend.crowding)
-    keep_curve(spec, settings, curve, replaced=stored is None)
-    compare_with_before(spec, settings, curve.base[1], partial(fastest_step, backend))
-    if plan.backend == LLAMACPP and not plan.shares:
-        saw_step(spec.bytes_per_token, curve.base[1] / 1e3)
     report("measuring step times", 1.0)
+    if known is not None and backend.crowding != crowding:
+        return known  # others began or ended in the middle of it
+    curve = curve.uncrowded(backend.crowding)
+    keep_curve(spec, settings, curve, replaced=stored is None)
+    if curve.crowding == 1.0:
+        compare_with_before(spec, settings, curve.base[1], partial(fastest_step, backend))
+        if plan.backend == LLAMACPP and not plan.shares:
+            saw_step(spec.bytes_per_token, curve.base[1] / 1e3)
     return curve
 
 

@@ -167,6 +167,8 @@ def speed_model(spec: ModelSpec, settings: Settings) -> SpeedModel:
 
 
 _F32, _F64 = 4, 8
+# Of a draft model of another vocabulary: pieces of text in both, and the texts of its tokens.
+_TRANSLATION_BYTES = 4 << 20
 
 
 def draft_spec_of(spec: ModelSpec, request: Request) -> ModelSpec | None:
@@ -200,11 +202,14 @@ def draft_spec_of(spec: ModelSpec, request: Request) -> ModelSpec | None:
 
 
 def draft_rows_bytes(spec: ModelSpec, draft_spec: ModelSpec | None, names: str) -> int:
-    """Bytes of the distributions of drawn nodes, and of the target's that they are held against."""
+    """Bytes of the distributions of drawn nodes, and of the target's that they are held against.
+
+    Or of what carries text over to a draft model.
+    """
     if draft_spec is None and not {HEAD, WINDOW} & set(names.split(",")):
         return 0
     if draft_spec is not None and is_translated(spec, draft_spec):
-        return 0  # whose tokens are not drawn
+        return _TRANSLATION_BYTES  # whose tokens are not drawn
     distributions = MOST_DRAWN * spec.vocab_size * (_F32 + _F64)
     is_part = draft_spec and (DRAFTED in draft_spec.tensors or read_exit(draft_spec))
     spread = spec.vocab_size * _F32 if is_part else 0

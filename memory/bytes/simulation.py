@@ -12,10 +12,8 @@ import contextlib
 import functools
 import hashlib
 import json
-import subprocess
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -29,7 +27,7 @@ from edgespec.memory.device.llama_binary import PACKAGE, library_folder
 from edgespec.memory.store import cache
 from edgespec.models.gguf.writer import skeleton_header, write_skeleton
 from edgespec.models.heads import layers_to_read
-from edgespec.models.processes import start_module
+from edgespec.models.processes import Guest, GuestEndedError, GuestLimits
 from edgespec.models.projector import Projector
 from edgespec.models.spec import ModelSpec
 
@@ -39,11 +37,11 @@ _QUIET_END = {"GGML_NO_BACKTRACE": "1"}  # where it ends, no debugger is started
 _CONTEXTS = 3  # one more whenever contexts are made in another way for the same settings
 _ENDED = "llama.cpp ended while it was asked about {}"
 _MOST_KEPT = 400  # answers about a file: a plan takes 10 to 25
-_PATIENCE_S = 60.0  # for one answer, if the process sleeps: busy it ends itself far sooner
-_LOOK_S = 0.25  # between looks at its memory; an answer takes a tenth of that
 # Of the process, which has 0.06 GiB, and more with drivers of GPUs. Damaged sizes took it to 3.6
-# GiB. On Linux it limits itself.
+# GiB.
 MOST_BYTES = 2 << 30
+# An answer takes 0.02 s usually, and 2 where a GPU's driver starts.
+_LIMITS = GuestLimits(MOST_BYTES, seconds=6.0, patience_s=60.0)
 
 
 class Bytes(NamedTuple):
@@ -111,9 +109,8 @@ class _Simulator:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._opened = contextlib.ExitStack()  # the process and its folder
-        self._process: subprocess.Popen[bytes] | None = None
-        self._folder = Path()
+        self._guest = Guest(_MODULE, _LIMITS, _QUIET_END)
+        self._folder: tempfile.TemporaryDirectory[str] | None = None  # of skeletons
         self._users = 0
         self._skeletons: dict[str, _Skeleton] = {}  # by fingerprint of the file
         self._known: dict[str, dict[str, Any]] = {}  # by skeleton, then by question
@@ -184,13 +181,16 @@ class _Simulator:
     def _ask(
         self, question: list[dict[str, Any]], wanted: Sequence[Wanted], skeletons: list[_Skeleton]
     ) -> list[dict[str, list[int]]]:
-        self._started()
+        if self._folder is None:
+            self._folder = tempfile.TemporaryDirectory(
+                prefix="edgespec-", ignore_cleanup_errors=True
+            )
         for one in skeletons:
-            file = self._folder / f"{one.name}.gguf"
+            file = Path(self._folder.name, f"{one.name}.gguf")
             if not file.exists():
                 write_skeleton(file, one.header, one.file_bytes)
         name = wanted[0].spec.path.name
-        answer = self._told({"folder": str(self._folder), "contexts": question})
+        answer = self._told({"folder": self._folder.name, "contexts": question})
         if answer is None:
             raise BackendError(
                 _ENDED.format(name), hint=_hint(wanted, "of an architecture that it does not know")
@@ -205,44 +205,17 @@ class _Simulator:
 
     def _told(self, request: dict[str, Any]) -> dict[str, Any] | None:
         """The process's answer; None where it ended."""
-        process = self._started()
-        assert process.stdin is not None and process.stdout is not None
-        answered = threading.Event()
-        threading.Thread(target=_watch, args=(process, answered), daemon=True).start()
         try:
-            process.stdin.write(json.dumps(request).encode() + b"\n")
-            process.stdin.flush()
-            line = process.stdout.readline()
-        except OSError:
-            line = b""
-        except BaseException:  # an answer that nobody reads would be taken for the next one
-            self._end()
-            raise
-        finally:
-            answered.set()
-        if not line.endswith(b"\n"):
-            self._end()
+            answer: dict[str, Any] = self._guest.ask(request)
+        except GuestEndedError:
             return None
-        answer: dict[str, Any] = json.loads(line)
         return answer
 
-    def _started(self) -> subprocess.Popen[bytes]:
-        if self._process is None or self._process.poll() is not None:
-            self._opened.close()
-            folder = tempfile.TemporaryDirectory(prefix="edgespec-", ignore_cleanup_errors=True)
-            self._folder = Path(self._opened.enter_context(folder))
-            self._process = start_module(
-                _MODULE,
-                environment=_QUIET_END,
-                stdin=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-            )
-            self._opened.callback(_ended, self._process)
-        return self._process
-
     def _end(self) -> None:
-        self._opened.close()
-        self._process = None
+        self._guest.end()
+        if self._folder is not None:
+            self._folder.cleanup()
+            self._folder = None
         self._store()
 
     # -- what is known ---------------------------------------------------------------------
@@ -282,31 +255,6 @@ def _described(one: Wanted, bones: _Skeleton) -> dict[str, Any]:
 def _tied_bytes(spec: ModelSpec) -> int:
     table = spec.tensors.get("token_embd.weight") if spec.tied_embeddings else None
     return 0 if table is None else table.data_bytes
-
-
-def _watch(process: subprocess.Popen[bytes], answered: threading.Event) -> None:
-    """Kill a process that neither answers nor ends, or that takes too much memory."""
-    end = time.monotonic() + _PATIENCE_S
-    while not answered.wait(_LOOK_S):
-        if time.monotonic() > end or _resident_bytes(process.pid) > MOST_BYTES:
-            process.kill()
-
-
-def _resident_bytes(pid: int) -> int:
-    import psutil
-
-    with contextlib.suppress(psutil.Error):
-        return int(psutil.Process(pid).memory_info().rss)
-    return 0
-
-
-def _ended(process: subprocess.Popen[bytes]) -> None:
-    process.kill()
-    for stream in (process.stdin, process.stdout):
-        if stream is not None:
-            with contextlib.suppress(OSError):
-                stream.close()
-    process.wait()
 
 
 def _key(name: str) -> str:

@@ -165,7 +165,7 @@ def _describe(library: Any, number: int) -> _Seen | None:
         total_bytes=told.memory_total,
         free_bytes=told.memory_free,
         shares_memory=kind == _INTEGRATED_GPU or host.has_unified_memory(),
-        maps_files=told.capabilities.buffer_from_host_ptr,
+        maps_files=told.caps.buffer_from_host_ptr,
     )
     registry = library.ggml_backend_dev_backend_reg(handle)
     return _Seen(gpu, kind == _INTEGRATED_GPU, told.device_id, registry)

@@ -1,7 +1,7 @@
 """Structures of llama.cpp and ggml that edgespec reads or fills in memory, as 0.3.36 has them.
 
-All that is declared of them in Python is here, to be compared with their headers when the version
-that is asked for changes. Those that C++ reads are in `backends/kernels/ggml_structures.h`.
+All that is declared of them in Python is here, by the names of their headers: a test compiles
+those and compares every offset. What C++ reads is in `backends/kernels/ggml_structures.h`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class DeviceCapabilities(ctypes.Structure):
 
     _fields_ = tuple(
         (name, ctypes.c_bool)
-        for name in ("asynchronous", "host_buffer", "buffer_from_host_ptr", "events", "mmap")
+        for name in ("async", "host_buffer", "buffer_from_host_ptr", "events", "mmap_support")
     )
 
 
@@ -30,7 +30,7 @@ class DeviceProperties(ctypes.Structure):
         ("memory_total", _SIZE),
         ("type", ctypes.c_int),
         ("device_id", ctypes.c_char_p),
-        ("capabilities", DeviceCapabilities),
+        ("caps", DeviceCapabilities),
     )
 
 
@@ -45,10 +45,56 @@ class BufferBytes(ctypes.Structure):
     )
 
 
-class GraphPlan(ctypes.Structure):
-    """struct ggml_cplan, of which only the first field counts here."""
+MOST_BLOCKS = 8
 
-    _fields_ = (("work_bytes", _SIZE), ("others", _P * 6))
+
+class BlockRows(ctypes.Structure):
+    """struct edgespec::Taken of `backends/kernels/ggml_outputs.cpp`"""
+
+    _fields_ = (
+        ("count", ctypes.c_int32),
+        ("blocks", ctypes.c_int32 * MOST_BLOCKS),
+        ("width", ctypes.c_int64),
+        ("room", ctypes.c_int64),
+        ("used", ctypes.c_int64 * MOST_BLOCKS),
+        ("rows", _P),
+    )
+
+
+class ClipContextParams(ctypes.Structure):
+    """struct clip_context_params of llama.cpp's tools/mtmd/clip.h, which no wheel has."""
+
+    _fields_ = (
+        ("use_gpu", ctypes.c_bool),
+        ("device", _P),
+        ("flash_attn_type", ctypes.c_int),
+        ("image_min_tokens", ctypes.c_int),
+        ("image_max_tokens", ctypes.c_int),
+        ("warmup", ctypes.c_bool),
+        ("cb_eval", _P * 2),
+        ("no_alloc", ctypes.c_bool),
+        ("progress", _P * 2),
+    )
+
+
+class ClipInitResult(ctypes.Structure):
+    """struct clip_init_result of the same: what sees, what hears, and what speaks."""
+
+    _fields_ = (("contexts", _P * 3),)
+
+
+class GraphPlan(ctypes.Structure):
+    """struct ggml_cplan"""
+
+    _fields_ = (
+        ("work_size", _SIZE),
+        ("work_data", _P),
+        ("n_threads", ctypes.c_int),
+        ("threadpool", _P),
+        ("abort_callback", _P),
+        ("abort_callback_data", _P),
+        ("use_ref", ctypes.c_bool),
+    )
 
 
 class InitParams(ctypes.Structure):
@@ -91,4 +137,6 @@ Tensor._fields_ = [
     ("view_offs", _SIZE),
     ("data", _P),
     ("name", ctypes.c_char * 64),
+    ("extra", _P),
+    ("padding", ctypes.c_char * 8),
 ]

@@ -54,6 +54,7 @@ BACKENDS = ("auto", LLAMACPP, ONNX)
 DEVICES = ("auto", "cpu", "gpu", "npu")
 PREFERENCES = ("speed", "context", "energy")
 KERNELS = ("auto", "on", "off")
+DRAFTERS = ("suffix", "recycling", "model", "head", "window")  # edgespec.drafting.drafters
 DRAFTS = "Drafts"  # a title in help
 _LONGEST_PATTERN, _SHOWN = 4096, 80  # characters
 
@@ -118,7 +119,9 @@ class LoadOptions:
         None, called="--budget", read=size_bytes, low=1, high=1 << 62, for_projects=True
     )
     prefer: str = option("speed", choices=PREFERENCES, noun="preference", for_projects=True)
-    context_size: int | None = option(None, called="--ctx --ctx-size -c", low=1, high=1 << 31)
+    context_size: int | None = option(
+        None, called="--ctx --ctx-size -c", low=1, high=1 << 31, by_itself={-1: None, 0: None}
+    )
     drafter: str = option("auto", panel=DRAFTS)
     draft_model: str | os.PathLike[str] | None = option(
         None, also="--model-draft -md", panel=DRAFTS, for_one=True
@@ -139,7 +142,9 @@ class LoadOptions:
     )
     override_tensor: tuple[str, ...] | None = option(None, also="-ot", read=texts_of)
     workers: tuple[str, ...] = option((), read=texts_of)
-    threads: int | None = option(None, also="-t", low=1, high=1 << 16)
+    threads: int | None = option(
+        None, also="-t", low=1, high=1 << 16, by_itself={-1: None, 0: None}
+    )
     backend: str = option("auto", choices=BACKENDS)
     device: str = option("auto", choices=DEVICES)
     kernels: str = option("auto", choices=KERNELS, noun="choice of kernels")
@@ -148,7 +153,14 @@ class LoadOptions:
     image_max_tokens: int | None = option(None, low=1, high=1 << 16)
     remember: bool = option(False, panel=DRAFTS)
     users: int | None = option(
-        1, none="auto", read=number_or_auto, low=1, high=64, for_projects=True, of_servers=True
+        1,
+        none="auto",
+        read=number_or_auto,
+        by_itself={"-1": None},
+        low=1,
+        high=64,
+        for_projects=True,
+        of_servers=True,
     )
     latency: float = option(1.0, low=0.0, high=1e6, of_servers=True)
 

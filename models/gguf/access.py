@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import stat
@@ -10,7 +11,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from edgespec.errors import ModelFileError, ModelNotFoundError
+from edgespec.errors import (
+    DoesNotFitError,
+    EdgespecError,
+    ModelFileError,
+    ModelNotFoundError,
+    no_memory_hint,
+)
 
 
 def read_part(file: IO[bytes], offset: int, size_bytes: int) -> bytes:
@@ -38,7 +45,14 @@ def whole(path: Path) -> Iterator[None]:
     except ValueError:  # numpy's: the part goes beyond the end
         raise _shrunk(path) from None
     except OSError as error:
-        raise ModelFileError(f"{str(path)!r} cannot be read: {error.strerror}") from None
+        raise _unread(path, error) from None
+
+
+def _unread(path: Path, error: OSError | ValueError) -> EdgespecError:
+    reason = f"{str(path)!r} cannot be read: {getattr(error, 'strerror', None) or error}"
+    if getattr(error, "errno", None) == errno.ENOMEM:  # nothing is wrong with the file
+        return DoesNotFitError(reason, hint=no_memory_hint("end other programs"))
+    return ModelFileError(reason, hint="check its name and permissions")
 
 
 def _shrunk(path: Path) -> ModelFileError:
@@ -69,9 +83,6 @@ def mapped(path: Path) -> Iterator[memoryview]:
     except ModelFileError:
         raise
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise ModelFileError(
-            f"{str(path)!r} cannot be read: {reason}", hint="check its name and permissions"
-        ) from None
+        raise _unread(path, error) from None
     with mapping, memoryview(mapping) as data:
         yield data

@@ -24,6 +24,8 @@ from edgespec.decode.generation import Chunk
 PATIENCE_S = 30
 WORDS = st.sampled_from(["a", "moon", "well-known", "ünïcode", "e\u0301", "\x1b[36mred\x1b[39m"])
 GAPS = st.sampled_from([" ", " ", " ", "  ", "\n", "\n\n"])
+THUMB, FLAG = "\U0001f44d\U0001f3fd", "\U0001f1e9\U0001f1ea"
+FAMILY = "\U0001f468\u200d\U0001f469\u200d\U0001f467"
 
 
 @pytest.fixture
@@ -71,6 +73,13 @@ def test_lines_fit_and_words_stay_whole_however_the_text_comes(
         (10, "  ~~~\n    y = 1 + 2 + 3\n  ~~~\n", "  ~~~\n    y = 1 + 2 + 3\n  ~~~\n"),
         (10, "```a``` is one word", "```a``` is\none word"),
         (0, "a terminal without a width " * 30 + "end", None),
+        (6, f"{FAMILY}{FAMILY} {FAMILY} ab", f"{FAMILY}{FAMILY}\n{FAMILY} ab"),
+        (6, "abc \u2764\ufe0f x", "abc \u2764\ufe0f\nx"),  # two columns, by its second character
+        (
+            4,
+            "\U0001f44d\U0001f3fd\U0001f1e9\U0001f1eax",
+            "\U0001f44d\U0001f3fd\U0001f1e9\U0001f1ea\nx",
+        ),
     ],
 )
 def test_what_is_broken_where(width: Any, columns: int, text: str, shown: str | None) -> None:
@@ -84,6 +93,27 @@ def test_only_the_last_word_is_held_back(width: Any) -> None:
     assert [wrap.push(part) for part in ("The mo", "on is", " ", "x" * 30, "y")] == [
         *("The", " moon", " is", " " + "x" * 30, "y")
     ]
+
+
+@pytest.mark.parametrize("columns", [0, 80])
+@pytest.mark.parametrize("letters", ["a", "\u00e9", "\u6f22", "\u200d"])
+def test_a_text_without_blanks_costs_its_length(width: Any, columns: int, letters: str) -> None:
+    """By calls: each letter of a word of 4,000 once cost as many as the word had before it."""
+    width(columns)
+    calls = 0
+
+    def count(_frame: Any, event: str, _argument: Any) -> None:
+        nonlocal calls
+        calls += event.endswith("call")
+
+    wrap, text = Wrap(), letters * 4000
+    sys.setprofile(count)
+    try:
+        shown = "".join(wrap.push(text[place : place + 40]) for place in range(0, 4000, 40))
+    finally:
+        sys.setprofile(None)
+    assert (shown + wrap.end()).replace("\n", "") == text
+    assert calls < 30 * len(text)
 
 
 def chunks(*texts: str) -> Iterator[Chunk]:
@@ -105,6 +135,8 @@ def test_a_file_gets_the_text_and_a_terminal_what_can_be_read(
     monkeypatch.setenv("TERM", "dumb")
     show_answer(chunks("one two ", "three\x07"), DRAFTED)
     assert capsys.readouterr().out == "one two\nthree\n"
+    show_answer(chunks("a\u202eb"), NONE)
+    assert capsys.readouterr().out == "a\\u202eb\n"
 
 
 def test_an_answer_that_breaks_shows_all_that_came(

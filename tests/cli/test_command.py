@@ -47,7 +47,7 @@ def test_an_end_from_outside_has_its_own_status(
 
 def test_values_in_help_are_words(say: Command) -> None:
     _, out, _ = say("run", "--help")
-    assert "--ctx-size N " in out and "--file FILE " in out and "--stop TEXT " in out
+    assert "--ctx-size N " in out and "--file FILE " in out and "--system TEXT " in out
     assert "<str>" not in out and "<int" not in out
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -100,8 +101,8 @@ MISUSES = {
     "layers in words": (["run", "-p", "Hi", "--gpu-layers", "x"], "--gpu-layers"),
     "layers with two signs": (["run", "-p", "Hi", "--gpu-layers=--5"], "--gpu-layers"),
     "a temperature below zero": (["run", "-p", "Hi", "--temperature=-1"], "temperature"),
-    "no threads": (["run", "-p", "Hi", "--threads", "0"], "--threads"),
-    "no context": (["run", "-p", "Hi", "--ctx", "0"], "--ctx"),
+    "no threads": (["run", "-p", "Hi", "--threads", "-2"], "--threads"),
+    "no context": (["run", "-p", "Hi", "--ctx", "-2"], "--ctx"),
     "unheard-of cache type": (["run", "-p", "Hi", "--kv-type", "q9_9"], "q9_9"),
     "unheard-of drafter": (["run", "-p", "Hi", "--drafter", "psychic"], "psychic"),
     "unheard-of backend": (["run", "-p", "Hi", "--backend", "abacus"], "abacus"),
@@ -217,6 +218,27 @@ def test_colour_settings_change_nothing(
     assert not any(ESCAPE in done.out + done.err for done in expected)
 
 
+@pytest.mark.parametrize(
+    ("asked", "unread"),
+    [
+        ("--help", ("psutil", "edgespec.drafting", "edgespec.memory.plan.planner")),
+        ("version", ("psutil", "edgespec.cli.run", "edgespec.cli.draft")),
+    ],
+)
+def test_what_says_little_reads_little(asked: str, unread: tuple[str, ...]) -> None:
+    """All drafters were imported for a tuple of their names, and every command for a version."""
+    program = (
+        "import sys; sys.argv[1:] = [sys.argv[1]]\n"
+        "from edgespec.cli.main import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "print(*sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program, asked], capture_output=True, text=True)
+    read = done.stdout.splitlines()[-1].split()
+    assert "edgespec.cli.main" in read and not {*unread} & {*read}
+
+
 def write_named(path: Path, name: str) -> Path:
     return write_model(path, "llama", Q8_0, name=name)
 
@@ -263,10 +285,36 @@ def test_an_output_that_is_full_is_a_sentence(arguments: tuple[str, ...]) -> Non
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.model
 @pytest.mark.skipif(sys.platform == "win32", reason="a shell that closes streams")
-@pytest.mark.parametrize("closed", ["<&-", ">&-"])
-def test_streams_that_are_closed_from_the_start_are_no_traceback(closed: str) -> None:
-    line = f'"{sys.executable}" -m edgespec.cli.main run {closed}'
-    done = subprocess.run(line, shell=True, input=b"", capture_output=True, timeout=60)
-    assert done.returncode == 2 and b"the prompt is empty" in done.stderr
-    assert b"Traceback" not in done.stderr
+@pytest.mark.parametrize(
+    ("line", "status", "out", "told"),
+    [
+        ("run <&-", 2, "", "the prompt is empty"),
+        ("run >&-", 2, "", "the prompt is empty"),
+        ("run -p Hi -n 2 --color drafted >&-", 1, "", "error: stdout is closed"),
+        ("run -p Hi -n 2 --json >&-", 1, "", "error: stdout is closed"),
+        ("plan >&-", 1, "", "error: stdout is closed"),
+        ("run -p Hi -n 2 2>&-", 0, r"\S.*\n", ""),
+        ("run -p Hi -n 2 <&- >&- 2>&-", 1, "", ""),
+        ("plan nothing.gguf 2>&-", 1, "", ""),
+        ("chat 2>&-", 0, r"\S.*\n", ""),
+    ],
+)
+def test_streams_that_are_closed_from_the_start_are_no_traceback(
+    measured: str, line: str, status: int, out: str, told: str
+) -> None:
+    line = f'"{sys.executable}" -m edgespec.cli.main {line}'
+    done = subprocess.run(
+        line,
+        shell=True,
+        input="Hi\n" if "chat" in line else "",
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "EDGESPEC_CACHE": measured},
+    )
+    assert done.returncode == status
+    assert re.fullmatch(out, done.stdout, re.DOTALL)
+    assert told in done.stderr and "Traceback" not in done.stderr
+    assert bool(done.stderr) == bool(told)

@@ -12,6 +12,7 @@ from random_gguf import Q8_0, write_model
 
 from edgespec.memory.bytes import simulation
 from edgespec.memory.plan.plan import Plan
+from edgespec.models import processes
 from edgespec.models.processes import start_module
 from edgespec.setup import planning
 
@@ -43,11 +44,11 @@ def test_one_process_of_llama_cpp_answers_for_all_files(
     """There was one for each: half a second of every file."""
     started = list[str]()
 
-    def counted(module: str, **options: Any) -> Any:
+    def counted(module: str, *arguments: str, **options: Any) -> Any:
         started.append(module)
-        return start_module(module, **options)
+        return start_module(module, *arguments, **options)
 
-    monkeypatch.setattr(simulation, "start_module", counted)
+    monkeypatch.setattr(processes, "start_module", counted)
     monkeypatch.setattr(simulation, "_simulator", simulation._Simulator())
     monkeypatch.setenv("EDGESPEC_MODELS", str(home))
     for arch in ("llama", "qwen2", "qwen3"):

@@ -7,6 +7,7 @@ import json
 import pytest
 from command_line import Command
 
+from edgespec.cli.answer_options import SamplingOptions
 from edgespec.cli.options import DEFAULTS, PlanOptionLists
 
 
@@ -46,6 +47,7 @@ def test_no_option_is_one_setting_without_a_name() -> None:
         ("-ctv", "--cache-type-v"),
         ("--temp", "--temperature"),
         ("--n-predict", "--max-tokens"),
+        ("-r", "--stop"),
     ],
 )
 def test_words_of_llama_cpp_are_known(say: Command, alias: str, option: str) -> None:
@@ -84,3 +86,77 @@ def test_llama_cpps_cache_types_are_ours(
 def test_plain_and_none_are_one_drafter(say: Command, word: str) -> None:
     _, out, _ = say("plan", "--drafter", word, "--json")
     assert json.loads(out)["plan"]["drafter"]["value"] == "none"
+
+
+@pytest.mark.model
+@pytest.mark.usefixtures("steady")
+@pytest.mark.parametrize(
+    "given", [("-c", "0"), ("-c", "-1"), ("-t", "0"), ("-t", "-1"), ("-n", "-1")]
+)
+def test_what_llama_cpp_leaves_to_itself_is_left_open(say: Command, given: tuple[str, str]) -> None:
+    asked, usual = (json.loads(say("plan", *more, "--json").out) for more in (given, ()))
+    for name in ("context_size", "kv_type", "threads"):
+        assert asked["plan"][name] == usual["plan"][name]
+
+
+@pytest.mark.parametrize(
+    ("given", "field", "value"),
+    [({"top_k": -1}, "top_k", 0), ({"seed": -1}, "seed", None), ({"top_k": 40}, "top_k", 40)],
+)
+def test_sampling_that_llama_cpp_leaves_to_itself(
+    given: dict[str, int], field: str, value: int | None
+) -> None:
+    assert getattr(SamplingOptions.of(given).params(), field) == value
+
+
+@pytest.mark.model
+def test_an_answer_without_an_end_fills_the_context(command: Command) -> None:
+    asked = ("Count: one two three", "--raw", "-c", "64", "-n", "-1", "--logit-bias", "2=-inf")
+    found = command("run", "--prompt", *asked, "--json").document
+    assert found["finish_reason"] == "context_full"
+    assert found["prompt_tokens"] + found["generated_tokens"] == 64
+
+
+# -- options that llama.cpp alone has ----------------------------------------------------------
+
+
+@pytest.mark.model
+def test_harmless_options_of_llama_cpp_are_taken_with_a_note(command: Command) -> None:
+    given = ("--jinja", "-fa", "on", "-b", "512", "--no-mmap", "-cnv", "-np", "2", "--mlock")
+    done = command("plan", *given)
+    assert done.status == 0
+    assert set(done.err.splitlines()) == {
+        f"{name} is llama.cpp's and changes nothing here" for name in given if name[0] == "-"
+    }
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        (("-fa", "maybe"), "-fa is on, off, auto"),
+        (("-fx", "on"), "No such option: -fx"),
+        (("-ngld", "0"), "No such option: -ngld"),
+        (("-sm", "none"), "No such option: -sm"),
+        (("-cnvx",), "No such option: -cnvx"),
+        (("-hffx", "F"), "No such option: -hffx"),
+        (("-hff", "F"), "'-hff' / '--hf-file': edgespec has none: name the file's type"),
+        (("--lora", "F"), "'--lora': edgespec has none: merge the adapter"),
+        (("--ignore-eos",), "No such option: --ignore-eos"),
+        (("-c", "512", "-x"), "No such option: -x"),
+    ],
+)
+def test_an_option_that_is_missing_is_named_whole(
+    command: Command, given: tuple[str, ...], named: str
+) -> None:
+    """Letter by letter -fa was --file a, -sm --seed m, and -hff the help."""
+    done = command("run", "-p", "hi", *given)
+    assert (done.status, done.out) == (2, "") and named in done.err
+
+
+def test_values_may_follow_a_letter(command: Command) -> None:
+    assert "the prompt is empty" in command("run", "-c512", "-n5", "-vv").err
+    assert "cannot read no.txt" in command("run", "-f./no.txt").err
+
+
+def test_options_of_llama_cpp_are_in_no_help(command: Command) -> None:
+    assert "--jinja" not in command("run", "--help").out

@@ -9,11 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from command_line import Command
 from quantize_cases import little_work, run
 from random_gguf import F32, write_model
 
 from edgespec.errors import EdgespecError
 from edgespec.files import quantizing
+from edgespec.files.tuning import CANDIDATES
 from edgespec.models.spec import read_model_spec
 from edgespec.quantize import fit
 
@@ -138,3 +140,7 @@ def test_a_source_is_never_its_own_target(
     with pytest.raises(EdgespecError, match="it is the source"):
         run(how[0], source, link, *how[1:])
     assert source.read_bytes() == before and link.is_symlink()
+
+
+def test_help_counts_the_types_that_are_tried(command: Command) -> None:
+    assert f"Default: {len(CANDIDATES)} common ones" in command("quantize", "tune", "--help").out

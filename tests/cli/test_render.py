@@ -51,8 +51,8 @@ def test_a_warning_is_one_line(
 
 # -- what strangers wrote --------------------------------------------------------------------------
 
-STEERS = "a\x1b]0;title\x07\x1b[2Jb\x9b31mc\rd\x7f\x08e\tf\n"
-SHOWN = "a]0;title[2Jb31mcde\tf\n"
+STEERS = "a\x1b]0;title\x07\x1b[2Jb\x9b31mc\rd\x7f\x08e\tf\u202eg\u2066h\n"
+SHOWN = "a]0;title[2Jb31mcde\tf\\u202eg\\u2066h\n"
 
 
 class Screen(io.StringIO):
@@ -73,7 +73,7 @@ def test_nothing_that_is_printed_steers_a_terminal(
         error(EdgespecError(STEERS, hint=STEERS))
     out, err = capsys.readouterr()
     assert out == SHOWN * 2
-    assert err.count("]0;title[2Jb31mcde\tf") == 5
+    assert err.count("]0;title[2Jb31mcde\tf\\u202eg\\u2066h") == 5
     assert not {*out, *err} & {"\x1b", "\x07", "\x9b", "\r", "\x7f", "\x08"}
     assert not hasattr(sys.stdout, "unfiltered")
 

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 import sys
 import textwrap
 import threading
@@ -322,3 +323,44 @@ def test_a_trace_that_cannot_be_written_is_one_sentence(
         _traced(Engine(), tmp_path / "none" / "drafts.jsonl"),  # type: ignore[arg-type]
     ):
         pass
+
+
+# -- what is piped in beside a prompt ----------------------------------------------------------
+
+RUN = f'"{sys.executable}" -m edgespec.cli.main run -p "Say it." -n 1 --json'
+PLAIN_TOKENS = 33  # of that prompt
+PIPES = {
+    "nothing": (f"{RUN} </dev/null", 1, False),
+    "an empty pipe": (f"printf '' | {RUN}", 1, False),
+    "closed": (f"{RUN} <&-", 1, False),
+    "a pipe": (f"echo one two three | {RUN}", 2, False),
+    "a file": (f"echo one two three >words; {RUN} <words", 2, False),
+    "a loop over a pipe": (f"printf 'a\\nb\\n' | while read l; do {RUN}; done", 1, True),
+    "a loop over a file": (f"printf 'a\\nb\\n' >f; while read l; do {RUN}; done <f", 1, True),
+    "a list of commands": (f"echo one two three >words; (true; {RUN}; true) <words", 2, False),
+    "a wrapper": (f"echo one two three | (true; {RUN}; true)", 1, True),
+    "a wrapper, and asked for": (f"echo one two three | (true; {RUN} -; true)", 2, False),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.model
+@pytest.mark.skipif(sys.platform != "linux", reason="tells whose stdin it is")
+@pytest.mark.parametrize(("line", "is_read", "is_said"), PIPES.values(), ids=PIPES.keys())
+def test_what_is_piped_in_is_read_unless_it_is_another_s(
+    tmp_path: Path, measured: str, line: str, is_read: int, is_said: bool
+) -> None:
+    """A loop loses none of its lines, and what is not read is said not to be."""
+    done = subprocess.run(
+        ["sh", "-c", line],
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "EDGESPEC_CACHE": measured},
+    )
+    answers = [json.loads(one)["prompt_tokens"] for one in done.stdout.splitlines()]
+    assert len(answers) == 1 + ("loop" in line or "while" in line)
+    assert len(set(answers)) == 1 and (answers[0] > PLAIN_TOKENS) == (is_read == 2)
+    assert ("stdin is not read" in done.stderr) == is_said

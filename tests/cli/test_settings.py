@@ -96,7 +96,7 @@ def test_a_line_that_means_nothing_is_told(
 
 @pytest.mark.model
 def test_values_of_files_are_checked_as_any(say: Command, project: Path) -> None:
-    project.write_text("ctx = 0\n")
+    project.write_text("ctx = -2\n")
     status, _, error = say("plan")
     assert status == 2 and "ctx" in error
     project.write_text('ctx = "many"\n')

@@ -74,3 +74,16 @@ def test_what_a_closed_stream_has_brought_is_told() -> None:
                 break
     written = TEXT[: TEXT.index(b"in") + 2]
     assert drafter.text == [1, *written]
+
+
+def test_a_long_cooldown_copies_nothing_for_each_token() -> None:
+    """What was written in it is one list, which grows: a copy each time is quadratic."""
+    seen: list[Sequence[int]] = []
+
+    class Watched(Sleeper):
+        def has_hit(self, tokens: Sequence[int] = ()) -> bool:
+            seen.append(tokens)
+            return False
+
+    engine_with(Watched(1000)).generate([1], max_tokens=200)
+    assert len(seen) > 20 and all(one is seen[0] for one in seen)

@@ -19,6 +19,7 @@ from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
 from edgespec.decode.generation import Result
 from edgespec.decode.options import GenerationOptions
+from edgespec.decode.scheduler import Job
 from edgespec.drafting.drafters.base import Drafter
 from edgespec.drafting.drafters.recycling import RecyclingDrafter
 from edgespec.drafting.drafters.suffix import SuffixDrafter
@@ -135,10 +136,12 @@ def test_a_step_has_room_for_fewer_texts_than_there_are() -> None:
 class Slow(FakeBackend):
     """Waits before each joint step until the test lets it go on."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(
+        self, logits: Callable[[tuple[int, ...]], Sequence[float]] = babble, **options: Any
+    ) -> None:
         self.gate = threading.Semaphore(0)
         self.together: list[int] = []  # texts of each step
-        super().__init__(babble, VOCAB, **options)
+        super().__init__(logits, VOCAB, **options)
 
     def verify_together(
         self,
@@ -167,6 +170,32 @@ def test_cells_for_three_of_eight_run_three_and_none_fails() -> None:
     assert max(backend.together) == 3
     assert [r.finish_reason for r in results] == ["length"] * 8
     assert [r.token_ids for r in results] == [alone(*one).token_ids for one in asked]
+
+
+@pytest.mark.parametrize("written", [60, 180])
+def test_as_many_answer_at_once_as_fit_whatever_they_might_have_written(written: int) -> None:
+    """Four of up to 200 cells each, in 500: promised 84 at first, and more while they write.
+
+    Who gets none meanwhile waits and goes on; each answer is the one given alone.
+    """
+
+    def text(context: tuple[int, ...]) -> Sequence[float]:
+        row = list(babble(context))
+        row[END] += 1000.0 if len(context) >= 19 + written else -1000.0
+        return row
+
+    backend = Slow(text, end=END, users=4, context_size=200, cells=500)
+    asked = [([n + 1] * 20, GenerationOptions(max_tokens=180)) for n in range(4)]
+    with Engine(backend) as engine, ThreadPoolExecutor(4) as pool:
+        made = [pool.submit(engine.generate, *one) for one in asked]
+        until(lambda: known_to(engine) == 4)
+        backend.gate.release(10_000)
+        results = [one.result(PATIENCE_S) for one in made]
+    assert max(backend.together) == 4
+    assert {len(r.token_ids) for r in results} == {written}
+    for (prompt, options), result in zip(asked, results, strict=True):
+        with Engine(FakeBackend(text, VOCAB, end=END, context_size=200)) as one:
+            assert result.token_ids == one.generate(prompt, options).token_ids
 
 
 def test_what_never_fits_is_refused_with_its_numbers() -> None:
@@ -353,6 +382,45 @@ def test_a_backend_that_fails_ends_what_was_in_the_step_and_no_more() -> None:
         assert engine.generate([1, 2], max_tokens=5).token_ids
 
 
+@pytest.mark.parametrize("users", [1, 2])
+def test_a_mistake_at_the_end_is_told_and_gives_everything_back(users: int) -> None:
+    fails = True
+
+    class Ending(Engine):
+        def end(self, job: Job) -> None:
+            if fails:
+                raise RuntimeError("a mistake at the end")
+
+    with Ending(FakeBackend(babble, VOCAB, end=END, users=users)) as engine:
+        for _ in range(users + 1):
+            with pytest.raises(RuntimeError, match="a mistake at the end"):
+                engine.generate([1, 2], max_tokens=5)
+        fails = False
+        assert engine.generate([1, 2], max_tokens=5).token_ids
+
+
+@pytest.mark.parametrize("users", [1, 2])
+def test_the_time_to_a_first_token_has_the_wait_for_a_turn(users: int) -> None:
+    """Of three calls at once the last one waits for the first two; reading takes it no longer."""
+
+    class Slow(FakeBackend):
+        def verify_together(self, *arguments: Any) -> list[Logits]:
+            sleep(0.002)
+            return super().verify_together(*arguments)
+
+        def verify(self, tree: DraftTree) -> Logits:
+            sleep(0.002)
+            return super().verify(tree)
+
+    with Engine(Slow(babble, VOCAB, end=END, users=users)) as engine:
+        asked = [([7, 8, 9], GenerationOptions(max_tokens=60)) for _ in range(users + 1)]
+        counted = [one.counters for one in all_at_once(engine, asked)]
+    last = max(counted, key=lambda one: one.time_to_first_token_s)
+    others = [one for one in counted if one is not last]
+    assert last.time_to_first_token_s > 0.5 * min(one.decode_s for one in others) > 0.0
+    assert last.prompt_s < last.time_to_first_token_s / 2
+
+
 def test_closing_ends_all_and_refuses_who_waits() -> None:
     backend = Slow(users=2, context_size=100, cells=100)
     engine = Engine(backend)
@@ -411,7 +479,7 @@ def test_work_on_the_cache_leaves_running_answers_their_sequence() -> None:
         chunks = iter(stream)
         next(chunks)
         with engine.exclusive():
-            assert engine.spare_sequence(200) is None  # these cells are promised
+            assert engine.spare_sequence(400) is None  # some of these cells are promised
             spare = engine.spare_sequence(100)
             assert spare is not None and spare.length == 0
             spare.prefill([7] * 60)

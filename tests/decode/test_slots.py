@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
+
+import pytest
 
 from edgespec.backends.fake import FakeBackend
 from edgespec.decode.slots import Slot, Slots
@@ -102,3 +105,55 @@ def test_a_sequence_that_is_filled_from_outside_has_a_salt_as_well() -> None:
     sequence.prefill(TALK)
     found = [slots.take([*TALK, 62], 30, True, salt) for salt in ("b", "a")]
     assert [list(one.tokens) for one in found if one is not None] == [[], TALK]
+
+
+def test_a_text_grows_where_all_could_still_be_written_to_their_ends() -> None:
+    """Of 50 cells two of up to 40 have 10 each, so that either can have its other 30."""
+    slots = slots_of(3, 50)
+    assert slots.take(TALK, 20, False, most=51) is None
+    first = slots.take(TALK[:5], 10, False, most=40)
+    second = slots.take([50] * 5, 10, False, most=40)
+    assert first is not None and second is not None
+    assert slots.take([60], 1, False, most=40) is None, "nobody could have 30 more"
+    assert slots.grow(first, 9) and first.promised == 10
+    assert slots.grow(first, 20) and first.promised == 40, "and what it may need beyond that"
+    assert not slots.grow(second, 11) and second.promised == 10
+    slots.give_back(first)
+    assert slots.grow(second, 11) and second.promised == 40
+
+
+def test_a_text_that_grows_takes_the_cells_of_texts_that_have_ended() -> None:
+    slots = slots_of(2, 120)
+    ended = takes(slots, TALK, 20)
+    slots.give_back(ended)
+    slot = slots.take([50] * 5, 10, True, most=120)
+    assert slot is not None and slot is not ended
+    assert list(ended.tokens) == TALK
+    assert slots.grow(slot, 50) and slot.promised == 114 and not len(ended.tokens)
+    assert slots.grow(slot, 500) and slot.promised == 120
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_they_need_all_come_to_their_ends(seed: int) -> None:
+    """Texts that begin, grow and end at random: somebody can always go on, in its cells."""
+    rng = random.Random(seed)
+    slots, cells = slots_of(4, 100), 100
+    running: dict[Slot, int] = {}  # how far each is
+    waiting = [(rng.randrange(1, 30), rng.randrange(1, 70)) for _ in range(30)]
+    while waiting or running:
+        if waiting:
+            size, limit = waiting[0]
+            need = size + min(limit, 5)
+            slot = slots.take([len(waiting)] * size, need, False, most=size + limit)
+            if slot is not None:
+                running[slot] = size
+                waiting.pop(0)
+        moved = False
+        for slot, length in list(running.items()):
+            if slots.grow(slot, length + 1):
+                running[slot], moved = length + 1, True
+            if running[slot] >= slot.most:
+                slots.give_back(slot)
+                del running[slot]
+        assert moved
+        assert sum(slot.promised for slot in running) <= cells

@@ -206,3 +206,14 @@ def test_counts_of_other_models_are_never_stored() -> None:
     loaded.load_json(calibration.as_json())
     calibration.forget_recent()
     assert loaded.probability(0) == pytest.approx(calibration.probability(0))
+
+
+def test_what_was_counted_may_stand_for_less() -> None:
+    """Cells and their group keep their share of hits; what was counted rarely stays."""
+    calibration = Calibration(2, [0, 0], [0, 1], [0.5])
+    for number in range(100):
+        calibration.count(0, number % 4 == 0)
+    calibration.count(1, True)
+    calibration.fade(20.0)
+    assert calibration.as_json()["cells"] == {"0": [5.0, 20.0], "1": [1.0, 1.0]}
+    assert calibration.group_probability(0) == pytest.approx((5.0 + 1.0 + 0.5) / 22.0)

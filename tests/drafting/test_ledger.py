@@ -114,7 +114,7 @@ def test_savings_have_a_standard_error() -> None:
         ledger.pay(0.1)
         ledger.add(1, 2.0)
     rounds, part, error = part_saved(ledger.savings())
-    assert (rounds, part) == (20.0, pytest.approx(0.2))
+    assert rounds == 20.0 and part == pytest.approx(0.2)
     assert error == pytest.approx((10 * 0.81 + 10 * 0.01) ** 0.5 / 40.0)
     assert part_saved({}) == part_saved({**ledger.savings(), "usual_steps": 0.0}) == (0.0,) * 3
 

@@ -6,7 +6,7 @@ import pytest
 from serving_cases import read
 
 from edgespec.serve.answer_reader import AnswerReader, think_tags
-from edgespec.serve.tool_formats import HARMONY, format_of
+from edgespec.serve.tool_formats import HARMONY, HERMES, format_of
 
 THOUGHTS = [
     ("<think>\nHm.\n</think>\n\nYes.", "Yes.", "Hm."),
@@ -22,6 +22,31 @@ THOUGHTS = [
 def test_thoughts_are_split_off(text: str, content: str, thought: str) -> None:
     for pieces in ([text], list(text)):
         assert read(AnswerReader(), pieces) == (content, thought, [])
+
+
+LOOK = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
+UNCLOSED = [
+    (f"<think>\nI must look.\n{LOOK}", "", "I must look.", ["look"]),
+    (f"<think>\nI must look.\n{LOOK}\n{LOOK}", "", "I must look.", ["look", "look"]),
+    (f"<think>\nA <tool_call> it is.\n{LOOK}", "", "A <tool_call> it is.", ["look"]),
+    ("<think>\nA <tool_call> it is.", "", "A <tool_call> it is.", []),
+    (f"<think>\n{LOOK.replace('look', 'other')}", "", LOOK.replace("look", "other"), []),
+    # What ends later was thought, also where a budget ended it within the call.
+    (f"<think>\nMaybe {LOOK}?\n</think>\n\nNo.", "No.", f"Maybe {LOOK}?", []),
+    (f"<think>\n{LOOK[:38]}\n</think>\n\nNo.", "No.", LOOK[:38], []),
+]
+
+
+@pytest.mark.parametrize(("text", "content", "thought", "names"), UNCLOSED)
+@pytest.mark.parametrize("within", [False, True])
+def test_a_call_ends_a_thought_that_nothing_else_ends(
+    text: str, content: str, thought: str, names: list[str], within: bool
+) -> None:
+    text = text.removeprefix("<think>") if within else text
+    for pieces in ([text], list(text)):
+        reader = AnswerReader([HERMES], {"look": {}}, most=9, within=within)
+        found, thoughts, calls = read(reader, pieces)
+        assert (found, thoughts, [name for name, _ in calls]) == (content, thought, names)
 
 
 def test_a_thought_may_have_begun_in_the_prompt() -> None:

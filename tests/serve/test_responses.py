@@ -11,6 +11,7 @@ from openai import BadRequestError, NotFoundError
 from serving_cases import (
     CALL,
     CALLS,
+    HELLO,
     WEATHER,
     Connect,
     Failing,
@@ -85,7 +86,7 @@ def test_responses(serve: Serve, client: Connect) -> None:
         model="edgespec", input="Hi", instructions="Be brief", max_output_tokens=5
     )
     assert made.output_text == "Hello"
-    assert made.status == "incomplete"
+    assert made.status == made.output[0].status == "incomplete"  # type: ignore[union-attr]
     assert made.usage is not None and made.usage.output_tokens == 5
 
 
@@ -200,6 +201,22 @@ def test_every_part_of_an_answer_has_its_events(summarises: bool) -> None:
         assert "".join(one["delta"] for one in told) == output[number]["arguments"]
         assert {one["item_id"] for one in told} == {output[number]["id"]}
     assert sum("arguments.delta" in one["type"] for one in events) > 10
+
+
+def test_events_of_a_text_have_what_the_interface_requires() -> None:
+    events = events_of(ResponsesShape("m", {}), calling_reader(), CALLS)
+    texts = [one for one in events if one["type"].startswith("response.output_text.")]
+    assert texts and all(one["logprobs"] == [] for one in texts)
+
+
+def test_tokens_of_a_thought_are_counted(serve: Serve) -> None:
+    """Up to its end; a model that is cut off within it wrote nothing else."""
+    address = serve(Speaker("<think>Hm.</think>Yes."))
+    told = httpx.post(f"{address}/v1/responses", json={"input": "Hi"}).json()["usage"]
+    assert told["output_tokens_details"]["reasoning_tokens"] == len("<think>Hm.</think")
+    chat = {"messages": HELLO, "max_tokens": 9}
+    told = httpx.post(f"{address}/v1/chat/completions", json=chat).json()["usage"]
+    assert told["completion_tokens_details"]["reasoning_tokens"] == 9
 
 
 def test_a_summary_of_thoughts_is_asked_for(serve: Serve) -> None:

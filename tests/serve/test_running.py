@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 from command_line import with_imports
 from queue_cases import CHAT, HELLO, generations
@@ -35,11 +36,14 @@ class Stuck(Speaker):
             ctypes.CDLL(None).sleep(600)
         return super().verify(tree)
 
+ENDLESS = "{{ ('a' * 1000000) | trim('b' * 9000000 ~ 'a') }}"  # half an hour in one call into C
+
 with bind("127.0.0.1", 0) as listener:
     print(address_of(listener), flush=True)
     backend = Stuck()
     backend.step_s = 0.03
-    with Engine(backend, chat_template=TEMPLATE) as engine, Server(engine) as server:
+    template = ENDLESS if "endless" in sys.argv else TEMPLATE
+    with Engine(backend, chat_template=template) as engine, Server(engine) as server:
         server.run(listener)
 print("ended", flush=True)
 """
@@ -107,6 +111,32 @@ def test_a_thread_that_keeps_the_interpreter_is_ended_as_well() -> None:
     program = "import ctypes; from edgespec.serve.running import end_within; end_within(0.1)"
     command = [sys.executable, "-c", f"{program}; ctypes.PyDLL(None).sleep(600)"]
     assert subprocess.run(command, timeout=PATIENCE_S, check=False).returncode == 1
+
+
+def test_a_template_without_an_end_keeps_nothing_from_ending() -> None:
+    """Nor anybody waiting: it is rendered in a process of its own, which is ended with this one."""
+    with served("endless") as (address, process):
+        threads = [in_thread(lambda: ask(address))[0] for _ in range(3)]
+        server = psutil.Process(process.pid)
+        until(server.children)
+        guests = server.children()
+        until(lambda: guests[0].cpu_times().user > 0.3)  # it renders
+        assert httpx.get(f"{address}/health", timeout=PATIENCE_S).status_code == 200
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE_S) == 0
+        for thread in threads:
+            join(thread)
+        until(lambda: not any(one.is_running() for one in guests))
+
+
+def test_a_request_waits_for_a_template_without_an_end_once() -> None:
+    """What is asked of it besides, such as how its model calls tools, is not tried then."""
+    with served("endless") as (address, process):
+        answer = ask(address)
+        assert answer is not None and answer.status_code == 400
+        assert "the model's chat template fails: it takes more than 2 s" in answer.text
+        spent_s = psutil.Process(process.pid).cpu_times().children_user
+    assert spent_s < 4
 
 
 def test_a_signal_lets_answers_end_and_what_comes_after_the_server() -> None:

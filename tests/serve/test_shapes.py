@@ -36,6 +36,7 @@ def test_a_prompt_counts_once_for_all_of_its_answers() -> None:
         "completion_tokens": 12,
         "total_tokens": 42,
         "prompt_tokens_details": {"cached_tokens": 4},
+        "completion_tokens_details": {"reasoning_tokens": 0},
     }
 
 
@@ -48,7 +49,8 @@ def test_speed_by_hand() -> None:
         rounds=4,
         drafted_tokens=8,
         accepted_tokens=5,
-        time_to_first_token_s=2.0,
+        time_to_first_token_s=5.0,
+        prompt_s=2.0,
         decode_s=3.0,
         drafted_by=Counter(suffix=8),
         accepted_by=Counter(suffix=5),

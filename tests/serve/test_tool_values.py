@@ -10,12 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.serve.tools import (
+    JsonRepair,
+    call_of,
     gemma_arguments,
     json_text,
     mended,
     object_or_text,
     python_calls,
-    tidied,
+    repaired,
     typed,
 )
 
@@ -88,17 +90,58 @@ def test_deep_values_are_refused() -> None:
     assert typed("[" * 9000, {"type": "array"}, {}) == "[" * 9000
 
 
-def test_texts_that_json_cannot_say_are_passed_on_as_they_are() -> None:
-    assert tidied('{"a": NaN}') == '{"a": NaN}'
-    assert tidied('{"a": <b>}') == '{"a": <b>}'
-    assert json.loads(tidied('{"a": "two\nlines"}')) == {"a": "two\nlines"}
-    assert tidied(" ") == "{}"
+SLIPS = [
+    ('{"p": "a",}', '{"p": "a"}'),
+    ('{"p": [1, 2, ], }', '{"p": [1, 2 ] }'),
+    ('{,"p": 1,, "q": 2}', '{"p": 1, "q": 2}'),
+    ('{"p": True, "q": None, "r": False}', '{"p": true, "q": null, "r": false}'),
+    ('{"p": "a", "q": }', '{"p": "a", "q": null}'),
+    ('{"q": , "p": 1}', '{"q": null, "p": 1}'),
+    ('{"n": 1_000, "m": 007, "x": .5, "y": 5.}', '{"n": 1000, "m": 7, "x": 0.5, "y": 5.0}'),
+    ('{"n": NaN, "m": -Infinity, "x": 1e999}', '{"n": null, "m": null, "x": null}'),
+    ('{"x": 1e5, "n": 12345678901234567890}', '{"x": 1e5, "n": 12345678901234567890}'),
+    ('{"p": "two\nlines\t"}', '{"p": "two\\nlines\\t"}'),
+    (r"""{"p": "it\'s \d C:\dir \\ \u00e9"}""", r"""{"p": "it's \\d C:\\dir \\ \u00e9"}"""),
+    (r'{"p": "\ud83d\ude00 \ud83d \ude00"}', '{"p": "\\ud83d\\ude00 \ufffd \ufffd"}'),
+    (r'{"p": "\u12"}', r'{"p": "\\u12"}'),
+    ('{"p": "True, NaN, ,}"}', '{"p": "True, NaN, ,}"}'),
+    ('{"p": "\ud800"}', '{"p": "\ufffd"}'),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "mended_text"), SLIPS)
+def test_slips_of_models_are_repaired_however_they_come(text: str, mended_text: str) -> None:
+    assert isinstance(json.loads(mended_text), dict)
+    assert repaired(text) == mended_text
+    repair = JsonRepair()
+    assert "".join([*map(repair.push, text), repair.finish()]) == mended_text
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(-1e9, 1e9) | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=9,
+)
+
+
+@given(VALUES, st.booleans(), st.integers(1, 5))
+def test_json_stays_as_it_is(value: Any, ascii_alone: bool, size: int) -> None:
+    text, repair = json.dumps(value, ensure_ascii=ascii_alone), JsonRepair()
+    pieces = [text[at : at + size] for at in range(0, len(text), size)]
+    assert "".join([*map(repair.push, pieces), repair.finish()]) == text
+
+
+def test_what_cannot_be_repaired_is_no_whole_call() -> None:
+    for text in ('{"a": <b>}', "{'a': 1}", "[1]", "hm", '{"a": 1'):
+        assert not call_of("f", text).is_whole and call_of("f", text).arguments == text
+    assert call_of("f", {"a": float("nan")}).arguments == '{"a": null}'
+    assert call_of("f", None).arguments == call_of("f", "").arguments == "{}"
     assert json_text({"a": "\ud800é"}).isascii()
 
 
 def test_arguments_may_be_whole_where_what_is_around_them_is_not() -> None:
     fields = ("name", "arguments")
-    assert mended('{"name": "f", "arguments": {"a": 1}', fields) == ("f", '{"a": 1}', True)
+    assert mended('{"name": "f", "arguments": {"a": 1}', fields) == ("f", {"a": 1}, True)
     assert mended('{"name": "f", "arguments": {"a": 1', fields) == ("f", '{"a": 1', False)
     assert mended('{"name": "f"', fields) == ("f", "", False)
     assert mended('{"nam', fields) is None

@@ -14,7 +14,8 @@ from serving_cases import CALL, HELLO, TEMPLATE, WEATHER, Connect, Serve, Speake
 
 from edgespec.backends.base import Logits
 from edgespec.backends.fake import ByteTokenizer
-from edgespec.serve.tools import Tools, resolved
+from edgespec.serve.parsing import Fields, Limits
+from edgespec.serve.tools import Tools, resolved, take_tools
 
 
 def test_a_tool_is_called_and_its_result_told(serve: Serve, client: Connect) -> None:
@@ -145,7 +146,8 @@ def test_a_template_that_knows_tools_gets_them_as_they_are(serve: Serve, client:
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
-    ({"tools": [{"type": "retrieval"}]}, "tools[0].type"),
+    ({"tools": [{"type": 7}]}, "tools[0].type"),
+    ({"tools": [{"type": "retrieval"}], "tool_choice": "required"}, "requires a tool"),
     ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
     ({"tools": [{"type": "function", "function": {"name": "a" * 129}}]}, "tools[0].function.name"),
     ({"tool_choice": "required"}, "requires a tool"),
@@ -162,6 +164,30 @@ def test_bad_tools_are_told(serve: Serve, more: dict[str, Any], message: str) ->
     body = {"messages": HELLO, **more}
     response = httpx.post(f"{serve(Speaker())}/v1/chat/completions", json=body)
     assert response.status_code == 400 and message in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "messages", "responses"])
+def test_tools_of_other_kinds_are_left_out_in_every_interface(serve: Serve, path: str) -> None:
+    backend = Listener("ok")
+    tools = [{"type": "web_search", "name": "search_it"}, {"type": "bash_2025", "name": "bash_it"}]
+    body = {"messages": HELLO, "input": "Hi", "max_tokens": 9, "tools": tools}
+    response = httpx.post(f"{serve(backend)}/v1/{path}", json=body)
+    assert response.status_code == 200, response.text
+    assert b"_it" not in backend.text
+
+
+@pytest.mark.parametrize(
+    ("parameters", "more"),
+    [
+        ({"properties": {"city": {}}}, {"type": "object"}),
+        ({"required": ["city"]}, {"type": "object"}),
+        ({"type": ["object", "null"]}, {}),
+        ({"anyOf": [{"type": "object"}]}, {}),
+    ],
+)
+def test_arguments_are_an_object_where_a_schema_says_nothing(parameters: Any, more: Any) -> None:
+    fields = Fields({"tools": [{"type": "function", "name": "f", "parameters": parameters}]})
+    assert take_tools(fields, Limits()).schemas["f"] == {**more, **parameters}
 
 
 def test_thoughts_are_apart_from_the_answer(serve: Serve) -> None:
@@ -195,9 +221,11 @@ def test_arguments_that_are_no_object_are_taken_back(
 
 
 ODD = [
-    ('"arguments": "hello"', "hello"),
-    ('"arguments": {"a": NaN}', '{"a": NaN}'),
-    ('"arguments": {"a": "\\ud800"}', '{"a": "\\ud800"}'),
+    ('"arguments": {"a": NaN}', '{"a": null}'),
+    ('"arguments": {"a": 1e999}', '{"a": null}'),
+    ('"arguments": {"a": "\\ud800"}', '{"a": "\ufffd"}'),
+    ('"arguments": "{\\"a\\": 1,}"', '{"a": 1}'),
+    ('"arguments": {"a": 1}}', '{"a": 1}'),
     ('"arguments": null', "{}"),
     ('"arguments": {}', "{}"),
     ('"id": 1', "{}"),
@@ -205,14 +233,38 @@ ODD = [
 
 
 @pytest.mark.parametrize(("member", "arguments"), ODD)
-def test_arguments_that_are_no_object_are_sent(serve: Serve, member: str, arguments: str) -> None:
-    """As JSON where they are, else as they are; a tool that needs none gets an empty object."""
+def test_arguments_are_always_an_object(serve: Serve, member: str, arguments: str) -> None:
+    """Slips are repaired; a tool that needs none gets an empty one."""
     address = serve(Speaker(f'<tool_call>{{"name": "weather", {member}}}</tool_call>'))
     body = {"messages": HELLO, "tools": [WEATHER]}
     response = httpx.post(f"{address}/v1/chat/completions", json=body)
     choice = response.json()["choices"][0]
-    assert choice["finish_reason"] == "tool_calls"
+    assert choice["finish_reason"] == "tool_calls" and not choice["message"]["content"]
     assert choice["message"]["tool_calls"][0]["function"]["arguments"] == arguments
+    told = httpx.post(f"{address}/v1/messages", json=as_message(body))
+    assert told.json()["content"][0]["input"] == json.loads(arguments)
+    assert told.json()["stop_reason"] == "tool_use"
+
+
+@pytest.mark.parametrize("arguments", ['"hello"', '{"a": <b>}', "{\"a\": 'b'}"])
+def test_a_call_with_other_arguments_does_not_end_as_one(serve: Serve, arguments: str) -> None:
+    text = f'<tool_call>{{"name": "weather", "arguments": {arguments}}}</tool_call>'
+    address = serve(Speaker(text))
+    body = {"messages": HELLO, "tools": [WEATHER]}
+    response = httpx.post(f"{address}/v1/chat/completions", json=body)
+    choice = response.json()["choices"][0]
+    assert choice["finish_reason"] == "stop"
+    given = choice["message"]["tool_calls"][0]["function"]["arguments"]
+    assert given == arguments.strip('"')
+    told = httpx.post(f"{address}/v1/messages", json=as_message(body)).json()
+    assert told["stop_reason"] == "end_turn"
+
+
+def as_message(body: Any) -> dict[str, Any]:
+    """The same request in Anthropic's interface."""
+    functions = [one["function"] for one in body["tools"]]
+    tools = [{"name": one["name"], "input_schema": one["parameters"]} for one in functions]
+    return {"max_tokens": 99, **body, "tools": tools}
 
 
 def test_a_call_that_is_cut_off_does_not_end_as_one(serve: Serve) -> None:
@@ -222,10 +274,9 @@ def test_a_call_that_is_cut_off_does_not_end_as_one(serve: Serve) -> None:
     assert choice["finish_reason"] == "length"
     function = choice["message"]["tool_calls"][0]["function"]
     assert function == {"name": "weather", "arguments": '{"city": "Ro'}
-    tool = {"name": "weather", "input_schema": {"type": "object"}}
-    told = httpx.post(f"{address}/v1/messages", json={**asked, "tools": [tool]}).json()
+    told = httpx.post(f"{address}/v1/messages", json=as_message(asked)).json()
     assert told["stop_reason"] == "max_tokens"
-    assert told["content"][-1]["input"] == {"arguments": '{"city": "Ro'}
+    assert told["content"][-1]["input"] == {}  # as in a stream, before its parts
 
 
 def test_schemas_and_names_that_no_grammar_is_made_of_are_taken(serve: Serve) -> None:

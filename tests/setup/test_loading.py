@@ -63,6 +63,19 @@ def test_a_model_and_its_draft_model(
     assert steps > 15
 
 
+def test_the_template_is_compiled_while_the_model_is_loaded(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So the first prompt does not wait for the process that renders it."""
+    done: list[str] = []
+    spec = replace(SPEC, chat_template="{{ messages }}")
+    monkeypatch.setattr(loading, "reserve", lambda _plan: True)
+    monkeypatch.setattr(loading, "prepare_template", done.append)
+    monkeypatch.setattr(loading, "_load", lambda *_: done.append("weights"))
+    loading.load_plan(spec, plan)
+    assert done == ["{{ messages }}", "weights"]
+
+
 def test_two_models_that_take_turns(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[Any] = []
     monkeypatch.setitem(loading._BACKENDS, plan.backend, lambda *_: Opened(opened))

@@ -257,7 +257,7 @@ class WritingDrafter(CountingDrafter):
         self._curve = curve
         self._vocab_size = vocab_size
         self._ids = None if token_ids is None else np.array(token_ids)
-        self._places = _calibration_of_places(promised)  # that a place of the spine is right
+        self._places = calibration_of_places(promised)  # that a place of the spine is right
         self._spine: list[int] = []
 
     def begin(self, tokens: Sequence[int]) -> None:
@@ -405,7 +405,7 @@ class WritingDrafter(CountingDrafter):
         self._text.backend.close()
 
 
-def _calibration_of_places(promised: Sequence[float]) -> Calibration:
+def calibration_of_places(promised: Sequence[float]) -> Calibration:
     """How often the token at each place of a chain is right where those before it were.
 
     A file's own figures are counts of tries that nobody made here.

@@ -138,8 +138,8 @@ def decode():
     context = lib.llama_init_from_model(model, settings)
     while not is_over.is_set():
         lib.llama_memory_clear(lib.llama_get_memory(context), True)
-        batch = lib.llama_batch_get_one((lib.llama_token * 4)(1, 2, 3, 4), 4)
-        assert lib.llama_decode(context, batch) == 0
+        tokens = (lib.llama_token * 4)(1, 2, 3, 4)  # whose address the batch has
+        assert lib.llama_decode(context, lib.llama_batch_get_one(tokens, 4)) == 0
         said.append(hash(ctypes.string_at(lib.llama_get_logits(context), 4 * vocab)))
 
 thread = threading.Thread(target=decode)

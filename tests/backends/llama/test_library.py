@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import ctypes
 import functools
+import importlib
 import logging
 import os
 import signal
@@ -25,8 +28,9 @@ from edgespec.backends.llama.library import (
     library,
     loading_hint,
     missing_instructions,
+    set_params,
 )
-from edgespec.errors import MissingDependencyError
+from edgespec.errors import BackendError, MissingDependencyError
 from edgespec.memory.device import host
 
 NONE, DEBUG, INFO, WARN, ERROR, CONTINUATION = range(6)  # ggml_log_level
@@ -435,3 +439,49 @@ def test_a_library_that_is_not_there_is_a_sentence(tmp_path: Path) -> None:
     told, hint = done.stdout.splitlines()
     assert told.startswith("llama.cpp's library cannot be loaded: ")
     assert hint.startswith(f"LLAMA_CPP_LIB_PATH is {tmp_path}: ")
+
+
+# ------------------------------------------------------------------------------- structures
+
+
+def renamed(name: str) -> Any:
+    """The parameters of a context as a newer llama.cpp might have them."""
+    params = library().llama_context_default_params()
+
+    class Newer(ctypes.Structure):
+        _fields_ = tuple(
+            (f"{field[0]}_" if field[0] == name else field[0], *field[1:])
+            for field in type(params)._fields_
+        )
+
+    return Newer.from_buffer_copy(params)
+
+
+def test_a_field_of_another_name_is_refused() -> None:
+    """ctypes would take it for an attribute, and llama.cpp its default."""
+    params = renamed("kv_unified")
+    with pytest.raises(BackendError, match=r"Newer of this llama\.cpp has no kv_unified$"):
+        set_params(params, n_ctx=77, kv_unified=True)
+    assert params.n_ctx != 77 and not hasattr(params, "kv_unified")
+    set_params(renamed("n_ctx"), kv_unified=True)
+
+
+def test_fields_are_set_in_no_other_way() -> None:
+    """Else a field of another name is lost without a word, as `kv_unified` was."""
+    from llama_cpp import llama_cpp, mtmd_cpp
+
+    names = {
+        field[0]
+        for module in (llama_cpp, mtmd_cpp)
+        for one in vars(module).values()
+        if getattr(one, "__name__", "").endswith("_params") and hasattr(one, "_fields_")
+        for field in one._fields_
+    }
+    found = []
+    for place in ("backends.llama", "quantize", "memory.device"):
+        for path in Path(importlib.import_module(f"edgespec.{place}").__path__[0]).glob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                is_set = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+                if is_set and node.attr in names and not ast.unparse(node).startswith("self."):
+                    found.append(f"{path.name}: {ast.unparse(node)}")
+    assert not found

@@ -33,7 +33,7 @@ from draft_model_cases import (
 
 from edgespec.backends.fake import FakeBackend
 from edgespec.decode.engine import Engine
-from edgespec.drafting.drafters.model import ModelDrafter, _calibration_of_places
+from edgespec.drafting.drafters.model import ModelDrafter, calibration_of_places
 from edgespec.drafting.proposal import Proposal
 from edgespec.memory.times.curve import CostCurve
 from edgespec.sampling.distributions import without
@@ -306,7 +306,7 @@ def test_what_places_of_a_chain_brought_is_what_is_expected_of_the_next(clock: C
 
 def test_a_files_own_figures_are_counts_of_its_places() -> None:
     """Worth twenty tries: another twenty that are all wrong halve them."""
-    places = _calibration_of_places([0.6, 0.3])
+    places = calibration_of_places([0.6, 0.3])
     assert places.probability(0) == pytest.approx(0.6, abs=0.02)
     assert places.probability(1) == pytest.approx(0.5, abs=0.02)
     for _ in range(20):

@@ -39,8 +39,9 @@ from edgespec.memory.bytes.simulation import (
     simulating,
 )
 from edgespec.memory.store import cache
+from edgespec.models import processes
 from edgespec.models.embedded import embedded_drafter_path, embedded_model
-from edgespec.models.processes import start_module
+from edgespec.models.processes import GuestLimits, start_module
 from edgespec.models.projector import read_projector
 from edgespec.models.spec import ModelSpec, read_model_spec
 
@@ -245,7 +246,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[subprocess.Popen[b
         return found[-1]
 
     original = start_module
-    monkeypatch.setattr(simulation, "start_module", start)
+    monkeypatch.setattr(processes, "start_module", start)
     yield found
 
 
@@ -334,8 +335,9 @@ def test_a_process_that_takes_too_much_is_ended_and_told_in_a_sentence(
     spec: ModelSpec, started: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where the system has no such limit, this process looks at it."""
-    monkeypatch.setattr(simulation, "_LOOK_S", 0.001)
-    monkeypatch.setattr(simulation, "MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(processes, "_LOOK_S", 0.001)
+    monkeypatch.setattr(processes, "_LIMITS_ITSELF", False)
+    monkeypatch.setattr(simulation._simulator._guest, "_limits", GuestLimits(1 << 20, 6.0, 60.0))
     with pytest.raises(BackendError, match=r"ended while it was asked about model\.gguf"):
         simulated([Wanted(spec, PLAIN)])
     monkeypatch.undo()
@@ -369,7 +371,7 @@ def test_a_pattern_that_is_none_is_told_in_a_sentence(
     assert "a pattern of --override-tensor may be no regular expression" in (
         caught.value.hint or ""
     )
-    assert time.monotonic() - start < simulation._PATIENCE_S
+    assert time.monotonic() - start < simulation._LIMITS.patience_s
     assert simulated([Wanted(spec, PLAIN)])[0][HOST].cache > 0
 
 

@@ -54,7 +54,7 @@ class Registry:
             number
         ]
         told.description = b"Some \xff GPU"
-        told.capabilities.buffer_from_host_ptr = maps
+        told.caps.buffer_from_host_ptr = maps
 
 
 Seen = Callable[..., tuple[str, ...]]

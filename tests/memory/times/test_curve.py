@@ -545,3 +545,11 @@ def test_a_curve_that_knows_nothing_learns_from_its_first_step() -> None:
         curve.observe(1, 0, 0, ms)
         found_ms, error = curve.t(1, 0)
         assert found_ms == pytest.approx(ms, rel=0.01) and error < 0.1
+
+
+def test_a_pause_beside_a_step_is_not_what_answers_take() -> None:
+    """300 ms behind one step of 5 ms, in the first answers: a lid that was closed."""
+    curve = CostCurve([INF, 5.0, 6.0])
+    for number in range(40):
+        curve.observe(1, 0, 1, 5.0, 305.0 if number == 39 else 5.4)
+    assert curve.level == pytest.approx(1.08, abs=0.05)

@@ -1,0 +1,124 @@
+"""Step times where other programs always compute: kept without what these explain, and said so."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from planning_cases import INF, PLENTY, SPEC
+
+from edgespec.backends.fake import FakeBackend
+from edgespec.memory.plan.plan import Plan
+from edgespec.memory.plan.request import Request
+from edgespec.memory.plan.settings import settings_of
+from edgespec.memory.store import cache
+from edgespec.memory.times.curve import CostCurve
+from edgespec.setup import draft_loading, kernel_choice, loading
+from edgespec.setup.planning import make_run_plan
+from edgespec.setup.stored import keep_curve, settings_key, stored_curve
+
+pytestmark = pytest.mark.usefixtures("quiet")
+ALONE, BESIDE = [10.0, 12.0, 14.0, 16.0], [10.0, 14.0, 18.0, 22.0]  # further tokens take twice
+SLOPES = (0.01, 0.002)
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """How crowded the machine was in each measurement that was made."""
+    seen: list[float] = []
+
+    def measure(run: Any, _most: int, **options: Any) -> CostCurve:
+        crowding = run.__closure__[0].cell_contents.crowding
+        seen.append(crowding)
+        return CostCurve([INF, *(ALONE if crowding == 1.0 else BESIDE)], *SLOPES)
+
+    for module in (loading, draft_loading):
+        monkeypatch.setattr(module, "measure_curve", measure)
+        monkeypatch.setattr(module, "measured_while_busy", lambda *_: False)
+        monkeypatch.setattr(module, "measure_depths", lambda *_: None)
+    monkeypatch.setattr(draft_loading, "times_behind", lambda *_: 1.0)
+    monkeypatch.setattr("edgespec.measure.timing._LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(loading, "compare_with_before", lambda *_: None)
+    monkeypatch.setattr(loading, "saw_step", lambda *_: None)
+    return seen
+
+
+def echo(context: Sequence[int]) -> list[float]:
+    return [float(token == context[-1]) for token in range(300)]
+
+
+def backend_of(crowding: float) -> FakeBackend:
+    backend = FakeBackend(echo, 300, max_nodes=4)
+    backend.crowding = crowding
+    return backend
+
+
+def plan_of(**changes: Any) -> Plan:
+    return make_run_plan(SPEC, Request(context_size=256, threads=2, **changes), PLENTY)
+
+
+def load(crowding: float, plan: Plan) -> CostCurve:
+    return loading._curve(backend_of(crowding), SPEC, plan, lambda *_: None)
+
+
+def test_a_busy_machine_measures_once_and_a_free_one_anew(measured: list[float]) -> None:
+    plan = plan_of()
+    first = load(2.0, plan)
+    assert first.base == [INF, *ALONE] and first.crowding == 2.0
+    stored = stored_curve(SPEC, settings_of(plan))
+    assert stored is not None and stored == first
+    assert load(2.0, plan) == first and load(4.0, plan) == first
+    assert measured == [2.0]
+    assert load(1.0, plan).crowding == 1.0
+    assert load(2.0, plan).crowding == load(1.0, plan).crowding == 1.0
+    assert measured == [2.0, 1.0]
+
+
+def test_missing_sizes_are_measured_beside_as_many_programs(measured: list[float]) -> None:
+    """What is known is not what they explain; a machine that got busier leaves them for later."""
+    plan = plan_of()
+    keep_curve(SPEC, settings_of(plan), CostCurve([INF, 10.0, 12.0, INF, INF]), replaced=True)
+    assert load(2.0, plan).base == [INF, 10.0, 12.0, INF, INF]
+    assert measured == []
+    load(1.0, plan)
+    assert measured == [1.0]
+
+
+def test_a_plan_says_what_it_rests_on(measured: list[float]) -> None:
+    load(2.0, plan_of())
+    plan = plan_of()
+    assert "with 50% of its threads, as other programs computed" in plan.speed_source
+    load(1.0, plan)
+    assert plan_of().speed_source == "from step times measured on this device"
+
+
+def test_a_draft_models_times_are_kept_too(measured: list[float]) -> None:
+    target = backend_of(2.0)
+
+    def curve_of(crowding: float, stored: CostCurve | None) -> CostCurve:
+        return draft_loading._curve(backend_of(crowding), lambda *_: None, stored, target)
+
+    first = curve_of(2.0, None)
+    assert first.crowding == 2.0 and first.base == [INF, *ALONE]
+    assert curve_of(2.0, first) is first
+    assert curve_of(1.0, first).crowding == 1.0
+
+
+def test_kernels_are_not_compared_where_one_was_measured_beside_others() -> None:
+    plan = plan_of()
+    for kernels, crowding in ((True, 2.0), (False, 1.0)):
+        settings = replace(settings_of(plan), kernels=kernels)
+        one = CostCurve([INF, *ALONE], crowding=crowding)
+        cache.store("curves", settings_key(SPEC, settings), one.as_json())
+    fast = replace(plan, kernels=True, tokens_per_s=9.0)
+    found = kernel_choice.best_kernels(SPEC, Request(context_size=256), lambda _one: fast)
+    assert "predicted" not in str(found.as_json()["kernels"]["reason"])
+
+
+@pytest.mark.parametrize("crowding", [0.5, 1e9, "2", None])
+def test_a_damaged_crowding_is_no_curve(crowding: Any) -> None:
+    document = {**CostCurve([INF, 4.0]).as_json(), "crowding": crowding}
+    with pytest.raises((TypeError, ValueError)):
+        CostCurve.from_json(document)

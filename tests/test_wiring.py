@@ -1,0 +1,121 @@
+"""What the product calls has its effect in a real process: memory by the system's own figures.
+
+Functions that are tested and never called would pass everywhere else. Each test runs a process of
+its own, because what is looked at belongs to the process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pytest
+
+pytestmark = [
+    pytest.mark.skipif(
+        sys.platform != "linux", reason="only Linux tells what a process's memory is made of"
+    ),
+    pytest.mark.model,
+]
+_ENABLED = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+_PRELUDE = """
+    import ctypes, json, sys, threading
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+    libc.free.argtypes = [ctypes.c_void_p]
+
+    def bits(size):  # glibc's word before a block: 2 is a mapping of its own, 4 another arena
+        at = libc.malloc(size)
+        word = ctypes.c_size_t.from_address(at - ctypes.sizeof(ctypes.c_size_t)).value
+        libc.free(at)
+        return word & 7
+"""
+
+
+def _said_by(program: str, cache: Path) -> Any:
+    source = dedent(_PRELUDE) + dedent(program)
+    environment = {**os.environ, "EDGESPEC_CACHE": str(cache)}
+    done = subprocess.run(
+        [sys.executable, "-c", source], capture_output=True, text=True, env=environment, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.skipif(
+    not _ENABLED.exists() or "[never]" in _ENABLED.read_text(),
+    reason="this kernel gives nobody huge pages",
+)
+def test_weights_and_the_cache_lie_on_huge_pages(measured_cache: Path) -> None:
+    """Weights are 94 MiB of the file, and 4,096 cells of the cache 90 MiB."""
+    program = """
+        import edgespec
+        from edgespec.backends.llama.huge_pages import HugePages
+        granted, ask = {False: 0, True: 0}, HugePages.ask
+
+        def counted(self, *, written=False):
+            size = ask(self, written=written)
+            granted[written] += size
+            return size
+
+        HugePages.ask = counted
+        with edgespec.load(context_size=4096, drafter="none") as engine:
+            sizes = engine.memory_bytes()
+        print(json.dumps([granted[False] / sizes["weights_repacked"],
+                          granted[True] / sizes["kv_cache"]]))
+    """
+    of_weights, of_cache = _said_by(program, measured_cache)
+    assert of_weights > 0.9 and of_cache > 0.9
+
+
+def test_freed_buffers_go_back_after_a_load(measured_cache: Path) -> None:
+    """A block of 24 MiB is a mapping of its own again after one was freed.
+
+    glibc's threshold grows to the largest block that was freed, unless it was set.
+    """
+    program = """
+        import edgespec
+        edgespec.load(context_size=256, drafter="none").close()
+        bits(24 << 20)
+        print(json.dumps(bits(24 << 20)))
+    """
+    assert _said_by(program, measured_cache) & 2
+
+
+def test_a_server_allocates_in_one_arena(measured_cache: Path) -> None:
+    program = """
+        from edgespec.cli.main import main
+        sys.argv = ["edgespec", "serve", "/no/such/file.gguf"]
+        try:
+            main()
+        except SystemExit:
+            pass
+        found = []
+        thread = threading.Thread(target=lambda: found.append(bits(1000)))
+        thread.start()
+        thread.join()
+        print(json.dumps(found[0]))
+    """
+    assert not _said_by(program, measured_cache) & 4
+
+
+def test_a_run_allocates_what_its_plan_says(measured_cache: Path) -> None:
+    """Work memory too, with a row of logits for each of 8 tokens: 32 would be more than all."""
+    program = """
+        from edgespec.cli.main import main
+        sys.argv = ["edgespec", "run", "-p", "Hi", "--max-tokens", "2", "--ctx", "512", "--json"]
+        sys.argv += ["--drafter", "suffix", "--draft-max", "7"]
+        main()
+    """
+    memory = _said_by(program, measured_cache)["memory"]
+    planned, made = memory["components"], memory["allocated_bytes"]
+    assert made["logits"] == planned["logits"] and made["kv_cache"] == planned["kv_cache"]
+    assert made["compute"] < 4 * made["logits"]
+    assert 0.9 * planned["compute"] < made["compute"] <= planned["compute"]
+    assert memory["measured_peak_bytes"] <= memory["predicted_peak_bytes"]
