@@ -16,6 +16,7 @@ from typing import (
     Annotated,
     Any,
     ClassVar,
+    Literal,
     NamedTuple,
     get_args,
     get_origin,
@@ -78,6 +79,7 @@ def _own(kind: Any) -> dict[str, _Own]:
 def _parameter(name: str, own: _Own, title: str = "") -> inspect.Parameter:
     """A field as a parameter of a command, as the library of the command line reads it."""
     default, hint, known = own
+    hint = _plain(hint)
     if known is not None:
         if known.shown or known.none:
             is_default = default is None or not known.none
@@ -90,6 +92,15 @@ def _parameter(name: str, own: _Own, title: str = "") -> inspect.Parameter:
         hint = Annotated[hint, _described(name, known, title)]
     default = inspect.Parameter.empty if default is ... else default
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
+
+
+def _plain(hint: Any) -> Any:
+    """A type without its closed sets: what is none of one is told by the set's own option."""
+    if get_origin(hint) is Literal:
+        return str
+    parts = get_args(hint)
+    is_optional = NoneType in parts and any(get_origin(one) is Literal for one in parts)
+    return str | None if is_optional else hint
 
 
 def _described(name: str, known: Option, title: str) -> Any:

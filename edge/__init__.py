@@ -101,6 +101,10 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("edgespec")
     if name not in __all__:
         raise AttributeError(f"module 'edgespec' has no attribute {name!r}")
     from importlib import import_module

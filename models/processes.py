@@ -106,7 +106,11 @@ def _most_answer(question_bytes: int) -> int:
 
 
 class GuestEndedError(Exception):
-    """There is no answer: the question took more than the limits, or ended the process."""
+    """There is no answer: the question took more than the limits, or the process crashed."""
+
+    def __init__(self, reason: str, *, is_crash: bool = False) -> None:
+        super().__init__(reason)
+        self.is_crash = is_crash
 
 
 class Guest:
@@ -150,7 +154,7 @@ class Guest:
                     reasons.append(f"it writes more than {most >> 10} KiB")
                 answer: dict[str, Any] = json.loads((text or b"").decode("utf-8", "surrogatepass"))
             except (OSError, ValueError, RecursionError):  # no whole answer
-                raise GuestEndedError(self._reason(process, reasons)) from None
+                raise self._problem(process, reasons) from None
             except BaseException:  # an answer that nobody reads would be taken for the next one
                 self.end()
                 raise
@@ -215,17 +219,18 @@ class Guest:
                 process.kill()
                 return
 
-    def _reason(self, process: subprocess.Popen[bytes], reasons: list[str]) -> str:
+    def _problem(self, process: subprocess.Popen[bytes], reasons: list[str]) -> GuestEndedError:
         """Why a process gave no answer; it is gone then."""
         with suppress(subprocess.TimeoutExpired):
             process.wait(_LOOK_S)
         status = process.returncode
         self.end()
-        if reasons:
-            return reasons[0]
         if sys.platform != "win32" and status == -signal.SIGPROF:
-            return _too_long(self._limits.seconds)
-        return f"it ends the process that reads it (status {status})"
+            reasons.append(_too_long(self._limits.seconds))
+        if reasons:
+            return GuestEndedError(reasons[0])
+        reason = f"it ends the process that reads it (status {status})"
+        return GuestEndedError(reason, is_crash=True)
 
     def _forget(self) -> None:
         """In a fork: the process is its parent's."""

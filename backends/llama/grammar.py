@@ -1,8 +1,9 @@
 """Which tokens may come next in an answer of a given form, over a llama.cpp vocabulary.
 
 llguidance keeps the state: of JSON schemas, regular expressions and grammars (GBNF, Lark). What it
-compiles and what each token may take is bounded by its own counts (`_LIMITS`), and by those of
-`_check_multiples` for what it does not count.
+compiles and what each token may take is bounded by its own counts (`LLGUIDANCE_LIMITS`), and by
+those of `_check_multiples` for what it does not count. Regular expressions and grammars are tried
+in a process of their own first (`grammar_guest`), where they may end it.
 """
 
 from __future__ import annotations
@@ -18,31 +19,24 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from decimal import Decimal
 from itertools import combinations, groupby, islice
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from urllib.parse import unquote
 
 import numpy as np
 
 from edgespec.backends.base import AnswerFormat, Logits
+from edgespec.backends.llama.gbnf import with_token_ids
+from edgespec.backends.llama.grammar_guest import LLGUIDANCE_LIMITS, MODULE
 from edgespec.backends.llama.library import library
 from edgespec.errors import EdgespecError, UnsupportedError
+from edgespec.models.control_texts import ControlTexts
+from edgespec.models.processes import Guest, GuestEndedError, GuestLimits
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
 _MOST_CHARS = 256 << 10  # of a schema or a grammar
-# In llguidance's units. With its own defaults schemas were found that take 0.8 s to compile and as
-# long for one token, and 250,000 states of 1 to 2 KB; with these no call of 10,000 hostile forms
-# took 50 ms (`benchmarks/schemas.py`), and public schemas that its defaults take still compile.
-_LIMITS = {
-    "initial_lexer_fuel": 50_000,
-    "step_lexer_fuel": 200_000,
-    "step_max_items": 50_000,
-    "max_items_in_row": 2000,
-    "max_lexer_states": 20_000,
-    "max_grammar_size": 60_000,
-    "verbose_errors": False,
-}
+_CONTROL = re.compile(r"<[^<>\s]{1,64}>")  # what may be a control token's name in a grammar
 _MOST_MULTIPLE = 20_000  # states of a number that is a multiple of it: 20 ms for 10,000
 # One layout: that of Python's json.dumps, which models write by themselves.
 _LAYOUT: Any = {
@@ -62,6 +56,9 @@ class Vocabulary(Protocol):
 
     @property
     def vocab_size(self) -> int: ...
+
+    @property
+    def control_texts(self) -> ControlTexts: ...
 
     def vocabulary(self) -> AbstractContextManager[Any]: ...
 
@@ -84,12 +81,12 @@ class LlamaGrammar:
 
         self._tokenizer = tokenizer
         self._kind = _NAMES[wanted.kind]
-        document = _document(wanted)
-        with tokenizer.vocabulary(), _COMPILING:  # they tokenize with it
+        document = _document(tokenizer, wanted)
+        with tokenizer.vocabulary(), _COMPILING[wanted.kind]:  # they tokenize with it
             engine = _engine_of(tokenizer)
             if wanted.think_tags is not None or wanted.free_after:
                 document = _with_others(document, wanted, tokenizer, engine)
-            limits = LLParserLimits(**_LIMITS)  # type: ignore[arg-type]
+            limits = LLParserLimits(**LLGUIDANCE_LIMITS)  # type: ignore[arg-type]
             self._matcher = LLMatcher(engine, document, log_level=0, limits=limits)
             # Forces what is left to compile; the engine's thread finds it done.
             self._matcher.compute_bitmask()
@@ -179,24 +176,28 @@ def _unusable(what: str, reason: str) -> UnsupportedError:
 
 # Built at the first use, in 0.3 to 2 s, and kept as long as the tokenizer is; or why it cannot be.
 _ENGINES: weakref.WeakKeyDictionary[Vocabulary, LLTokenizer | str] = weakref.WeakKeyDictionary()
-# One form at a time: many at once would take the processors that answers are computed with.
-_COMPILING = threading.Lock()
+_BUILDING = threading.Lock()
+# One form at a time: many at once would take the processors that answers are computed with. No
+# schema waits for a grammar, which may take a second.
+_GRAMMARS = threading.Lock()
+_COMPILING = {"json_schema": threading.Lock(), "regex": _GRAMMARS, "grammar": _GRAMMARS}
 
 
 def _engine_of(tokenizer: Vocabulary) -> LLTokenizer:
-    """What llguidance knows of a vocabulary; called where it is not freed, by one thread.
+    """What llguidance knows of a vocabulary; called where it is not freed.
 
     Raises UnsupportedError for one that it cannot use.
     """
-    engine = _ENGINES.get(tokenizer)
-    if engine is None:
-        try:
-            engine = _build(tokenizer)
-        except (KeyboardInterrupt, SystemExit, MemoryError, EdgespecError):
-            raise
-        except BaseException as problem:  # a panic of Rust is one of these
-            engine = " ".join(str(problem).split())[:200]
-        _ENGINES[tokenizer] = engine
+    with _BUILDING:
+        engine = _ENGINES.get(tokenizer)
+        if engine is None:
+            try:
+                engine = _build(tokenizer)
+            except (KeyboardInterrupt, SystemExit, MemoryError, EdgespecError):
+                raise
+            except BaseException as problem:  # a panic of Rust is one of these
+                engine = " ".join(str(problem).split())[:200]
+            _ENGINES[tokenizer] = engine
     if isinstance(engine, str):
         raise UnsupportedError(
             f"answers of this model cannot be kept to a form: its vocabulary has what llguidance "
@@ -242,10 +243,8 @@ def _pieces(lib: Any, vocab: Any, count: int) -> Iterator[bytes]:
 # -- what llguidance is given ------------------------------------------------------------------
 
 
-def _document(wanted: AnswerFormat) -> str:
+def _document(tokenizer: Vocabulary, wanted: AnswerFormat) -> str:
     """llguidance's document of a form. Raises UnsupportedError."""
-    from llguidance import LLMatcher
-
     size, name = len(wanted.text), _NAMES[wanted.kind]
     if re.search("[\ud800-\udfff]", wanted.text):
         raise UnsupportedError(f"the {name} has half a character in it")
@@ -253,47 +252,74 @@ def _document(wanted: AnswerFormat) -> str:
         raise UnsupportedError(f"the {name} has {size:,} characters, {_MOST_CHARS:,} are the most")
     if wanted.kind == "json_schema":
         return _schema_document(wanted.text)
-    if wanted.kind == "regex":
-        return LLMatcher.grammar_from_regex(wanted.text)
-    return json.dumps({"grammars": [{"lark_grammar": _lark_of(wanted.text)}]})
+    form = _form_of(tokenizer, wanted)
+    document = _tried.get(form)
+    return try_out(form) if document is None else document
 
 
-_GBNF_PART = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|#[^\n]*|\.', re.DOTALL)
-_ESCAPE = re.compile(r"\\u([0-9a-fA-F]{4})|\\U([0-9a-fA-F]{8})|\\.", re.DOTALL)
-_ANY = f"[\\x00-{chr(0x10FFFF)}]"
+# -- grammars and regular expressions, which a guest tries -------------------------------------
 
 
-def _lark_of(grammar: str) -> str:
-    """A grammar in Lark's notation. Raises UnsupportedError for what is neither that nor GBNF."""
-    from llguidance.gbnf_to_lark import gbnf_to_lark, is_lark_syntax
+class Form(NamedTuple):
+    """What decides whether a form can be compiled: its text, and what it may name of a vocabulary.
 
-    if not grammar.strip():
-        raise UnsupportedError("the grammar is empty", hint="it has a rule root (GBNF) or start")
+    `control_texts` are those in it with their ids.
+    """
+
+    kind: str
+    text: str
+    vocab_size: int
+    control_texts: tuple[tuple[int, str], ...]
+
+
+# The process has 20 MiB, of which it writes to 14. Compiled here, a form takes as much as there.
+_guest = Guest(MODULE, GuestLimits(64 << 20, seconds=1.0, patience_s=10.0))
+_MOST_TRIED = 8  # forms that are known, with their documents: at most 4 MiB
+_tried: dict[Form, str] = {}  # those used last are last
+
+
+def untried(tokenizer: Vocabulary, wanted: AnswerFormat) -> Form | None:
+    """The form, if it has to be tried before it is compiled; None where it is known, or a schema.
+
+    For whoever can wait better than `LlamaGrammar`, which tries it as well.
+    """
+    if wanted.kind == "json_schema" or len(wanted.text) > _MOST_CHARS:
+        return None
+    form = _form_of(tokenizer, wanted)
+    return None if form in _tried else form
+
+
+def try_out(form: Form) -> str:
+    """llguidance's document of a form that can be compiled. Raises UnsupportedError."""
+    name = _NAMES[form.kind]
+    question = {"kind": form.kind, "text": form.text, "size": form.vocab_size}
     try:
-        if is_lark_syntax(grammar):
-            return grammar
-        return gbnf_to_lark(_GBNF_PART.sub(_converted, grammar))
-    except Exception as problem:  # of any kind: it raises bare ones
-        reason = "it is nested too deeply" if isinstance(problem, RecursionError) else str(problem)
+        told = _guest.ask({**question, "control_texts": dict(form.control_texts)})
+    except GuestEndedError as problem:
+        reason = "it is nested too deeply, or takes too much memory"
         raise UnsupportedError(
-            f"the grammar cannot be read: {' '.join(reason.split())[:300]}",
-            hint="it is GBNF with a rule root, or Lark with a rule start",
-        ) from None
+            f"the {name} cannot be used: {reason if problem.is_crash else problem}",
+            hint="make it smaller, with fewer rules within rules",
+        ) from problem
+    if "refusal" in told:
+        raise UnsupportedError(told["refusal"], hint=told["hint"])
+    if "error" in told:
+        raise _unusable(name, told["error"])
+    _tried[form] = document = str(told["document"])
+    while len(_tried) > _MOST_TRIED:
+        _tried.pop(next(iter(_tried)), None)
+    return document
 
 
-def _converted(part: re.Match[str]) -> str:
-    """A part of GBNF as the converter takes it: no long escapes, and no dot for any character."""
-    text = part[0]
-    return _ANY if text == "." else _ESCAPE.sub(_short_escape, text)
-
-
-def _short_escape(escape: re.Match[str]) -> str:
-    code = int(escape[1] or escape[2] or "0", 16)
-    if 0xD800 <= code < 0xE000 or code > 0x10FFFF:
-        raise ValueError(f"{escape[0]} is no character")
-    if not code:
-        return escape[0] if escape[1] is None and escape[2] is None else "\\x00"
-    return f"\\x{code:02x}" if code < 128 else chr(code)
+def _form_of(tokenizer: Vocabulary, wanted: AnswerFormat) -> Form:
+    text, names = wanted.text, list[str]()
+    if wanted.kind == "grammar":
+        text = with_token_ids(text, tokenizer)
+        names = _CONTROL.findall(text)
+    named = sorted(tokenizer.control_texts.texts.intersection(names))
+    found = ((tokenizer.encode(one, add_special=False), one) for one in named)
+    controls = tuple((ids[0], one) for ids, one in found if len(ids) == 1)
+    return Form(wanted.kind, text, tokenizer.vocab_size, controls)
 
 
 def _with_others(

@@ -22,7 +22,7 @@ from edgespec.drafting.drafters.base import Drafter
 from edgespec.drafting.ledger import RoundHistory
 from edgespec.errors import ContextFullError, UnsupportedError
 from edgespec.memory.times.curve import CostCurve
-from edgespec.models.chat import Message, prompt_text
+from edgespec.models.chat import Message, check_roles, prompt_text
 from edgespec.models.images import Image, images_of, parts_of
 from edgespec.prefix import common_prefix_length
 from edgespec.sampling.constrained import ConstrainedSampler, LimitedThought, make_grammar
@@ -165,13 +165,13 @@ class Engine(Models):
         if room < 1:
             raise ContextFullError(
                 f"the prompt has {len(ids)} tokens and the context {self.backend.context_size}",
-                hint="raise --ctx, or shorten the prompt",
+                hint="raise context_size (--ctx), or shorten the prompt",
             )
         params = asked.sampling or SamplingParams()
         if self._is_exact and params.accept_typical:
             raise UnsupportedError(
                 "typical acceptance changes what is written, and the model was loaded as exact",
-                hint="leave out --accept typical, or --exact",
+                hint="leave out accept_typical (--accept typical), or exact",
             )
         tokenizer = self.backend.tokenizer
         texts = [one for one in ids if one >= 0] if images else ids
@@ -254,7 +254,8 @@ class Engine(Models):
         else:
             ids = shown.encode(self.prompt_text(prompt, raw=raw, images=images))
         if not ids:
-            raise UnsupportedError("the prompt is empty", hint="give at least one character")
+            what = "one character" if isinstance(prompt, str) else "one message or token id"
+            raise UnsupportedError("the prompt is empty", hint=f"give at least {what}")
         most = max(ids)
         if most >= self.vocab_size:
             raise UnsupportedError(f"token id {most} is not in the vocabulary")
@@ -277,6 +278,8 @@ class Engine(Models):
         if isinstance(prompt, str):
             prompt = "".join(image.mark for image in images) + prompt
         tokenizer = self.backend.tokenizer
+        if not isinstance(prompt, str):
+            check_roles(prompt, self.chat_template or "")
         messages = (
             prompt
             if isinstance(prompt, str)
@@ -331,6 +334,13 @@ class Engine(Models):
     def _free_backend(self) -> None:
         self.backend.close()
         self._is_freed = True
+
+    def __repr__(self) -> str:
+        state = " closed" if self._scheduler.is_closed else ""
+        return (
+            f"<edgespec.Engine{state}: {self.vocab_size} tokens of vocabulary, "
+            f"{self.backend.context_size} of context, {self.users} at once>"
+        )
 
     def __enter__(self) -> Engine:
         return self

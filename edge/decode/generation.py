@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from queue import SimpleQueue
 from time import perf_counter
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 from edgespec.backends.base import Grammar, ImageRun, Logits
 from edgespec.decode.stats import ALONE, LARGE, Counters, ModelTurn, Writers
@@ -27,6 +27,9 @@ from edgespec.sampling.logprobs import TokenLogprob, logprob_of
 from edgespec.sampling.sampling import Sampler
 
 Chunks = Generator["Chunk", None, None]
+
+
+FinishReason: TypeAlias = Literal["stop", "length", "context_full", "cancelled"]
 
 
 class Written(NamedTuple):
@@ -74,7 +77,7 @@ class Result:
 
     text: str
     token_ids: tuple[int, ...]
-    finish_reason: str
+    finish_reason: FinishReason
     counters: Counters
     spans: tuple[Span, ...] = ()
     turns: tuple[ModelTurn, ...] = ()
@@ -121,7 +124,7 @@ class Run:
     tokens: list[int] = field(default_factory=list)  # that models have written
     chunks: SimpleQueue[Chunk | None] = field(default_factory=SimpleQueue)  # then None
     num_chunks: int = 0  # that were written
-    finish_reason: str = "cancelled"
+    finish_reason: FinishReason = "cancelled"
     has_ended: bool = False
     problem: Exception | None = None
 

@@ -116,7 +116,7 @@ class ModelFile:
         assert one is not None and one.plan is not None, "it was planned"
         model: Engine | Embedder
         if isinstance(one.plan, EmbeddingPlan):
-            model = Embedder.reserved(beside(one.plan, others), report)
+            model = Embedder(beside(one.plan, others), progress=report)
         else:
             model = load_plan(one.spec, beside(one.plan, others), progress=report)
         try:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,17 +25,19 @@ from edgespec.errors import BackendError, ContextFullError, DoesNotFitError, Uns
 from edgespec.memory.device.reservations import release
 from edgespec.memory.plan.embedding import EmbeddingPlan, plan_embedding
 from edgespec.memory.plan.machine import reserve
-from edgespec.memory.plan.options import LoadOptions
+from edgespec.memory.plan.options import LoadOptions, said_as_arguments
 from edgespec.models.hub.resolve import model_file
 from edgespec.models.pooling import RANK, joined
 from edgespec.models.spec import read_model_spec
 from edgespec.progress import Progress
+from edgespec.setup.at_exit import close_at_exit
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from edgespec.memory.plan.options import LoadKeywords
 
+Pooling: TypeAlias = Literal["mean", "cls", "last", "rank"]
 Text: TypeAlias = str | Sequence[int]
 _REST_S = 0.5  # without a text, after which the threads of steps end: to start them takes time, too
 _TOKENIZED = 64  # texts whose ids are handed on at once: the first ones are computed meanwhile
@@ -65,18 +67,47 @@ class _Job:
 class Embedder:
     """A model that makes vectors or scores, for any number of threads.
 
-        with edgespec.Embedder.load("embed.gguf") as embedder:
+        with edgespec.Embedder("embed.gguf") as embedder:
             vectors = embedder.embed(["one text", "another text"]).rows
 
+    Its memory is kept from other programs until it is closed.
+
     Args:
-        plan: what it is loaded with.
+        model: a GGUF file, or the name of one on this machine; or what `plan` made of it.
+        pooling: "mean", "cls", "last" or "rank": which state stands for a text. None takes what the
+            file says.
+        options: how to load; `changes` are fields of it.
         progress: called while it is loaded.
 
-    Raises BackendError or DoesNotFitError where llama.cpp cannot load it.
+    Raises as `plan`, and BackendError where llama.cpp cannot load it.
     """
 
-    def __init__(self, plan: EmbeddingPlan, progress: Progress | None = None) -> None:
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | EmbeddingPlan,
+        *,
+        pooling: Pooling | None = None,
+        options: LoadOptions | None = None,
+        progress: Progress | None = None,
+        **changes: Unpack[LoadKeywords],
+    ) -> None:
         report = progress or (lambda _what, _fraction: None)
+        if isinstance(model, EmbeddingPlan):
+            plan = model
+        else:
+            plan = self.plan(model, pooling=pooling, options=options, **changes)
+        if not reserve(plan):
+            raise DoesNotFitError(
+                f"the plan needs {plan.predicted_peak_bytes >> 20} MiB, which are not free now",
+                hint="start it again: the plan will be made for what is free now",
+            )
+        with ExitStack() as failed:
+            failed.callback(release)
+            self._load(plan, report)
+            self._on_close = failed.pop_all()
+        close_at_exit(self)
+
+    def _load(self, plan: EmbeddingPlan, report: Progress) -> None:
         settings = LlamaSettings(
             context_size=plan.context_size,
             batch_size=plan.reads_at_once,
@@ -101,7 +132,6 @@ class Embedder:
         self._jobs: deque[_Job] = deque()
         self._change = threading.Condition()
         self._is_closed = False
-        self._on_close = ExitStack()
         self._thread = threading.Thread(target=self._work, name="edgespec-embedder", daemon=True)
         self._thread.start()
 
@@ -109,7 +139,7 @@ class Embedder:
     def plan(
         model: str | os.PathLike[str],
         *,
-        pooling: str | None = None,
+        pooling: Pooling | None = None,
         options: LoadOptions | None = None,
         **changes: Unpack[LoadKeywords],
     ) -> EmbeddingPlan:
@@ -124,38 +154,9 @@ class Embedder:
         Raises ModelNotFoundError or ModelFileError for what is no model, UnsupportedError for what
         is not possible with this one, and DoesNotFitError.
         """
-        spec = read_model_spec(model_file(os.fspath(model)))
-        return plan_embedding(spec, LoadOptions.of(options, **changes), pooling)
-
-    @classmethod
-    def load(
-        cls,
-        model: str | os.PathLike[str],
-        *,
-        pooling: str | None = None,
-        options: LoadOptions | None = None,
-        progress: Progress | None = None,
-        **changes: Unpack[LoadKeywords],
-    ) -> Embedder:
-        """Plan and load; its memory is kept from other programs until it is closed.
-
-        Arguments and errors as in `plan`, and BackendError.
-        """
-        return cls.reserved(cls.plan(model, pooling=pooling, options=options, **changes), progress)
-
-    @classmethod
-    def reserved(cls, plan: EmbeddingPlan, progress: Progress | None = None) -> Embedder:
-        """Load a plan, whose memory is kept from other programs. Raises as `load`."""
-        if not reserve(plan):
-            raise DoesNotFitError(
-                f"the plan needs {plan.predicted_peak_bytes >> 20} MiB, which are not free now",
-                hint="start it again: the plan will be made for what is free now",
-            )
-        with ExitStack() as failed:
-            failed.callback(release)
-            embedder = cls(plan, progress)
-            embedder._on_close = failed.pop_all()
-        return embedder
+        asked = LoadOptions.of(options, **changes)
+        with said_as_arguments():
+            return plan_embedding(read_model_spec(model_file(os.fspath(model))), asked, pooling)
 
     # -- what it makes ---------------------------------------------------------------------
 
@@ -353,7 +354,7 @@ def embed(
     texts: Sequence[Text],
     model: str | os.PathLike[str],
     *,
-    pooling: str | None = None,
+    pooling: Pooling | None = None,
     dimensions: int | None = None,
     truncate: bool = False,
     options: LoadOptions | None = None,
@@ -361,9 +362,9 @@ def embed(
 ) -> NDArray[np.float32]:
     """Vectors of texts [n, dimensions]: a model is loaded for them, and closed again.
 
-    Arguments and errors as in `Embedder.load` and `Embedder.embed`.
+    Arguments and errors as in `Embedder` and `Embedder.embed`.
     """
-    with Embedder.load(model, pooling=pooling, options=options, **changes) as embedder:
+    with Embedder(model, pooling=pooling, options=options, **changes) as embedder:
         return embedder.embed(texts, dimensions=dimensions, truncate=truncate).rows
 
 

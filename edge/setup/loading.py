@@ -42,7 +42,7 @@ from edgespec.memory.device.bandwidth import saw_step
 from edgespec.memory.device.energy import energy_meter
 from edgespec.memory.device.reservations import release
 from edgespec.memory.plan.machine import reachable_bytes, reserve
-from edgespec.memory.plan.options import LLAMACPP, ONNX, LoadOptions
+from edgespec.memory.plan.options import LLAMACPP, ONNX, LoadOptions, said_as_arguments
 from edgespec.memory.plan.plan import Plan, devices_of
 from edgespec.memory.plan.request import Request
 from edgespec.memory.plan.settings import Settings, settings_of
@@ -58,6 +58,7 @@ from edgespec.models.projector import read_projector
 from edgespec.models.spec import ONNX_FORMAT, ModelSpec, content_hash, read_model_spec
 from edgespec.progress import Progress
 from edgespec.setup import stored
+from edgespec.setup.at_exit import close_at_exit
 from edgespec.setup.draft_loading import load_draft_model, windows_of
 from edgespec.setup.kernel_choice import prepare_kernels
 from edgespec.setup.planning import make_run_plan
@@ -118,9 +119,11 @@ def load(
         BackendError: llama.cpp failed, with its own words.
     """
     report = progress or (lambda _what, _fraction: None)
-    spec = _spec_of(model)
-    chosen = plan_to_load(spec, Request.loading(LoadOptions.of(options, **changes)), report)
-    return load_plan(spec, chosen, progress=progress, switch_policy=switch_policy)
+    asked = LoadOptions.of(options, **changes)
+    with said_as_arguments():
+        spec = _spec_of(model)
+        chosen = plan_to_load(spec, Request.loading(asked), report)
+        return load_plan(spec, chosen, progress=progress, switch_policy=switch_policy)
 
 
 def plan(
@@ -132,8 +135,9 @@ def plan(
 
     Arguments and errors as in `load`.
     """
-    spec = _spec_of(model)
-    return make_run_plan(spec, Request.loading(LoadOptions.of(options, **changes)))
+    asked = LoadOptions.of(options, **changes)
+    with said_as_arguments():
+        return make_run_plan(_spec_of(model), Request.loading(asked))
 
 
 def _spec_of(model: str | os.PathLike[str] | None) -> ModelSpec:
@@ -178,6 +182,7 @@ def load_plan(
         failed.callback(release)
         engine = _load(spec, plan, report, switch_policy)
         failed.pop_all()
+    close_at_exit(engine)
     return engine
 
 

@@ -52,6 +52,7 @@ class RunShape:
     unified: bool = True
     leaves: int = 1  # of the largest tree: each but the first is a sequence for one step
     head: bool = False  # whether the block that predicts further tokens is loaded
+    whole: bool = False  # whether layers that slide keep all cells
     captured: tuple[int, ...] = ()  # layers whose inputs a head in a file of its own reads
 
 

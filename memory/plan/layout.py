@@ -508,6 +508,7 @@ class Layout:
             gpu_layers=-1 if self.gpu_layers and self._uses_gpu else 0,
             mapped=self.draft_mapped,
             kernels=self.kernels,
+            whole=any(spec.is_sliding) and spec.reads is None,
         )
 
 

@@ -63,7 +63,7 @@ def start(folder: Path) -> Iterator[Start]:
 def test_openais_client_gets_the_vectors(start: Start, client: Connect, folder: Path) -> None:
     """It asks for base64 unless told otherwise; texts, one text and token ids are the same."""
     api = client(start())
-    with Embedder.load(folder / "bert.gguf") as embedder:
+    with Embedder(folder / "bert.gguf") as embedder:
         expected = embedder.embed(TEXTS)
         ids = [embedder.tokenizer.encode(text, is_whole=True) for text in TEXTS]
     asked: list[Any] = [TEXTS, ids]
@@ -152,7 +152,7 @@ def test_a_server_of_embeddings_writes_no_text(start: Start) -> None:
 
 
 def test_more_than_fit_are_told_to_come_again(folder: Path) -> None:
-    service = EmbeddingService(Embedder.load(folder / "bert.gguf"))
+    service = EmbeddingService(Embedder(folder / "bert.gguf"))
     service._running = 32
     with pytest.raises(ApiError, match="32 requests are under way") as told:
         embeddings(service, {"input": "a"})
@@ -175,7 +175,7 @@ FIELDS = st.sampled_from(
 @pytest.fixture(scope="module")
 def services(folder: Path) -> Iterator[list[EmbeddingService]]:
     files = [folder / "bert.gguf", folder / "rank.gguf"]
-    found = [EmbeddingService(Embedder.load(file)) for file in files]
+    found = [EmbeddingService(Embedder(file)) for file in files]
     yield found
     for one in found:
         one.close()

@@ -87,6 +87,7 @@ class _Source:
             context,
             spent_ms=estimate.first_ms,
             node_ms=estimate.node_ms,
+            tries=True,
         )
         if (size > 0 and hoped > rate) or self.ledger.is_full:
             return True

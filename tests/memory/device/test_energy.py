@@ -147,5 +147,22 @@ def test_work_is_measured_beside_idle_power(
     assert document["energy_source"] == "RAPL: package-0"
     assert document["energy_j"] == pytest.approx(6.0)
     assert document["j_per_token"] == pytest.approx(1.5)
-    assert document["idle_w"] == 0.0
+    assert document["idle_w"] == 0.0, "the counter stood still"
     assert taken.as_json(tokens=0)["j_per_token"] is None
+
+
+def test_idle_power_is_what_the_counter_took_while_nothing_ran(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """3 J in 0.5 s."""
+    write(tmp_path, zone("0", "package-0", 0, 10**9))
+    now = [0.0]
+
+    def wait(_seconds: float) -> None:
+        now[0] += 0.5
+        write(tmp_path, zone("0", "package-0", 3_000_000, 10**9))
+
+    monkeypatch.setattr(energy, "sleep", wait)
+    meter = EnergyMeter(found(tmp_path), clock=lambda: now[0])
+    meter.measure_idle()
+    assert meter.idle_w == pytest.approx(6.0)

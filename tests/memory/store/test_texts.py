@@ -54,6 +54,12 @@ def test_what_cannot_be_kept_is_said(folder: Path, monkeypatch: pytest.MonkeyPat
     assert texts.remembered_texts("one") == [("", [1, 2])]
 
 
+def test_of_a_long_text_its_newest_tokens_are_kept() -> None:
+    texts.add_texts("one", "one.gguf", [("", list(range(40_000)))])
+    ((_, found),) = texts.remembered_texts("one")
+    assert found == list(range(40_000 - 32_768, 40_000))
+
+
 def test_the_same_text_is_kept_once_and_as_the_newest() -> None:
     texts.add_texts("one", "one.gguf", [("", [1, 2]), ("key", [3, 4])])
     texts.add_texts("one", "one.gguf", [("", [5, 6]), ("", [1, 2]), ("", [3, 4])])

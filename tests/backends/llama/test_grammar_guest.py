@@ -1,0 +1,171 @@
+"""Grammars that end, fill or hold up the process that tries them, and what this one keeps of them.
+
+Without the guest most of these end the process of the tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgespec.backends.base import AnswerFormat
+from edgespec.backends.llama import grammar as module
+from edgespec.backends.llama.grammar import LlamaGrammar, try_out, untried
+from edgespec.backends.llama.tokenizer import VocabularyTokenizer
+from edgespec.errors import UnsupportedError
+from edgespec.memory.device.track import peak_resident_bytes
+from edgespec.models.embedded import embedded_model
+
+pytestmark = pytest.mark.model
+_MOST_GROWN = 96 << 20  # bytes: what a grammar may take in its guest, it may take here
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Iterator[VocabularyTokenizer]:
+    found = VocabularyTokenizer(embedded_model())
+    LlamaGrammar(found, AnswerFormat("json_schema", "{}"))  # builds what all share
+    yield found
+    found.close()
+
+
+@pytest.fixture(autouse=True)
+def _nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_tried", {})
+
+
+def chained(rule: str, count: int, *, lark: bool = False) -> str:
+    """So many rules, in each of which "{}" is the next one."""
+    is_, root, name = (":", "start", "a") if lark else ("::=", "root", "a")
+    rules = [f"{name}{i} {is_} {rule.format(f'{name}{i + 1}')}" for i in range(count)]
+    return "\n".join([f"{root} {is_} {name}0", *rules, f'{name}{count} {is_} "x"'])
+
+
+# Kinds of chains, and how many rules of each ended a server or took seconds of it.
+CHAINS = [
+    ("{}", 4000),
+    ("{}", 12_000),
+    ('"x" {}', 4000),
+    ('"x" {}', 9000),
+    ('{0} {0} | "x"', 5000),
+    ("{}?", 9000),
+    ("{}*", 4000),
+    ('{} | "x"', 4000),
+]
+
+
+@pytest.mark.parametrize(("rule", "count"), CHAINS)
+def test_a_long_chain_of_rules_is_a_sentence(
+    tokenizer: VocabularyTokenizer, rule: str, count: int
+) -> None:
+    before = peak_resident_bytes()
+    with pytest.raises(UnsupportedError, match="the grammar cannot be used: it ") as caught:
+        LlamaGrammar(tokenizer, AnswerFormat("grammar", chained(rule, count)))
+    assert "fewer rules within rules" in caught.value.hint
+    assert peak_resident_bytes() - before < 8 << 20  # nothing was compiled here
+
+
+@pytest.mark.parametrize("count", [1000, 4000])
+def test_terminals_within_terminals_are_a_sentence(
+    tokenizer: VocabularyTokenizer, count: int
+) -> None:
+    text = chained('{} "y"?', count, lark=True).replace("a", "A").replace("stArt", "start")
+    with pytest.raises(UnsupportedError, match="the grammar cannot be used: it "):
+        LlamaGrammar(tokenizer, AnswerFormat("grammar", text))
+    text = chained("{}", 12_000, lark=True)
+    with pytest.raises(UnsupportedError, match="the grammar cannot be used: it "):
+        LlamaGrammar(tokenizer, AnswerFormat("grammar", text))
+
+
+@pytest.mark.parametrize("rule", ["{}", '"x" {}', '{0} {0} | "x"', "{}?"])
+def test_rules_within_300_rules_are_compiled(tokenizer: VocabularyTokenizer, rule: str) -> None:
+    """Far more than anybody writes."""
+    grammar = LlamaGrammar(tokenizer, AnswerFormat("grammar", chained(rule, 300)))
+    assert np.isfinite(grammar.masked(np.zeros(tokenizer.vocab_size, np.float32))).any()
+
+
+@pytest.mark.parametrize(
+    ("text", "first"),
+    [
+        ('root ::= "yes"', "yes"),
+        ('start: <|im_end|> "a"', "<|im_end|>"),
+        ('start: <[2]> "a"', "<|im_end|>"),
+        ('start: "a" <[*]>', "a"),
+    ],
+)
+def test_control_tokens_are_those_of_the_vocabulary(
+    tokenizer: VocabularyTokenizer, text: str, first: str
+) -> None:
+    grammar = LlamaGrammar(tokenizer, AnswerFormat("grammar", text))
+    assert grammar.allows(tokenizer.encode(first, add_special=False)[0])
+
+
+def test_an_unknown_control_token_is_told_with_those_there_are(
+    tokenizer: VocabularyTokenizer,
+) -> None:
+    with pytest.raises(UnsupportedError, match=r"unknown special token.*<file_sep>"):
+        LlamaGrammar(tokenizer, AnswerFormat("grammar", 'start: <|nope|> "a"'))
+
+
+def test_a_form_is_tried_once(
+    tokenizer: VocabularyTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = AnswerFormat("regex", "[a-z]{3}")
+    form = untried(tokenizer, wanted)
+    assert form is not None
+    try_out(form)
+    assert untried(tokenizer, wanted) is None
+    monkeypatch.setattr(module, "try_out", lambda _form: pytest.fail("it is known"))
+    LlamaGrammar(tokenizer, wanted)
+    assert untried(tokenizer, AnswerFormat("json_schema", "{}")) is None
+
+
+def test_few_forms_are_kept(tokenizer: VocabularyTokenizer) -> None:
+    for place in range(20):
+        LlamaGrammar(tokenizer, AnswerFormat("regex", f"a{{{place}}}"))
+    assert len(module._tried) == module._MOST_TRIED
+
+
+def test_a_schema_waits_for_no_grammar(tokenizer: VocabularyTokenizer) -> None:
+    with module._COMPILING["grammar"]:
+        LlamaGrammar(tokenizer, AnswerFormat("json_schema", '{"const": 1}'))
+
+
+# ---------------------------------------------------------------------------- made ones
+
+_NAMES = st.sampled_from(["root", "a", "b", "c"])
+_TERMINALS = st.sampled_from(['"x"', "[a-z]", '"é"', ".", '"<|im_end|>"', '[^"]', '""'])
+_COUNTS = st.sampled_from(["", "", "*", "+", "?", "{3}", "{0,99}", "{2,3000}", "{60000}"])
+
+
+def _joined(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+    several = st.lists(inner, min_size=1, max_size=5)
+    made = st.tuples(several, st.sampled_from([" ", " | "]), _COUNTS)
+    return made.map(lambda parts: f"({parts[1].join(parts[0])}){parts[2]}")
+
+
+_RULES = st.recursive(
+    st.tuples(st.one_of(_NAMES, _TERMINALS), _COUNTS).map("".join), _joined, max_leaves=10
+)
+_GRAMMARS = st.tuples(_RULES, _RULES, _RULES, _RULES).map(
+    lambda rules: "\n".join(f"{name} ::= {rule}" for name, rule in zip("rabc", rules, strict=True))
+)
+
+
+@pytest.mark.slow
+def test_whatever_is_put_together_is_compiled_or_a_sentence(tokenizer: VocabularyTokenizer) -> None:
+    before = peak_resident_bytes()
+
+    @settings(max_examples=200, deadline=None, derandomize=True, database=None)
+    @given(_GRAMMARS)
+    def check(text: str) -> None:
+        try:
+            LlamaGrammar(tokenizer, AnswerFormat("grammar", text.replace("r ::=", "root ::=")))
+        except UnsupportedError as problem:
+            assert "\n" not in str(problem) and len(str(problem)) > 20
+
+    check()
+    assert peak_resident_bytes() - before < _MOST_GROWN
