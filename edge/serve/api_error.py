@@ -23,7 +23,7 @@ _KINDS = {
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
-    429: "overloaded_error",
+    429: "rate_limit_error",
     500: "server_error",
     501: "not_supported_error",
     503: "overloaded_error",

@@ -17,14 +17,14 @@ from edgespec.decode.engine import Engine
 from edgespec.decode.generation import Result
 from edgespec.decode.options import GenerationOptions
 from edgespec.decode.session import KnownText
-from edgespec.errors import UnsupportedError
+from edgespec.errors import ModelFileError, UnsupportedError
 from edgespec.models.chat import Message, continues, in_call_order, render_chat
 from edgespec.models.images import Image
 from edgespec.prefix import common_prefix_length
 from edgespec.sampling.params import ThoughtLimit
 from edgespec.serve.access import CACHE_SALT
 from edgespec.serve.answer_reader import THINK, AnswerReader, ThinkTags, think_tags
-from edgespec.serve.api_error import ApiError
+from edgespec.serve.api_error import ApiError, api_error_of
 from edgespec.serve.asked import ChatAsked
 from edgespec.serve.tool_formats import (
     HARMONY,
@@ -50,7 +50,7 @@ class Conversation:
 
 
 def conversation_of(asked: ChatAsked, prompts: Prompts, template: str) -> Conversation:
-    """The prompt of a chat. Raises as `Prompts.text_of`."""
+    """The prompt of a chat. Raises ApiError, also where the template refuses its messages."""
     tools, formats = asked.tools, [format_of(template)]
     messages, variables = asked.messages, dict(asked.variables)
     if knows_tools(template):
@@ -58,7 +58,10 @@ def conversation_of(asked: ChatAsked, prompts: Prompts, template: str) -> Conver
             variables["tools"] = list(tools.offered)
     else:
         messages, formats = _without_tools(messages, tools), [HERMES, *formats]
-    text, options = prompts.text_of(messages, variables), asked.options
+    try:
+        text, options = prompts.text_of(messages, variables), asked.options
+    except (UnsupportedError, ModelFileError) as problem:
+        raise api_error_of(problem, asked.field) from problem
     tags = think_tags(template, formats)
     within = text.rstrip().endswith(tags.opening) or _is_thought(messages)
     begun, header = "", formats[0].text and formats[0].opening

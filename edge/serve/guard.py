@@ -22,8 +22,12 @@ from edgespec.serve.service import Shared
 from edgespec.serve.shapes import new_id
 
 _OPEN_PATHS = ("/", "/health", "/v1/health")  # for everybody: they tell nothing of anybody
-_METHODS = ("GET", "POST", "OPTIONS")
-_TOLD_HEADERS = ("x-request-id", "retry-after")  # that pages of other origins may read
+_METHODS = ("GET", "POST", "DELETE", "OPTIONS")
+_TOLD_HEADERS = (
+    "x-request-id",
+    "request-id",
+    "retry-after",
+)  # that pages of other origins may read
 _REFUSED = (401, 403)
 _PATH_CHARS = 100
 
@@ -145,7 +149,7 @@ class _Exchange:
             self._seen(message["status"])
             headers = MutableHeaders(scope=message)
             headers["x-content-type-options"] = "nosniff"
-            headers["x-request-id"] = self.request_id
+            headers["x-request-id"] = headers["request-id"] = self.request_id
         await self._send(message)
 
     def log(self) -> None:
@@ -176,11 +180,14 @@ def _local(scope: Scope) -> tuple[Scope, str]:
     at either end, as in `/v1/models/`, change nothing.
     """
     path, root = scope["path"], scope.get("root_path", "")
-    host = Headers(scope=scope).get("host", "")
+    headers = Headers(scope=scope)
+    host = headers.get("host", "")
     if not path.startswith("/") and "://" in path:
         host, _, path = path.partition("://")[2].partition("/")
         host = host.rpartition("@")[2]
     path = path.removeprefix(root) if root and path.startswith(f"{root}/") else path
+    if "host" not in headers and path in _OPEN_PATHS:
+        host = "localhost"  # HTTP/1.0, as HAProxy asks for health; every browser names a host
     return {**scope, "path": f"{root}/{path.strip('/')}"}, host
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -65,6 +65,9 @@ _CPU_BATCHES = ((1024, 64), (0, 128))  # from this width on
 _CELL_HEADER, _LAYER_HEADER = 16, 64
 
 
+Losses = Mapping[str, float]  # KL divergence in nats from f16, by type of cache
+
+
 class Shortage(NamedTuple):
     """What may not suffice: how many bytes there are, on which device if on one, and are taken."""
 
@@ -103,6 +106,7 @@ class Layout:
     users: int = 1  # generations that may run at once
     more_cells: int = 0  # of the cache that they share, than a context has
     states: int = 0  # of prefixes, that are kept
+    kv_losses: Losses = field(default_factory=dict)  # as far as they were measured
 
     @property
     def specs(self) -> tuple[ModelSpec, ...]:
