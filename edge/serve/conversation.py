@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from edgespec.backends.vocabulary import TextBound
 from edgespec.decode.engine import Engine
 from edgespec.decode.generation import Result
 from edgespec.decode.options import GenerationOptions
@@ -208,6 +209,19 @@ class Prompts:
         # By salt, used least recently first; as many as the cache may hold.
         self._known = [("", KnownText()) for _ in range(engine.users)]
         self._lock = threading.Lock()
+        self.bound = TextBound(engine.backend.tokenizer, engine.backend.context_size)
+
+    def check_length(self, *texts: str, param: str | None = None) -> None:
+        """Raise ApiError where one of these texts is longer than any that fits the context."""
+        for text in texts:
+            if least := self.bound.least_tokens(text):
+                size = self.bound.context_size
+                raise ApiError(
+                    f"the text has at least {least} tokens and the context {size}",
+                    param=param,
+                    code="context_length_exceeded",
+                    more={"n_prompt_tokens": least, "n_ctx": size},
+                )
 
     def template(self, *, with_tools: bool) -> str | None:
         """The chat format; some files have one of their own for tools."""
@@ -239,8 +253,10 @@ class Prompts:
     def ids_of(self, text: str, images: Sequence[Image] = ()) -> list[int]:
         """Ids of a prompt's text, which has marks of these images. Raises as `Engine.encode`.
 
-        Encoded outside the lock, which the engine's threads take, too.
+        Encoded outside the lock, which the engine's threads take, too. Raises ApiError as well, for
+        a text that is far too long.
         """
+        self.check_length(text)
         shown = self._engine.shown("", images)
         with self._lock:
             known = self._known_of(text, CACHE_SALT.get())
