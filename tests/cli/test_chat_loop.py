@@ -57,7 +57,7 @@ def test_what_is_typed_while_a_model_loads_is_held(monkeypatch: pytest.MonkeyPat
     held: list[str] = []
     monkeypatch.setattr(chat_loop, "keys_held", lambda: Held(held))
     monkeypatch.setattr(chat_loop, "read_model", lambda path: path)
-    monkeypatch.setattr(chat_loop.options, "model_path", lambda name: name)
+    monkeypatch.setattr("edgespec.cli.options.model_path", lambda name: name)
     monkeypatch.setattr(chat_loop, "load_engine", lambda *_, **__: (held == ["held"], None))
     assert Chat._load(object.__new__(Chat), "m.gguf", SimpleNamespace())[0]  # type: ignore[arg-type]
     assert held == ["held", "free"]
