@@ -152,6 +152,7 @@ def test_who_leaves_waits_for_no_model(start: Start, path: str) -> None:
     head = f"POST {path} HTTP/1.1\r\nContent-Length: {len(body)}"
     with opened(server.address, head, body.encode()):
         until(lambda: len(server.pool.members[0].tickets) == 1)
+        until(lambda: server.states()["a"] == "loading")
     until(lambda: not server.pool.members[0].tickets)
     server.models["a"].gate.set()
     until(lambda: server.states()["a"] == "ready")
