@@ -25,6 +25,7 @@ from urllib.parse import unquote
 import numpy as np
 
 from edgespec.backends.base import AnswerFormat, Logits
+from edgespec.backends.llama.gbnf import with_token_ids
 from edgespec.backends.llama.grammar_guest import LLGUIDANCE_LIMITS, MODULE
 from edgespec.backends.llama.library import library
 from edgespec.errors import EdgespecError, UnsupportedError
@@ -311,11 +312,14 @@ def try_out(form: Form) -> str:
 
 
 def _form_of(tokenizer: Vocabulary, wanted: AnswerFormat) -> Form:
-    named = _CONTROL.findall(wanted.text) if wanted.kind == "grammar" else ()
-    named = sorted(tokenizer.control_texts.texts.intersection(named))
+    text, names = wanted.text, list[str]()
+    if wanted.kind == "grammar":
+        text = with_token_ids(text, tokenizer)
+        names = _CONTROL.findall(text)
+    named = sorted(tokenizer.control_texts.texts.intersection(names))
     found = ((tokenizer.encode(one, add_special=False), one) for one in named)
     controls = tuple((ids[0], one) for ids, one in found if len(ids) == 1)
-    return Form(wanted.kind, wanted.text, tokenizer.vocab_size, controls)
+    return Form(wanted.kind, text, tokenizer.vocab_size, controls)
 
 
 def _with_others(

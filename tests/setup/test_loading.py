@@ -120,7 +120,7 @@ def test_a_plan_is_made_anew_where_memory_went_meanwhile(
         free(86)
         return plan
 
-    monkeypatch.setattr(loading, "make_run_plan", planned)
+    monkeypatch.setattr(loading, "plan_or_say_what_fits", planned)
     free(8192)
     plan = loading.plan_to_load(SPEC, LONGEST, quiet)
     assert plan.predicted_peak_bytes <= 86 << 20
