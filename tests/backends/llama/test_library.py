@@ -153,6 +153,7 @@ def test_the_first_use_in_two_threads_is_one(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(sys.modules, "llama_cpp.llama_cpp", module)
     fresh = functools.cache(_initialised.__wrapped__)
     monkeypatch.setattr(llama_library, "_initialised", fresh)
+    monkeypatch.setattr(llama_library, "_warn_of_another_build", lambda: None)
     with ThreadPoolExecutor(2) as pool:
         found = [one.result(30) for one in [pool.submit(library) for _ in range(2)]]
     assert found == [module, module]
