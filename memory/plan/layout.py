@@ -29,6 +29,7 @@ from edgespec.memory.bytes.head_footprint import (
 )
 from edgespec.memory.bytes.onnx_footprint import onnx_footprint
 from edgespec.memory.bytes.projector import projector_parts
+from edgespec.memory.bytes.requests import requests_bytes
 from edgespec.memory.bytes.shape import (
     GPU,
     HOST,
@@ -257,7 +258,7 @@ class Layout:
         Raises BackendError where llama.cpp cannot load a file.
         """
         shape = self.shape(context, batch, draft_max)
-        parts = (*self._model_parts(shape, context, draft_max), *self._other_parts())
+        parts = (*self._model_parts(shape, context, draft_max), *self._other_parts(context))
         return tuple(map(_pooled, parts)) if self.machine.is_one_pool else parts
 
     def _model_parts(self, shape: RunShape, context: int, draft_max: int) -> tuple[Component, ...]:
@@ -316,10 +317,12 @@ class Layout:
                 found["head"] = wanted_head(spec, shape, own)
         return found
 
-    def _other_parts(self) -> Iterator[Component]:
+    def _other_parts(self, context: int) -> Iterator[Component]:
         """What is there besides the models."""
         if self.request.interface_bytes:
             yield Component("interface", self.request.interface_bytes, is_ceiling=True)
+        if self.request.serves:
+            yield Component("requests", requests_bytes(context), is_ceiling=True)
         if not self.request.is_plain_greedy:
             vocabulary = max(spec.vocab_size for spec in self.specs)
             yield Component("sampling", SAMPLING_TOKEN_BYTES * vocabulary, is_ceiling=True)
