@@ -17,7 +17,13 @@ from edgespec.decode.generation import Chunk
 from edgespec.serve.access import CACHE_SALT
 from edgespec.serve.admission import Admission, most_size
 from edgespec.serve.answer_reader import AnswerReader
-from edgespec.serve.api_error import COME_AGAIN, ApiError, api_error_of, openai_error
+from edgespec.serve.api_error import (
+    COME_AGAIN,
+    ApiError,
+    anthropic_error,
+    api_error_of,
+    openai_error,
+)
 from edgespec.serve.asked import Setup
 from edgespec.serve.parsing import json_bytes, read_json
 from edgespec.serve.pool import CHAT, Lease, Member, Pool, Stops, keep_alive_of
@@ -28,6 +34,7 @@ _DONE = b"data: [DONE]\n\n"
 _COMMENT = b": waiting\n\n"  # which every client skips
 _PROGRESS_S = 0.2  # between two looks at how much was read
 _STOP_S = 0.1  # that what is being sent may take to end when the server does
+_ANTHROPIC_STATUS = {503: 529}  # of an overloaded server
 _CUT = (408, 413, 503)  # answers that may come before the whole body did
 _JSON = (b"content-type", b"application/json")
 _BODY = {"type": "http.response.body"}
@@ -55,13 +62,15 @@ class Interface(NamedTuple):
     """How requests of a path are answered, in threads.
 
     `check` refuses what is wrong in a document itself. `prepare` makes of it what a loaded model
-    answers: generations, or the document of the answer. `tell` is the form of errors.
+    answers: generations, or the document of the answer. `tell` is the form of errors, and `fail`
+    that of an event, if another one.
     """
 
     kind: str
     check: Callable[[Any, Setup], None]
     prepare: Callable[[Any, Any, Task], Prepared | Any]
     tell: Callable[[ApiError], dict[str, Any]] = openai_error
+    fail: Callable[[ApiError], dict[str, Any]] | None = None
 
 
 class Task(NamedTuple):
@@ -263,7 +272,8 @@ class Answer:
         if not self._has_begun:
             await send_error(self._send, problem, self._interface.tell)
         elif self._streams:
-            fail = (self._prepared and self._prepared.fail) or self._interface.tell
+            of_answer = self._prepared and self._prepared.fail
+            fail = of_answer or self._interface.fail or self._interface.tell
             named = self._prepared is None or self._prepared.names_events
             await self._send({**_BODY, "body": _event(fail(problem), named)})
 
@@ -372,7 +382,8 @@ async def send_error(
     send: Send, error: ApiError, tell: Callable[[ApiError], dict[str, Any]] = openai_error
 ) -> None:
     """An error object, in the form of an interface."""
-    await send_json(send, error.status, tell(error))
+    status = _ANTHROPIC_STATUS.get(error.status) if tell is anthropic_error else None
+    await send_json(send, status or error.status, tell(error))
 
 
 async def send_json(send: Send, status: int, document: Any) -> None:

@@ -18,7 +18,7 @@ from edgespec.log import REQUEST_ID, places_of
 
 LOGGER = logging.getLogger("edgespec.serve")
 
-COME_AGAIN = (429, 503)  # answers with these say when
+COME_AGAIN = (429, 503, 529)  # answers with these say when
 _KINDS = {
     401: "authentication_error",
     403: "permission_error",

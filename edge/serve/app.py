@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from datetime import datetime, timezone
 from importlib.resources import files
 from typing import Any
 
@@ -40,6 +41,7 @@ from edgespec.serve.prepare import (
     check_tokenize,
     count_chat,
     count_message,
+    count_response,
     detokenize,
     prepare_chat,
     prepare_completion,
@@ -49,6 +51,7 @@ from edgespec.serve.prepare import (
     prepare_response,
     tokenize,
 )
+from edgespec.serve.responses import ResponsesShape
 from edgespec.serve.service import Service, Shared, metrics, props, slots, status
 
 Check = Callable[[Any, Setup, Shared], None]
@@ -81,9 +84,12 @@ _ASKED: dict[str, tuple[str, Check, Prepare]] = {
     "/apply-template": (CHAT, check_template, _told(apply_template)),
     "/v1/messages/count_tokens": (CHAT, check_counted, _told(count_message)),
     "/v1/chat/completions/input_tokens": (CHAT, check_chat, _told(count_chat)),
+    "/v1/responses/input_tokens": (CHAT, check_response, _told(count_response)),
     "/v1/embeddings": (EMBED, check_embeddings, embeddings),
     "/v1/rerank": (EMBED, check_rerank, rerank),
 }
+# What fails before there is an answer, as an event, where it is another one.
+_FAILING = {"/v1/responses": lambda problem: ResponsesShape("", {}).failed(problem)}
 # What is told at once, from the models that there are.
 _TELLING: dict[str, Callable[[Pool, Shared, Member], Any]] = {
     "/props": props,
@@ -91,6 +97,9 @@ _TELLING: dict[str, Callable[[Pool, Shared, Member], Any]] = {
     "/status": status,
     "/metrics": metrics,
 }
+
+
+_ANTHROPIC_HEADER = "anthropic-version"  # which all of its clients send
 
 
 def make_app(pool: Pool, shared: Shared, access: Access | None = None) -> ASGIApp:
@@ -124,12 +133,15 @@ class Routes:
             ("/v1/models/{name:path}", "GET", self._model),
             ("/", "GET", self._page),
             ("/v1/responses/{name}", "GET", self._kept_response),
+            ("/v1/responses/{name}/input_items", "GET", self._input_items),
             ("/v1/responses/{name}", "DELETE", self._forget_response),
         ]
         handlers += [(path, "GET", self._told(tell)) for path, tell in _TELLING.items()]
         asked = {**_ASKED, "/v1/models/load": (ANY, _nothing, self._loaded)}
         interfaces = {
-            path: Interface(kind, self._checks(check), prepare, error_form(path))
+            path: Interface(
+                kind, self._checks(check), prepare, error_form(path), _FAILING.get(path)
+            )
             for path, (kind, check, prepare) in asked.items()
         }
         return [
@@ -166,6 +178,10 @@ class Routes:
         name = request.path_params["name"]
         return JSONResponse(self._shared.responses.document(HISTORY.get(), name))
 
+    async def _input_items(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        return JSONResponse(self._shared.responses.input_items(HISTORY.get(), name))
+
     async def _forget_response(self, request: Request) -> Response:
         name = request.path_params["name"]
         self._shared.responses.remove(HISTORY.get(), name)
@@ -181,9 +197,11 @@ class Routes:
 
     # -- models ----------------------------------------------------------------------------
 
-    async def _models(self, _request: Request) -> Response:
-        cards = [self._card(one) for one in self._pool.members]
-        return JSONResponse({"object": "list", "data": cards})
+    async def _models(self, request: Request) -> Response:
+        cards = [self._told_card(request, one) for one in self._pool.members]
+        ends = {"first_id": cards[0]["id"], "last_id": cards[-1]["id"], "has_more": False}
+        more = ends if _ANTHROPIC_HEADER in request.headers else {"object": "list"}
+        return JSONResponse({"data": cards, **more})
 
     async def _model(self, request: Request) -> Response:
         name = request.path_params["name"]
@@ -193,7 +211,15 @@ class Routes:
             raise ApiError(
                 f"there is no such model here, only {names}", status=404, code="model_not_found"
             )
-        return JSONResponse(self._card(found[0]))
+        return JSONResponse(self._told_card(request, found[0]))
+
+    def _told_card(self, request: Request, member: Member) -> dict[str, Any]:
+        """A model, in Anthropic's form for its clients."""
+        card = self._card(member)
+        if _ANTHROPIC_HEADER not in request.headers:
+            return card
+        created = datetime.fromtimestamp(self._shared.started_s, timezone.utc).isoformat()
+        return {**card, "type": "model", "display_name": member.name, "created_at": created}
 
     def _card(self, member: Member) -> dict[str, Any]:
         told = {"object": "model", "created": self._shared.started_s, "owned_by": "edgespec"}

@@ -211,7 +211,7 @@ def read_json(
     try:
         text = data.decode("utf-8-sig")
         del body, data  # nobody else has a body that was compressed
-        document = json.loads(text, parse_constant=_refuse_constant)
+        document = json.loads(text, parse_float=_finite, parse_constant=_refuse_constant)
     except UnicodeDecodeError as problem:
         raise ApiError(f"the body is not UTF-8: {problem.reason}") from problem
     except RecursionError as problem:
@@ -279,6 +279,14 @@ def _has_zlib_header(body: bytes | bytearray) -> bool:
 
 def _refuse_constant(name: str) -> NoReturn:
     raise ApiError(f"the body is no JSON: {name} is no number")
+
+
+def _finite(digits: str) -> float:
+    """A number; one beyond all others, such as 1e999, would be told back as what is no JSON."""
+    number = float(digits)
+    if not math.isfinite(number):
+        raise ApiError(f"the body has a number that is too large: {digits[:_SHOWN_CHARS]}")
+    return number
 
 
 def _cleaned(document: Any, depth: int) -> Any:

@@ -13,12 +13,13 @@ from math import inf
 from typing import Any
 
 from edgespec.decode.options import GenerationOptions
+from edgespec.errors import UnsupportedError
 from edgespec.memory.bytes.requests import MOST_VALUES
 from edgespec.models.images import images_of
 from edgespec.sampling.params import SamplingParams
 from edgespec.serve.access import HISTORY
 from edgespec.serve.answers import Prepared
-from edgespec.serve.api_error import ApiError
+from edgespec.serve.api_error import ApiError, api_error_of
 from edgespec.serve.asked import ChatAsked, CompletionAsked, Setup
 from edgespec.serve.chat import ChatShape, read_chat
 from edgespec.serve.completions import CompletionShape, Echo, read_completion
@@ -112,6 +113,12 @@ def count_chat(service: Service, body: Any) -> dict[str, int]:
     return {"input_tokens": len(_prompt(service, asked)[1])}
 
 
+def count_response(service: Service, body: Any) -> dict[str, Any]:
+    """How many tokens the prompt of a response has. Raises as `prepare_response`."""
+    asked, _ = read_response(body, service.setup, service.responses, HISTORY.get())
+    return {"object": "response.input_tokens", "input_tokens": len(_prompt(service, asked)[1])}
+
+
 def apply_template(service: Service, body: Any) -> dict[str, str]:
     """The prompt of a chat, as a text. Raises as `prepare_chat`."""
     given, more = _with_opening(body)
@@ -145,7 +152,16 @@ def _prompt(service: Service, asked: ChatAsked) -> tuple[Conversation, list[int]
 def _chat(
     service: Service, asked: ChatAsked, talk: Conversation, ids: list[int], shape: Shape, loop: Loop
 ) -> Prepared:
-    generations = service.generations(loop, talk.text, ids, talk.options, asked.output.choices)
+    try:
+        generations = service.generations(loop, talk.text, ids, talk.options, asked.output.choices)
+    except UnsupportedError as problem:
+        if not asked.tools.required:
+            raise
+        names = " or ".join(asked.tools.required)
+        refusal = UnsupportedError(
+            f"a call of {names} cannot be required: {problem}", hint=problem.hint
+        )
+        raise api_error_of(refusal, "tools") from problem
     return Prepared(
         generations,
         shape,

@@ -209,7 +209,7 @@ def test_health_is_asked_by_http_1_0_without_a_host(serve: Serve) -> None:
     """As HAProxy does; no browser sends a request without a name, and other paths need one."""
     address = httpx.URL(serve(Speaker()))
     for path, status in (("/health", b"200"), ("/v1/models", b"403")):
-        with socket.create_connection((address.host, address.port)) as connection:
+        with socket.create_connection((address.host, address.port or 0)) as connection:
             connection.sendall(f"GET {path} HTTP/1.0\r\n\r\n".encode())
             assert connection.recv(12).split()[1] == status
 

@@ -212,6 +212,15 @@ def test_what_a_template_refuses_is_a_field_of_the_request(serve: Serve) -> None
         assert "roles must alternate" in told.json()["error"]["message"]
 
 
+def test_items_and_tokens_are_asked_for(serve: Serve, client: Connect) -> None:
+    responses = client(serve(Speaker())).responses
+    made = responses.create(model="edgespec", input="Hi")
+    (item,) = responses.input_items.list(made.id).data
+    assert item.to_dict()["content"] == [{"type": "input_text", "text": "Hi"}]
+    counted = responses.input_tokens.count(model="edgespec", input="Hi").input_tokens
+    assert made.usage is not None and counted == made.usage.input_tokens
+
+
 def test_the_items_of_a_response_are_told() -> None:
     kept = KeptResponses(1 << 20, 9)
     output = [{"id": "msg_9", "type": "message", "role": "assistant", "content": []}]

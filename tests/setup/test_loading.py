@@ -91,7 +91,7 @@ def test_two_models_that_take_turns(plan: Plan, monkeypatch: pytest.MonkeyPatch)
 def free(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Sets the MiB that are free whenever it is asked; the last ones stay."""
     monkeypatch.setattr(loading, "prepare_kernels", lambda *_: None)
-    monkeypatch.setattr("edgespec.setup.planning.memory_bandwidth", lambda: 20e9)
+    monkeypatch.setattr("edgespec.setup.planning.memory_bandwidth", lambda _: 20e9)
     monkeypatch.setattr("edgespec.memory.device.accelerators.accelerators", lambda: ())
 
     monkeypatch.setattr("edgespec.setup.planning.this_machine", machine_by_hand)
