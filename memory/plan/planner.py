@@ -483,7 +483,11 @@ def _other_options(layout: Layout, context: int, draft_max: int) -> Iterator[str
         if not may_choose(kind, layout.specs, layout.kv_losses):
             continue
         if fitting := _largest_fitting_context(smaller, context + 1, draft_max):
-            asked = f"--kv-type {key}" if key == value else f"-ctk {key} -ctv {value}"
+            asked = (
+                f"--kv-type {key}"
+                if key == value
+                else f"--cache-type-k {key} --cache-type-v {value}"
+            )
             cost = loss_of(kind, layout.kv_losses)
             yield f"`{asked} --ctx {fitting}` fits: {cost}"
             return

@@ -201,16 +201,17 @@ def test_no_body_makes_it_fail(services: list[EmbeddingService], body: Any, rank
 def test_nobody_computes_for_who_left(folder: Path) -> None:
     """Neither what is in line nor what is not tokenized yet."""
     with Embedder(folder / "bert.gguf") as embedder:
-        cancel, read = threading.Event(), embedder._context.read
+        context: Any = embedder._context
+        cancel, read = threading.Event(), context.read
 
         def leaves(*arguments: Any) -> None:
             cancel.set()
             read(*arguments)
 
-        embedder._context.read = leaves
+        context.read = leaves
         with pytest.raises(BackendError, match="nobody waits"):
             embedder.embed(["the cat sat"] * 500, cancel=cancel)
-        embedder._context.read = read
+        context.read = read
         assert not embedder._jobs
         assert len(embedder.embed(TEXTS).rows) == 3, "others go on"
         with pytest.raises(BackendError, match="nobody waits"):
