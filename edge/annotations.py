@@ -98,6 +98,8 @@ def _told(hint: Any) -> str:
     if origin is Literal:
         return _WORDS[str]
     if origin in (tuple, Sequence):
+        if any(typing.get_origin(one) is Callable for one in typing.get_args(parts[0])):
+            return "a list of functions or definitions"
         pairs = "a list of pairs" if typing.get_args(parts[0]) else "a list of texts"
         return "a list of images" if bytes in typing.get_args(parts[0]) else pairs
     return _WORDS.get(origin) or str(origin.__name__)

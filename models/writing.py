@@ -104,6 +104,8 @@ def _locked(partial: Path, *, wait: bool = True) -> Iterator[None]:
     path = Path(f"{partial}.lock")
     lock = FileLock(path, timeout=_PATIENCE_S if wait else 0)
     try:
+        if not path.parent.is_dir():  # which the lock would make, whatever was mistyped
+            raise FileNotFoundError(path.parent)
         while not lock.is_locked:
             lock.acquire()
             if not path.exists():  # whoever removed what was left took this lock's file for that

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING, ClassVar, Protocol, TypeGuard
 
 from edgespec.backends.base import Backend, ImageRun, KeepsSnapshots, SeesImages, sequences_of
-from edgespec.decode.generation import Chunk, Result, Stream, TextStream, chunks_of
+from edgespec.decode.generation import Chunk, PartReader, Result, Stream, TextStream, chunks_of
 from edgespec.decode.options import GenerationOptions
 from edgespec.decode.scheduler import Job, Models, Scheduler, never
 from edgespec.decode.slots import Slots
@@ -40,6 +40,19 @@ _FEW = 32  # tokens of a cache that are read again at once
 Prompt = str | Sequence[Message] | Sequence[int]
 
 
+class WithTools(Protocol):
+    """A prompt that offers tools, how it is continued, and what finds calls in the answer."""
+
+    @property
+    def text(self) -> str: ...
+
+    @property
+    def options(self) -> GenerationOptions: ...
+
+    @property
+    def make_reader(self) -> Callable[[], PartReader]: ...
+
+
 class Engine(Models):
     """A loaded model. Use `edgespec.load` to make one from a file.
 
@@ -61,6 +74,10 @@ class Engine(Models):
         cache_key: what a saved cache must have been made with to be read back; "" saves none.
         on_close: called once when the engine is closed.
     """
+
+    # Prompts with tools, and what reads their answers, know chat formats as a server does; the
+    # public face (`edgespec.load`) brings them.
+    with_tools: ClassVar[Callable[[Engine, Prompt, GenerationOptions], WithTools]]
 
     def __init__(
         self,
@@ -140,11 +157,16 @@ class Engine(Models):
             UnsupportedError: an option cannot be honoured.
         """
         self._scheduler.check()
-        asked = GenerationOptions.of(options, **changes)
-        shown = self.shown(prompt, asked.shown)
-        ids = self.encode(prompt, raw=asked.raw, images=asked.shown)
+        asked, reader = GenerationOptions.of(options, **changes), None
+        if asked.tools:
+            found = self.with_tools(prompt, asked)
+            shown = self.shown("", found.options.shown)
+            ids, asked, reader = shown.encode(found.text), found.options, found.make_reader()
+        else:
+            shown = self.shown(prompt, asked.shown)
+            ids = self.encode(prompt, raw=asked.raw, images=asked.shown)
         job = self._job(ids, asked, shown.places(ids))
-        return Stream(job, self._scheduler.chunks(job), self._scheduler.drop_cancelled)
+        return Stream(job, self._scheduler.chunks(job), self._scheduler.drop_cancelled, reader)
 
     def _bytes_with(self, markers: Sequence[str]) -> Callable[[int], bytes]:
         """The bytes of tokens, those of some control tokens being their texts."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 from edgespec.annotations import check_keywords, check_types
 from edgespec.backends.base import AnswerFormat
@@ -52,6 +52,11 @@ if TYPE_CHECKING:
         begun: Sequence[int]
         images: Sequence[ImageSource]
         cancel: threading.Event | None
+        tools: Sequence[Tool]
+        tool_choice: str | Mapping[str, object]
+
+
+Tool: TypeAlias = Callable[..., Any] | Mapping[str, object]
 
 
 @runtime_checkable
@@ -96,6 +101,9 @@ class GenerationOptions:
         images: files, bytes or `Image`s that the prompt shows. They come before a prompt that is a
             text; messages have them as parts, and need not name them here.
         cancel: set it from another thread to stop after the current step.
+        tools: what the model may call: functions, or OpenAI's definitions. The calls are in
+            `Result.tool_calls`, and their parts in those of chunks; nothing is called.
+        tool_choice: "auto", "none", "required", or the name of the tool that must be called.
     """
 
     max_tokens: int = 512
@@ -118,6 +126,8 @@ class GenerationOptions:
     begun: Sequence[int] = ()
     images: Sequence[ImageSource] = ()
     cancel: threading.Event | None = None
+    tools: Sequence[Tool] = ()
+    tool_choice: str | Mapping[str, object] = "auto"
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):

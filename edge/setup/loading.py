@@ -59,10 +59,12 @@ from edgespec.models.spec import ONNX_FORMAT, ModelSpec, content_hash, read_mode
 from edgespec.progress import Progress
 from edgespec.setup import stored
 from edgespec.setup.at_exit import close_at_exit
+from edgespec.setup.cache_types import know_cache_type, measure_smaller_types
 from edgespec.setup.draft_loading import load_draft_model, windows_of
 from edgespec.setup.kernel_choice import prepare_kernels
 from edgespec.setup.planning import make_run_plan
 from edgespec.setup.slowdown import compare_with_before
+from edgespec.setup.smaller_files import plan_or_say_what_fits
 from edgespec.setup.stored import (
     PREFILLS,
     STEPS,
@@ -137,7 +139,7 @@ def plan(
     """
     asked = LoadOptions.of(options, **changes)
     with said_as_arguments():
-        return make_run_plan(_spec_of(model), Request.loading(asked))
+        return plan_or_say_what_fits(_spec_of(model), Request.loading(asked))
 
 
 def _spec_of(model: str | os.PathLike[str] | None) -> ModelSpec:
@@ -152,12 +154,19 @@ def plan_to_load(spec: ModelSpec, request: Request, report: Progress) -> Plan:
     """
     prepare_kernels(spec, request, report)
     for _ in range(_TRIES):
-        plan = make_run_plan(spec, request)
+        plan = plan_or_say_what_fits(spec, request)
+        while _may_be_smaller(request) and measure_smaller_types(spec, plan, report):
+            plan = make_run_plan(spec, request)
         if reserve(plan):
             break
     else:
         raise _taken_meanwhile(plan)
     return plan
+
+
+def _may_be_smaller(request: Request) -> bool:
+    """Whether the planner may take a smaller type of cache than f16."""
+    return request.prefer == "context" and not request.asks_kv_type and not request.exact
 
 
 def load_plan(
@@ -180,6 +189,7 @@ def load_plan(
         prepare_template(spec.chat_template)
     with ExitStack() as failed:
         failed.callback(release)
+        know_cache_type(spec, plan, report)
         engine = _load(spec, plan, report, switch_policy)
         failed.pop_all()
     close_at_exit(engine)

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
         switch: str | os.PathLike[str] | None
         draft_max: int | None
         kv_type: KvType | None
+        cache_type_k: KvType | None
+        cache_type_v: KvType | None
         gpu_layers: int | None
         override_tensor: tuple[str, ...] | None
         workers: tuple[str, ...]
@@ -57,7 +59,7 @@ BackendName: TypeAlias = Literal["auto", "llamacpp", "onnx"]
 DeviceName: TypeAlias = Literal["auto", "cpu", "gpu", "npu"]
 Preference: TypeAlias = Literal["speed", "context", "energy"]
 KernelChoice: TypeAlias = Literal["auto", "on", "off"]
-KvType: TypeAlias = Literal["f32", "f16", "bf16", "q8_0", "q4_0"]
+KvType: TypeAlias = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "iq4_nl", "q4_0"]
 # A list of drafters is one text; these are all of them, in the order of their names.
 Drafters: TypeAlias = Literal[
     "auto",
@@ -112,8 +114,11 @@ class LoadOptions:
             this one. With `drafter="auto"` it is used unless it was seen not to pay.
         switch: A smaller GGUF writes the tokens it is confident about. Changes the output.
         draft_max: Most tokens drafted in one step. Default: as many as pay and fit.
-        kv_type: Type of the KV cache: f16, bf16, f32, q8_0, q4_0, or auto (f16, unless --exact,
-            --prefer context or ONNX Runtime need another). More: None is auto.
+        kv_type: Type of the KV cache: f16, bf16, f32, q8_0, q5_1, q5_0, q4_1, q4_0, iq4_nl, or auto
+            (f16, unless --exact, --prefer context or ONNX Runtime need another). More: None is
+            auto. What a type loses with a file is measured by the first load with it.
+        cache_type_k: Type of the cache's keys. Default: --kv-type.
+        cache_type_v: Type of the cache's values, which lose less. Default: --kv-type.
         gpu_layers: Layers on GPUs and workers: a number, all, or auto (as many as fit on a GPU).
             More: -1 is all, and None is auto: all that fit on a GPU, and on workers as many as is
             fastest.
@@ -155,6 +160,12 @@ class LoadOptions:
     kv_type: KvType | None = option(
         None, choices=tuple(KV_TYPE_BYTES), noun="KV cache type", none="auto", for_projects=True
     )
+    cache_type_k: KvType | None = option(
+        None, also="-ctk", choices=tuple(KV_TYPE_BYTES), noun="KV cache type", for_projects=True
+    )
+    cache_type_v: KvType | None = option(
+        None, also="-ctv", choices=tuple(KV_TYPE_BYTES), noun="KV cache type", for_projects=True
+    )
     gpu_layers: int | None = option(
         None, also="--n-gpu-layers -ngl", none="auto", read=layers_of, for_projects=True
     )
@@ -193,6 +204,17 @@ class LoadOptions:
                     f"--override-tensor {text[:_SHOWN]} is not PATTERN=DEVICE",
                     hint=r"for example: --override-tensor 'blk\.[0-3]\.ffn_.*_exps=CPU'",
                 )
+
+    @property
+    def kv_types(self) -> tuple[str, str]:
+        """Types of keys and values that are asked for; f16 where nobody says."""
+        usual = self.kv_type or "f16"
+        return self.cache_type_k or usual, self.cache_type_v or usual
+
+    @property
+    def asks_kv_type(self) -> bool:
+        """Whether any type of the cache is asked for."""
+        return any((self.kv_type, self.cache_type_k, self.cache_type_v))
 
     @classmethod
     def of(cls, options: LoadOptions | None, **changes: Unpack[LoadKeywords]) -> LoadOptions:

@@ -251,3 +251,10 @@ def test_documents_and_texts_are_readable_for_their_owner_alone(cache_folder: Pa
     for path in cache_folder.rglob("*.json"):
         assert sys.platform == "win32" or stat.S_IMODE(path.stat().st_mode) == 0o600
         assert json.loads(path.read_text())
+
+
+def test_a_folder_that_is_not_there_is_not_made(tmp_path: Path) -> None:
+    """The lock beside a partial file made it: a mistyped name was a new folder."""
+    with pytest.raises(FileNotFoundError), whole_file(tmp_path / "no" / "file") as part:
+        part.write_text("x")
+    assert not (tmp_path / "no").exists()

@@ -275,6 +275,28 @@ def test_what_dead_runs_left_is_removed_and_what_others_write_is_not(
         assert set(os.listdir(tmp_path)) == found
 
 
+LIMITED = """
+import resource, sys
+from pathlib import Path
+from edgespec.errors import DoesNotFitError
+from edgespec.quantize.convert import convert
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+try:
+    convert(Path(sys.argv[1]), Path(sys.argv[2]), "Q8_0")
+except DoesNotFitError as problem:
+    print(problem, problem.hint)
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs limits of POSIX")
+def test_a_limit_on_the_size_of_files_is_told(source: Path, tmp_path: Path) -> None:
+    """It was told as a damaged source: the disk itself has room."""
+    command = [sys.executable, "-c", LIMITED, str(source), str(tmp_path / "target.gguf")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert "took only a part" in done.stdout and "ulimit -f" in done.stdout, done.stderr
+    assert os.listdir(tmp_path) == []
+
+
 def test_a_folder_that_may_not_be_written_to(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -152,6 +152,11 @@ class CombinedDrafter(Drafter):
             drafter.history = self.history
             drafter.begin(tokens)
 
+    def prepare(self, tokens: Sequence[int], count: int) -> None:
+        for drafter in self._drafters:
+            drafter.history = self.history
+            drafter.prepare(tokens, count)
+
     def propose(self, context: StepContext, base: Proposal = EMPTY) -> Proposal:
         """One tree of what every drafter that is asked proposes."""
         token_ms, merged, asked = context.token_ms, base, 0
