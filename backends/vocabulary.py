@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Protocol
 
 from edgespec.backends.base import Tokenizer
 from edgespec.backends.llama.tokenizer import VocabularyTokenizer
 from edgespec.backends.ort.tokenizer import FolderTokenizer
+from edgespec.memory.bytes.requests import TOKEN_CHARS
 from edgespec.models.spec import ONNX_FORMAT, ModelSpec
 
 
@@ -21,3 +23,34 @@ def open_vocabulary(spec: ModelSpec) -> OwnTokenizer:
     if spec.format == ONNX_FORMAT:
         return FolderTokenizer(spec.path, spec.vocab_size)
     return VocabularyTokenizer(spec.path)
+
+
+class TextBound:
+    """The longest text that a context may hold, known without tokenizing it.
+
+    Each token takes at most the bytes of the longest one. What is longer would cost many times its
+    size in memory and seconds of a core, only to be refused then.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, context_size: int) -> None:
+        self._tokenizer, self.context_size = tokenizer, context_size
+
+    @cached_property
+    def _token_bytes(self) -> int:
+        """Of the longest token as the vocabulary writes it, which is no shorter than its bytes."""
+        names = map(self._tokenizer.token_text, range(self._tokenizer.vocab_size))
+        return max(TOKEN_CHARS, *(len(name.encode(errors="replace")) for name in names))
+
+    @property
+    def most_bytes(self) -> int:
+        """Of a text that may fit."""
+        return self.context_size * self._token_bytes
+
+    def least_tokens(self, text: str) -> int:
+        """Tokens that a text has at least, where that is more than fit; else 0."""
+        if len(text) <= self.context_size * TOKEN_CHARS and text.isascii():
+            return 0
+        nbytes = len(text)
+        if nbytes <= self.most_bytes and not text.isascii():
+            nbytes = len(text.encode(errors="replace"))
+        return -(-nbytes // self._token_bytes) if nbytes > self.most_bytes else 0

@@ -532,7 +532,7 @@ def embeddings() -> None:
 
 def embedded(path: Path, texts: list[str], chosen: argparse.Namespace) -> Any:
     """Vectors made in Python, and how many a second."""
-    with edgespec.Embedder.load(path, threads=chosen.threads) as embedder:
+    with edgespec.Embedder(path, threads=chosen.threads) as embedder:
         speeds = []
         for _ in range(chosen.rounds):
             speed, rows = timed(lambda: embedder.embed(texts).rows)

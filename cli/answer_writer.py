@@ -201,6 +201,7 @@ def keys_held() -> Iterator[None]:
     held = [*before]
     held[0] &= ~termios.ICRNL  # Enter is to be told from Ctrl-J
     held[3] &= ~(termios.ECHO | termios.ICANON)
+    held[3] |= termios.NOFLSH  # Ctrl-C takes nothing away that was typed
 
     def hold(*_: Any) -> None:
         if _own_terminal() is not None:  # else the system would stop this process

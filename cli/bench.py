@@ -16,8 +16,20 @@ from edgespec.cli.options import OUTPUT, PROMPT
 from edgespec.cli.render import Progress, note, printable, size_text, table
 from edgespec.option_fields import option
 
+LINE_EVERY_S = 10.0  # of progress, where stderr is no terminal
 _WIDE = 78  # columns that the whole table takes
 _SHORT = 9  # letters of a name that fits over a column
+
+
+def warn_if_busy(cores: float) -> None:
+    """Say that other programs computed while something was measured."""
+    from edgespec.memory.device.neighbours import BUSY
+
+    if cores > BUSY:
+        note(
+            f"warning: other programs kept {cores:.1f} cores busy meanwhile; an idle machine is "
+            "faster, and ratios differ"
+        )
 
 
 def bench(
@@ -62,7 +74,7 @@ def bench(
     longest = most_prompt_tokens(spec, (prompt.text for prompt in chosen))
     sizes: dict[str, Any] = {"prompt_tokens": longest, "max_tokens": max_tokens}
     requests = [(label, one.request(**sizes, is_plain_greedy=True)) for label, one in settings.each]
-    with Progress() as progress:
+    with Progress(line_every_s=LINE_EVERY_S) as progress:
         measured = measure(
             spec,
             requests,
@@ -72,7 +84,7 @@ def bench(
             repeats=repeats,
             progress=progress,
         )
-    _warn_if_busy(measured["busy_neighbours"])
+    warn_if_busy(measured["busy_neighbours"])
     # First what took minutes: a file that cannot be written must not cost it.
     print(json.dumps(measured) if as_json else bench_text(measured), flush=True)
     if html is not None:
@@ -81,16 +93,6 @@ def bench(
     if csv_file is not None:
         _write_csv(measured["answers"], csv_file)
         note(f"answers: {csv_file}")
-
-
-def _warn_if_busy(cores: float) -> None:
-    from edgespec.memory.device.neighbours import BUSY
-
-    if cores > BUSY:
-        note(
-            f"warning: other programs kept {cores:.1f} cores busy meanwhile; an idle machine is "
-            "faster, and ratios differ"
-        )
 
 
 def _page_writer(html: Path | None) -> Any:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Protocol
 
@@ -17,9 +18,11 @@ from edgespec.cli.render import error, note, printable
 from edgespec.cli.tint import is_dumb
 from edgespec.errors import UnsupportedError
 from edgespec.memory.store.cache import cache_directory
+from edgespec.models.writing import whole_file
 from edgespec.paths import stdin_lines
 
 _PROMPT, _CONTINUATION = "> ", "  "
+_HISTORY_BYTES = 256 << 10  # of what was typed, over which half is forgotten
 _EDITOR_BYTES = 14 << 20  # prompt_toolkit and asyncio; 9 MiB when they are imported
 
 
@@ -153,6 +156,15 @@ def _keys() -> Any:
     return keys
 
 
+def _shorten(path: Path) -> None:
+    """Forget the oldest lines of a history that has grown long: all of it is read at each start."""
+    if path.stat().st_size <= _HISTORY_BYTES:
+        return
+    kept = path.read_bytes()[-_HISTORY_BYTES // 2 :]
+    with whole_file(path, synced=False, private=True) as made:
+        made.write_bytes(kept[kept.find(b"\n\n#") + 1 :])
+
+
 def _history() -> Any:
     """What was typed in earlier chats; readable for its owner alone."""
     from prompt_toolkit.history import FileHistory, InMemoryHistory
@@ -161,5 +173,6 @@ def _history() -> Any:
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))
+        _shorten(path)
         return FileHistory(str(path))
     return InMemoryHistory()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgespec.cli import options
-from edgespec.cli.answer_writer import show_answer, with_progress
+from edgespec.cli.answer_writer import keys_held, show_answer, with_progress
 from edgespec.cli.render import note, size_text
 from edgespec.cli.start import cancel_on_interrupt, load_engine
 from edgespec.cli.tint import NONE
@@ -166,7 +166,7 @@ class Chat:
         self.model, self.request, self.plan, self.engine = model, request, plan, engine
 
     def _load(self, model: str | None, request: Request) -> tuple[Plan, Engine]:
-        with stoppable() as cancel:
+        with stoppable() as cancel, keys_held():  # else they were written into the progress
             return load_engine(read_model(options.model_path(model)), request, cancel, quiet=False)
 
     def load(self, path: Path) -> None:
@@ -190,8 +190,13 @@ class Chat:
             f"{speed} tokens/s  {length} a step{share}  context {used}/{size}  "
             f"memory {size_text(peak)} of {size_text(limit)}"
         )
-        narrow = f"{speed} t/s {length}x{share} {used}/{size} {peak >> 20}/{limit >> 20}M"
-        return (wide if len(wide) <= columns else narrow)[:columns]
+        if len(wide) <= columns:
+            return wide
+        parts = [f"{speed} t/s", f"{length}x{share}", f"{used}/{size}"]
+        parts.append(f"{peak >> 20}/{limit >> 20}M")
+        while len(" ".join(parts)) > columns and len(parts) > 1:
+            parts.pop()  # half a number would be another one
+        return " ".join(parts)[:columns]
 
 
 @contextmanager

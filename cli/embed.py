@@ -45,7 +45,9 @@ def embed(
 
     Prints a line of numbers for each text, in their order; --json one document.
     """
+    from edgespec.memory.plan.embedding import plan_embedding
     from edgespec.memory.plan.options import LoadOptions
+    from edgespec.models.spec import read_model_spec
     from edgespec.setup.embedding import Embedder
 
     source = context.get_parameter_source("named")
@@ -60,7 +62,8 @@ def embed(
     progress = Progress()
     try:
         path = options.model_path(name)
-        embedder = Embedder.load(path, pooling=pooling, options=wanted, progress=progress)
+        plan = plan_embedding(read_model_spec(path), wanted, pooling)
+        embedder = Embedder(plan, progress=progress)
     except ModelNotFoundError as problem:
         if " " not in name:
             raise

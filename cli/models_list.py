@@ -88,7 +88,7 @@ def _text(rows: list[dict[str, Any]]) -> str:
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
-    is_measured = "measured on this device" in row.get("speed_source", "")
+    is_measured = row.get("speed_source", "").startswith("from step times")
     fits = row.get("fits")
     return (
         row["name"],

@@ -16,6 +16,7 @@ from typing import (
     Annotated,
     Any,
     ClassVar,
+    Literal,
     NamedTuple,
     get_args,
     get_origin,
@@ -78,6 +79,7 @@ def _own(kind: Any) -> dict[str, _Own]:
 def _parameter(name: str, own: _Own, title: str = "") -> inspect.Parameter:
     """A field as a parameter of a command, as the library of the command line reads it."""
     default, hint, known = own
+    hint = _plain(hint)
     if known is not None:
         if known.shown or known.none:
             is_default = default is None or not known.none
@@ -90,6 +92,15 @@ def _parameter(name: str, own: _Own, title: str = "") -> inspect.Parameter:
         hint = Annotated[hint, _described(name, known, title)]
     default = inspect.Parameter.empty if default is ... else default
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
+
+
+def _plain(hint: Any) -> Any:
+    """A type without its closed sets: what is none of one is told by the set's own option."""
+    if get_origin(hint) is Literal:
+        return str
+    parts = get_args(hint)
+    is_optional = NoneType in parts and any(get_origin(one) is Literal for one in parts)
+    return str | None if is_optional else hint
 
 
 def _described(name: str, known: Option, title: str) -> Any:
@@ -283,12 +294,6 @@ class _OtherWords(Group):
 
     TITLE: ClassVar = MEMORY
 
-    cache_type_k: str | None = option(
-        None, "The same as --kv-type. Needs --cache-type-v.", also="-ctk", for_projects=True
-    )
-    cache_type_v: str | None = option(
-        None, "As --cache-type-k, of the same type.", also="-ctv", for_projects=True
-    )
     cpu_moe: bool = option(False, "Keep the experts of all layers on the CPU.", also="-cmoe")
     n_cpu_moe: int | None = option(
         None,
@@ -299,7 +304,7 @@ class _OtherWords(Group):
 
 
 # The words that stand in help behind an option.
-_BEHIND = {"kv_type": ("cache_type_k", "cache_type_v"), "gpu_layers": ("cpu_moe", "n_cpu_moe")}
+_BEHIND = {"gpu_layers": ("cpu_moe", "n_cpu_moe")}
 
 
 @dataclass(frozen=True)
@@ -327,9 +332,8 @@ class PlanOptions(Given):
 
         if more.get("max_tokens") == ENDLESS:
             more["max_tokens"] = 0
-        given = {**self.given, **self._kv_type()}
         words = _OtherWords.known()
-        texts = {name: text for name, text in given.items() if name not in words}
+        texts = {name: text for name, text in self.given.items() if name not in words}
         values = values_of(self.known(), texts)
         for name, read in _READ.items():
             if values.get(name) is not None:
@@ -349,17 +353,6 @@ class PlanOptions(Given):
         if layers:
             return {"override_tensor": (*(named or ()), experts_on_host(min(layers, _MOST_LAYERS)))}
         return {} if layers is None else {"override_tensor": named or ()}
-
-    def _kv_type(self) -> dict[str, str]:
-        """The cache type, by llama.cpp's options."""
-        given = [self.given.get(name) for name in _BEHIND["kv_type"]]
-        if given == [None, None]:
-            return {}
-        if given[0] != given[1]:
-            raise typer.BadParameter(
-                "--cache-type-k and --cache-type-v go together and are one type; or use --kv-type"
-            )
-        return {"kv_type": given[0] or "auto"}
 
 
 def drafters_of(text: str) -> str:

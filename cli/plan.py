@@ -38,8 +38,8 @@ def plan(
     """
     from edgespec.memory.bytes.simulation import simulating
     from edgespec.models.onnx.folder import read_model
-    from edgespec.setup.planning import make_run_plan
     from edgespec.setup.prompt_size import most_prompt_tokens
+    from edgespec.setup.smaller_files import plan_or_say_what_fits
 
     spec, *others = map(read_model, models.paths(plan_options))
     request = plan_options.request(
@@ -57,7 +57,7 @@ def plan(
             raise typer.Exit(1)
         return
     with simulating():  # one process for the plan and its alternatives
-        made = make_run_plan(spec, request)
+        made = plan_or_say_what_fits(spec, request)
         print(json.dumps(_document(spec, made)) if as_json else plan_text(spec, made))
 
 
@@ -67,6 +67,7 @@ def _document(spec: ModelSpec, plan: Plan) -> dict[str, Any]:
         "name": spec.name,
         "file_type": spec.file_type,
         "plan": plan.as_json(),
+        "kv_loss_nats": plan.kv_loss,
         "memory": memory_json(plan),
         "predicted_plain_tokens_per_s": plan.plain_tokens_per_s,
         "predicted_tokens_per_s": plan.tokens_per_s,

@@ -9,6 +9,7 @@ from typing import Any
 import typer
 
 from edgespec.cli import options
+from edgespec.cli.bench import LINE_EVERY_S, warn_if_busy
 from edgespec.cli.options import OUTPUT
 from edgespec.cli.render import Progress, note, printable, size_text, table
 from edgespec.memory.plan.options import DRAFTS
@@ -45,7 +46,7 @@ def profile(
     spec = read_model(model.path(plan_options))
     request = plan_options.request(is_plain_greedy=True)
     measured: dict[str, Any]
-    with Progress() as progress:
+    with Progress(line_every_s=LINE_EVERY_S) as progress:
         if request.switch is None:
             from edgespec.bench.profiling import profile as measure
 
@@ -56,6 +57,8 @@ def profile(
             measured = calibrate(
                 spec, request, large_share=large_share, quality=quality, progress=progress
             )
+    if request.switch is None:
+        warn_if_busy(measured["busy_neighbours"])
     text = _text if request.switch is None else _switch_text
     # First what took time: a file that cannot be written must not cost it.
     print(json.dumps(measured) if as_json else text(measured), flush=True)

@@ -77,12 +77,16 @@ def _compared_text(report: dict[str, Any]) -> str:
 
 
 def _kv_text(report: dict[str, Any]) -> str:
-    rows = [["KV cache", "KL [95%]", "agreement", "perplexity", "t(1)", "t(4)", "t(8)"]]
+    rows = [["KV cache", "KL", "agreement", "perplexity", "t(1)", "t(4)", "t(8)"]]
     for row in report["kv_rows"]:
         times = (f"{row['step_ms'][n]:.2f} ms" for n in ("1", "4", "8"))
-        rows.append([row["kv_type"], *_loss_cells(row.get("quality")), *times])
-    depth = report["step_depth"]
-    return f"{table(rows)}\n\n{report['places']} places, each after {depth} tokens and more"
+        cells = _loss_cells(row.get("quality"))
+        cells[0] = cells[0].partition(" [")[0]  # of one text, which has no interval
+        rows.append([row["kv_type"], *cells, *times])
+    return (
+        f"{table(rows)}\n\nlosses over {report['places']} tokens of one text, against f16; "
+        f"steps after {report['step_depth']} tokens; names are of keys/values where these differ"
+    )
 
 
 def _loss_cells(quality: dict[str, Any] | None) -> list[str]:

@@ -139,7 +139,7 @@ def error(problem: EdgespecError) -> None:
 
 def table(rows: Sequence[Sequence[str]]) -> str:
     """Left-aligned columns; the last one is wrapped to the terminal, or stands below."""
-    columns = max(40, shutil.get_terminal_size((100, 24)).columns)
+    columns = max(20, shutil.get_terminal_size((100, 24)).columns)
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
     indent = sum(widths) + 2 * len(widths)
     room = columns - indent

@@ -13,6 +13,7 @@ from edgespec.cli.render import note, printable, size_text
 from edgespec.decode.engine import Engine
 from edgespec.errors import DoesNotFitError, UnsupportedError
 from edgespec.memory.bytes.footprint import RUNTIME_BYTES
+from edgespec.memory.bytes.requests import requests_bytes
 from edgespec.memory.plan.embedding import EmbeddingPlan, embeds
 from edgespec.memory.plan.machine import Machine, this_machine
 from edgespec.memory.plan.plan import Plan
@@ -23,9 +24,9 @@ from edgespec.models.projector import is_projector
 from edgespec.models.spec import ModelSpec
 from edgespec.option_fields import options_of
 from edgespec.paths import expanded
-from edgespec.serve.asked import Defaults
+from edgespec.serve.asked import Defaults, Setup
 from edgespec.serve.embeddings import EmbeddingService
-from edgespec.serve.model_file import ModelFile
+from edgespec.serve.model_file import ModelFile, no_ids
 from edgespec.serve.parsing import Limits
 from edgespec.serve.pool import Member, Pool, keep_alive_of
 from edgespec.serve.service import Service, Shared
@@ -75,8 +76,14 @@ def make_pool(
             owns_engine=True,
         )
 
+    def setup(model: ModelFile, spec: ModelSpec) -> Setup:
+        size = model.about.get("context_length") or spec.context_length
+        return Setup(model.names, size, defaults(spec), shared.limits, any_model, no_ids)
+
     found = list(_found(named, choice, plan_options))
-    files = [ModelFile(names, path, request, machine, serve) for names, path, _ in found]
+    files = [
+        ModelFile(names, path, request, machine, serve, setup=setup) for names, path, _ in found
+    ]
     members = [Member(one) for one in files]
     _settle(members, choice)
     is_named = [named for _, _, named in found]  # on the command line: they have to be there
@@ -195,5 +202,6 @@ def _plan(
             names = " + ".join(printable(eager[number][0].name) for number in together)
             note(f"at once: {names}")
     if not capacity.shared_bytes:  # nothing was planned yet
-        capacity = replace(capacity, shared_bytes=RUNTIME_BYTES + request.interface_bytes)
+        shared_bytes = RUNTIME_BYTES + request.interface_bytes + requests_bytes(0)
+        capacity = replace(capacity, shared_bytes=shared_bytes)
     return capacity

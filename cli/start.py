@@ -39,12 +39,19 @@ def load_engine(
     """Plan and load a model with a progress line; KeyboardInterrupt when cancelled meanwhile."""
     from edgespec.setup.loading import load_plan, plan_to_load
 
-    with Progress() as progress:
-        plan = plan_to_load(spec, request, progress)
+    progress = Progress()
+
+    def report(what: str, fraction: float) -> None:
+        if cancel.is_set():
+            raise KeyboardInterrupt
+        progress(what, fraction)
+
+    with progress:
+        plan = plan_to_load(spec, request, report)
     if not quiet:
         note(headline(spec, plan))
     with progress:
-        engine = load_plan(spec, plan, progress=progress)
+        engine = load_plan(spec, plan, progress=report)
     if cancel.is_set():
         engine.close()
         raise KeyboardInterrupt

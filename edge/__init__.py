@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from edgespec.decode.engine import Engine
-    from edgespec.decode.generation import Chunk, Result, Span, Stream
+    from edgespec.decode.generation import Chunk, Result, Span, Stream, ToolCall
     from edgespec.decode.options import GenerationOptions
     from edgespec.decode.session import Session, Turn
     from edgespec.decode.stats import Counters
@@ -66,6 +66,7 @@ __all__ = [
     "Stream",
     "SwitchPolicy",
     "TokenLogprob",
+    "ToolCall",
     "Turn",
     "UnsupportedError",
     "embed",
@@ -89,6 +90,7 @@ _MODULES = {
     "Span": "decode.generation",
     "SwitchPolicy": "switching.policy",
     "TokenLogprob": "sampling.logprobs",
+    "ToolCall": "decode.generation",
     "Turn": "decode.session",
     "embed": "setup.embedding",
     "load": "setup.loading",
@@ -101,8 +103,22 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("edgespec")
     if name not in __all__:
         raise AttributeError(f"module 'edgespec' has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(f"edgespec.{_MODULES.get(name, 'errors')}"), name)
+    found = getattr(import_module(f"edgespec.{_MODULES.get(name, 'errors')}"), name)
+    if name in ("Engine", "load"):
+        import_module("edgespec.decode.engine").Engine.with_tools = _with_tools
+    return found
+
+
+def _with_tools(*arguments: Any) -> Any:
+    """A prompt with tools, by what reads those of requests; read when it is needed."""
+    from importlib import import_module
+
+    return import_module("edgespec.serve.tool_calls").conversation(*arguments)

@@ -52,7 +52,7 @@ def text_of(data: bytes, name: str, *, offset: int = 0) -> str:
         ) from None
     if not mark and (zero := data.find(0)) >= 0:
         raise UnsupportedError(
-            f"{name} is not UTF-8 text: byte {offset + zero} is 0x00", hint=_HINT
+            f"{name} has a zero byte at {offset + zero}, so it is no text", hint=_HINT
         )
     return text.replace("\r\n", "\n")
 

@@ -7,6 +7,7 @@ without attributes, modules or files, and one that fails is an error with a sent
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -21,6 +22,7 @@ from edgespec.models.template_guest import CALLS
 
 # `role` and `content` as OpenAI's interface has them; content is text or a list of text parts.
 Message = Mapping[str, Any]
+_ROLES = ("system", "user", "assistant", "tool")
 _M = TypeVar("_M", bound=Message)
 _MAX_TEMPLATE_CHARS = 200_000
 _THOUGHTS = ("reasoning_content", "thinking", "reasoning")
@@ -60,6 +62,20 @@ def prompt_text(
         eos_token=eos_token,
         control_texts=control_texts,
     )
+
+
+def check_roles(messages: Sequence[object], template: str) -> None:
+    """Raise UnsupportedError for a role that is neither usual nor named by the template."""
+    for message in messages:
+        role = message.get("role") if isinstance(message, Mapping) else None
+        if (
+            isinstance(role, str)
+            and role not in _ROLES
+            and not re.search(rf"""(['"]){re.escape(role)}\1""", template)
+        ):
+            raise UnsupportedError(
+                f"there is no role {role[:80]!r}", hint=f"use {', '.join(_ROLES)}"
+            )
 
 
 def render_chat(

@@ -22,10 +22,11 @@ _LOSSY = {"bert": "a WordPiece", "t5": "a Unigram", "no_vocab": "no", "none": "n
 def check_drafter(target: ModelSpec, draft: ModelSpec) -> None:
     """Raise UnsupportedError unless `draft` can draft for `target`, in whatever vocabulary.
 
-    Heads and early exits need the target's own; as `check_pair`. A whole model is told the text.
+    Heads and early exits need the target's own; as `check_pair`. A whole model is told the text, of
+    which it sees so little that layers that slide keep all of it.
     """
     if is_translated(target, draft):
-        _check_rollback(draft)
+        _check_rollback(draft, draft.keeps_state)
     else:
         check_pair(target, draft)
 
@@ -62,7 +63,7 @@ def check_pair(target: ModelSpec, draft: ModelSpec) -> None:
             f"{target.path.name} is an ONNX folder: its tokens cannot be compared with a GGUF's",
             hint="draft models work with GGUF files, also with --backend onnx",
         )
-    _check_rollback(draft)
+    _check_rollback(draft, draft.keeps_state or any(draft.is_sliding))
     early_exit = read_exit(draft)
     if early_exit is not None:
         check_exit(target, draft, early_exit)
@@ -75,9 +76,9 @@ def check_pair(target: ModelSpec, draft: ModelSpec) -> None:
         )
 
 
-def _check_rollback(draft: ModelSpec) -> None:
+def _check_rollback(draft: ModelSpec, cannot: bool) -> None:
     """Raise UnsupportedError for a model that cannot take back what was only a draft."""
-    if draft.reads is None and (draft.keeps_state or any(draft.is_sliding)):
+    if draft.reads is None and cannot:
         raise UnsupportedError(
             f"{draft.path.name} cannot draft: its cache cannot go back to an earlier token",
             hint="use a draft model without sliding windows or recurrent layers",

@@ -1,23 +1,22 @@
 """Files and folders that appear only when they are whole.
 
-Until it is complete, what is written lies beside its place as `.NAME.PROCESS-NUMBER.partial`. A
-process that dies at any moment thus leaves the old file or the new one, and what it had begun is
-removed by the next one that writes to the same place.
+Until it is complete, what is written lies beside its place as `.NAME.NUMBER.partial`, and its
+writer holds the lock `.NAME.NUMBER.partial.lock`. A process that dies at any moment thus leaves the
+old file or the new one. What it had begun is removed by the next one that writes to the same place.
 """
 
 from __future__ import annotations
 
 import errno
-import itertools
 import os
 import re
+import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-_NUMBERS = itertools.count()
-_OPEN: set[Path] = set()  # partial files of this process that are being written
+_PATIENCE_S = 10.0  # who removes what is left holds a lock for milliseconds
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -38,13 +37,12 @@ def making(target: Path) -> Iterator[Path]:
     Removes what dead processes left of the same target, too.
     """
     remove_dead(target.parent, target.name)
-    partial = target.with_name(f".{target.name}.{os.getpid()}-{next(_NUMBERS)}.partial")
-    _OPEN.add(partial.absolute())
-    try:
-        yield partial
-    finally:
-        _remove(partial)
-        _OPEN.discard(partial.absolute())
+    partial = target.with_name(f".{target.name}.{secrets.token_hex(6)}.partial")
+    with _locked(partial):
+        try:
+            yield partial
+        finally:
+            _remove(partial)
 
 
 @contextmanager
@@ -86,27 +84,42 @@ def put_in_place(made: Path, target: Path, *, synced: bool = True) -> None:
 
 def remove_dead(folder: Path, name: str = "") -> None:
     """Remove what dead processes began to write in a folder, or began to write for one name."""
-    wanted = re.compile(rf"\.{re.escape(name) or '.*'}\.(\d+)(-\d+)?\.partial")
+    wanted = re.compile(rf"(\.{re.escape(name) or '.*'}\.[0-9a-f-]+\.partial)(\.lock)?")
     with suppress(OSError):
-        for path in folder.iterdir():
-            found = wanted.fullmatch(path.name)
-            if found and not _is_alive(int(found[1]), path):
-                _remove(path)
+        found = map(wanted.fullmatch, os.listdir(folder))
+        for partial in {folder / one[1] for one in found if one}:
+            with suppress(OSError, NotImplementedError, RuntimeError), _locked(partial, wait=False):
+                _remove(partial)
 
 
-def _is_alive(process: int, partial: Path) -> bool:
-    """Whether the process that began a partial file may still be writing it."""
-    if process == os.getpid():  # in a container, the dead one often had the same number
-        return partial.absolute() in _OPEN
-    if os.name == "nt":  # a file in use cannot be removed there anyway
-        return False
+@contextmanager
+def _locked(partial: Path, *, wait: bool = True) -> Iterator[None]:
+    """Hold the lock of a partial file, which ends with its process, whichever container that is in.
+
+    Where no file can be locked the writer goes on, and what it leaves is not removed. Who does not
+    `wait` is told: TimeoutError where another one writes, and whatever else keeps it from locking.
+    """
+    from filelock import FileLock
+
+    path = Path(f"{partial}.lock")
+    lock = FileLock(path, timeout=_PATIENCE_S if wait else 0)
     try:
-        os.kill(process, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:
-        return True
-    return True
+        if not path.parent.is_dir():  # which the lock would make, whatever was mistyped
+            raise FileNotFoundError(path.parent)
+        while not lock.is_locked:
+            lock.acquire()
+            if not path.exists():  # whoever removed what was left took this lock's file for that
+                lock.release()
+    except (OSError, NotImplementedError, RuntimeError):
+        if not wait:
+            raise
+    try:
+        yield
+    finally:
+        if lock.is_locked:
+            with suppress(OSError):
+                path.unlink()
+            lock.release()
 
 
 def _remove(path: Path) -> None:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from edgespec.backends.llama.batch import Batch
 from edgespec.backends.llama.context import LlamaContext, LlamaSettings
 from edgespec.backends.llama.library import set_params
-from edgespec.memory.bytes.shape import padded
+from edgespec.memory.bytes.shape import kv_pair, padded
 
 Observe = Callable[[int, bool, Any], bool]
 _OTHER_FILES = 128
@@ -26,7 +26,7 @@ class EvalContext(LlamaContext):
 
     A list of paths is a split model whose parts may lie anywhere. `observe` is called around
     every node of the graph (`llama_context_params.cb_eval`); weights stay in host memory then.
-    With `kernels` edgespec's own multiply, where they fit.
+    With `kernels` edgespec's own multiply, where they fit. `kv_type` is as `kv_pair` reads it.
     """
 
     def __init__(
@@ -40,18 +40,20 @@ class EvalContext(LlamaContext):
         kv_type: str = "f16",
         observe: Observe | None = None,
         kernels: bool = False,
+        gpu_layers: int = -1,
     ) -> None:
         self._observe = observe
         size = max(batch_size, sequences)
+        kv_type_k, kv_type_v = kv_pair(kv_type)
         settings = LlamaSettings(
             context_size=sequences * padded(context_size),
             batch_size=size,
             max_nodes=size,
             max_leaves=1,
             threads=threads,
-            kv_type_k=kv_type,
-            kv_type_v=kv_type,
-            gpu_layers=0 if observe else -1,
+            kv_type_k=kv_type_k,
+            kv_type_v=kv_type_v,
+            gpu_layers=0 if observe else gpu_layers,
             users=sequences,
             unified=False,
             mapped=not kernels,  # what is packed is read, and not used as it lies in the file

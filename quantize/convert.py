@@ -277,6 +277,11 @@ def _failure(
             f"{target.parent} is full", hint="free some space, or name a target on another disk"
         )
     problem = end.get("problem") or ""
+    if target is not None and "iostream error" in problem:
+        return DoesNotFitError(
+            f"{target.parent} took only a part of the new file: llama.cpp could not write the rest",
+            hint="free some space, or raise your quota or the limit on files' sizes (ulimit -f)",
+        )
     if "imatrix" in problem or "importance matrix" in problem:
         return UnsupportedError(
             f"{recipe.file_type} of {source.name} needs an importance matrix for all its tensors"

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,9 +29,21 @@ _RESAMPLES = 2000
 _LEVEL = 0.95
 _LEAST = 1e-12  # a mass that rounding left at nothing or below
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 PartDone = Callable[[float], None]  # is told which part is done (0..1)
 # By batch: logits [n, V] at counted places, and the tokens [n] that follow them.
 Places: TypeAlias = Iterator[tuple[NDArray[np.float32], NDArray[np.int32]]]
+
+
+class Loading(TypedDict, total=False):
+    """How a file is loaded to be read, as `EvalContext` takes it."""
+
+    batch_size: int
+    kv_type: str
+    kernels: bool
+    gpu_layers: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +96,14 @@ def make_reference(
     threads: int,
     top: int = TOP,
     progress: PartDone = lambda _part: None,
+    **loading: Unpack[Loading],
 ) -> Reference:
     """Run the source over texts and keep what comparisons need.
 
     `top` tokens of each place take 8 bytes each.
     """
     parts: list[tuple[NDArray[Any], ...]] = []
-    for logits, next_ids in _places(model, texts, threads, progress):
+    for logits, next_ids in _places(model, texts, threads, progress, loading):
         top = min(top, logits.shape[1] - 1)
         ids = np.argpartition(logits, -top, axis=1)[:, -top:]
         values = np.take_along_axis(logits, ids, axis=1)
@@ -119,12 +132,12 @@ def score(
     reference: Reference,
     *,
     threads: int,
-    kv_type: str = "f16",
+    **loading: Unpack[Loading],
 ) -> Scores:
     """Run a candidate over the reference's texts."""
     kl, agrees, next_log_q = [], [], []
     start = 0
-    for logits, next_ids in _places(model, reference.texts, threads, lambda _part: None, kv_type):
+    for logits, next_ids in _places(model, reference.texts, threads, lambda _part: None, loading):
         rows = slice(start, start + len(logits))
         start = rows.stop
         norm = _log_sum(logits)
@@ -144,12 +157,11 @@ def _places(
     texts: Sequence[CountedText],
     threads: int,
     progress: PartDone,
-    kv_type: str = "f16",
+    loading: Loading,
 ) -> Places:
     longest = max(len(text.tokens) for text in texts)
-    with EvalContext(
-        model, context_size=longest, batch_size=_BATCH, threads=threads, kv_type=kv_type
-    ) as context:
+    how: Loading = {"batch_size": _BATCH, **loading}
+    with EvalContext(model, context_size=longest, threads=threads, **how) as context:
         for number, text in enumerate(texts):
             for start, logits in context.score(text.tokens):
                 chosen = np.flatnonzero(text.counted[start : start + len(logits)])

@@ -7,6 +7,7 @@ import html
 import importlib.util
 import json
 import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,38 @@ def test_the_examples_run(
         if "engine" in names:
             names["engine"].close()
     assert len(EXAMPLES) >= 6
+
+
+WRONG = """
+import edgespec
+
+edgespec.load(drafter="nonesuch")
+edgespec.load(prefer="sped")
+edgespec.plan(kv_type="q9")
+engine = edgespec.load(contextsize=5)
+result = engine.generate("x", json_schema=5)
+engine.generate("x", max_token=5)
+edgespec.Embedder("x.gguf", pooling="sum")
+assert result.finish_reason == "stopped"
+"""
+
+
+@pytest.mark.slow
+def test_type_checkers_take_the_examples_and_refuse_wrong_values(tmp_path: Path) -> None:
+    """Any text was taken for a drafter, a preference, a type of the cache, a reason to finish."""
+    programs = {"right": "\n".join(EXAMPLES), "wrong": WRONG}
+    told = {}
+    for name, text in programs.items():
+        file = tmp_path / f"{name}.py"
+        file.write_text(text)
+        line = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", str(file)]
+        done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+        told[name] = [one for one in done.stdout.splitlines() if ": error:" in one]
+    assert told["right"] == []
+    lines = {
+        number for number, line in enumerate(WRONG.splitlines(), 1) if "(" in line or "==" in line
+    }
+    assert {int(one.split(":")[1]) for one in told["wrong"]} == lines
 
 
 # ------------------------------------------------------------------------------- the whole tree

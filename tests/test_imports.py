@@ -171,6 +171,8 @@ def within(module: str, package: str) -> bool:
 
 def room_of(module: str) -> str | None:
     """The room of one of our modules; None for the public face and what is everybody's."""
+    if module == "edgespec.__main__":  # `python -m edgespec` is the command line
+        return "cli"
     return next((room for room in ROOMS if within(module, f"edgespec.{room}")), None)
 
 

@@ -81,6 +81,7 @@ class LlamaSettings:
     states: int = 0
     read: tuple[int, ...] = ()
     window: bool = False  # the model may draft for itself, under a sequence id of its own
+    whole: bool = False  # layers that slide keep all cells, so that it can go back
 
 
 class LlamaContext:
@@ -214,7 +215,7 @@ class LlamaContext:
             return Capabilities(False, False, False, "a recurrent state cannot be rolled back")
         if self.lib.llama_model_is_hybrid(self._model):
             return Capabilities(False, False, False, "the recurrent layers cannot be rolled back")
-        if self.lib.llama_model_n_swa(self._model) > 0:
+        if self.lib.llama_model_n_swa(self._model) > 0 and not self.settings.whole:
             return Capabilities(
                 True, False, False, "sliding-window layers recycle cells: chains only"
             )
@@ -232,7 +233,7 @@ class LlamaContext:
         set_params(
             params,
             n_ctx=settings.cells or settings.context_size,
-            swa_full=False,  # only as many cells as a sliding window can see
+            swa_full=settings.whole,  # else only as many cells as a sliding window can see
             n_batch=settings.batch_size + settings.max_nodes,  # pending tokens come first
             n_ubatch=settings.batch_size,
             n_seq_max=sequences,

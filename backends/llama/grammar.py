@@ -26,6 +26,7 @@ from urllib.parse import unquote
 import numpy as np
 
 from edgespec.backends.base import AnswerFormat, Logits
+from edgespec.backends.llama.gbnf import with_token_ids
 from edgespec.backends.llama.grammar_guest import CONTROL, LLGUIDANCE_LIMITS, MODULE
 from edgespec.backends.llama.library import library
 from edgespec.errors import EdgespecError, UnsupportedError
@@ -263,13 +264,13 @@ def is_untried(tokenizer: Vocabulary, wanted: AnswerFormat) -> bool:
     """Whether a form has to be tried before it is compiled, which `LlamaGrammar` waits for."""
     if wanted.kind == "json_schema" or len(wanted.text) > _MOST_CHARS:
         return False
-    return (_name_of(tokenizer), wanted.kind, wanted.text) not in _tried
+    return _key_of(tokenizer, wanted) not in _tried
 
 
 def _tried_document(tokenizer: Vocabulary, wanted: AnswerFormat) -> str:
     """llguidance's document of a form that can be compiled. Raises UnsupportedError."""
     name = _NAMES[wanted.kind]
-    key = vocabulary, kind, text = _name_of(tokenizer), wanted.kind, wanted.text
+    key = vocabulary, kind, text = _key_of(tokenizer, wanted)
     if key in _tried:
         return _tried[key]
     question = {"vocabulary": vocabulary, "kind": kind, "text": text}
@@ -295,9 +296,10 @@ def _tried_document(tokenizer: Vocabulary, wanted: AnswerFormat) -> str:
     return document
 
 
-def _name_of(tokenizer: Vocabulary) -> str:
-    """Tells one vocabulary from another in this process, and in its guest."""
-    return _NUMBERS.setdefault(tokenizer, f"{next(_COUNT)}")
+def _key_of(tokenizer: Vocabulary, wanted: AnswerFormat) -> tuple[str, str, str]:
+    """What decides about a form: a number of the vocabulary, its kind, its text."""
+    text = with_token_ids(wanted.text, tokenizer) if wanted.kind == "grammar" else wanted.text
+    return _NUMBERS.setdefault(tokenizer, f"{next(_COUNT)}"), wanted.kind, text
 
 
 def _all_pieces(tokenizer: Vocabulary) -> str:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import json
 import random
-import re
 import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from edgespec.backends.llama.gbnf import lark_of
 from edgespec.errors import UnsupportedError
 from edgespec.models.processes import answer_questions, limit_memory, limit_time
 
@@ -150,45 +150,7 @@ def _document(kind: str, text: str) -> str:
 
     if kind == "regex":
         return LLMatcher.grammar_from_regex(text)
-    return json.dumps({"grammars": [{"lark_grammar": _lark_of(text)}]})
-
-
-_GBNF_PART = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|#[^\n]*|\.', re.DOTALL)
-_ESCAPE = re.compile(r"\\u([0-9a-fA-F]{4})|\\U([0-9a-fA-F]{8})|\\.", re.DOTALL)
-_ANY = f"[\\x00-{chr(0x10FFFF)}]"
-
-
-def _lark_of(grammar: str) -> str:
-    """A grammar in Lark's notation. Raises UnsupportedError for what is neither that nor GBNF."""
-    from llguidance.gbnf_to_lark import gbnf_to_lark, is_lark_syntax
-
-    if not grammar.strip():
-        raise UnsupportedError("the grammar is empty", hint="it has a rule root (GBNF) or start")
-    try:
-        if is_lark_syntax(grammar):
-            return grammar
-        return gbnf_to_lark(_GBNF_PART.sub(_converted, grammar))
-    except Exception as problem:  # of any kind: it raises bare ones
-        reason = "it is nested too deeply" if isinstance(problem, RecursionError) else str(problem)
-        raise UnsupportedError(
-            f"the grammar cannot be read: {' '.join(reason.split())[:300]}",
-            hint="it is GBNF with a rule root, or Lark with a rule start",
-        ) from None
-
-
-def _converted(part: re.Match[str]) -> str:
-    """A part of GBNF as the converter takes it: no long escapes, and no dot for any character."""
-    text = part[0]
-    return _ANY if text == "." else _ESCAPE.sub(_short_escape, text)
-
-
-def _short_escape(escape: re.Match[str]) -> str:
-    code = int(escape[1] or escape[2] or "0", 16)
-    if 0xD800 <= code < 0xE000 or code > 0x10FFFF:
-        raise ValueError(f"{escape[0]} is no character")
-    if not code:
-        return escape[0] if escape[1] is None and escape[2] is None else "\\x00"
-    return f"\\x{code:02x}" if code < 128 else chr(code)
+    return json.dumps({"grammars": [{"lark_grammar": lark_of(text)}]})
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ for the whole context and hides the sequence functions.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import logging
 import os
@@ -17,8 +18,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType, ModuleType
 from typing import Any
+from warnings import warn
 
-from edgespec.errors import BackendError, MissingDependencyError
+from edgespec.errors import BackendError, EdgespecWarning, MissingDependencyError
 from edgespec.memory.device import host, llama_binary
 from edgespec.memory.device.llama_binary import PACKAGE
 
@@ -157,6 +159,7 @@ def _initialised() -> ModuleType:
     llama_cpp.llama_log_set(callback, None)
     llama_cpp.edgespec_log_callback = callback  # C keeps the pointer: it must outlive this call
     llama_cpp.llama_backend_init()
+    _warn_of_another_build()
     if missing := missing_instructions(llama_cpp.llama_print_system_info().decode()):
         raise BackendError(
             f"llama.cpp was built for another processor: this one has no {', '.join(missing)}",
@@ -165,6 +168,23 @@ def _initialised() -> ModuleType:
         )
     module: ModuleType = llama_cpp
     return module
+
+
+def _warn_of_another_build() -> None:
+    """Say so where this is not the llama.cpp of the wheel: structures are passed to it by value."""
+    text = ctypes.c_char_p
+    version, commit = (
+        (llama_binary.ggml_function(name, text)() or b"").decode(errors="replace")
+        for name in ("ggml_version", "ggml_commit")
+    )
+    is_known = commit.startswith(llama_binary.COMMIT) or commit == "unknown"
+    if version != llama_binary.GGML_VERSION or not is_known:
+        warn(
+            f"edgespec was not tested with this llama.cpp: ggml {version} of commit {commit}, "
+            f"not {llama_binary.GGML_VERSION} of {llama_binary.COMMIT}",
+            EdgespecWarning,
+            stacklevel=2,
+        )
 
 
 def loading_hint(problem: str) -> str:

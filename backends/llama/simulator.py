@@ -159,6 +159,7 @@ class SimulatedContext(LlamaContext):
             head=shape.head,
             devices=shape.devices,
             overrides=shape.overrides,
+            whole=shape.whole,
         )
         super().__init__(settings)
         self.capabilities = Capabilities(True, shape.leaves > 1, True)

@@ -16,7 +16,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from hashlib import blake2b
 from pathlib import Path
@@ -81,12 +81,14 @@ def converted(
         return folder
     try:
         root.mkdir(parents=True, exist_ok=True)
-        remove_dead(root)
-        _require_space(spec, root, graphs)
-        with making(folder) as work:
-            (work / "packed").mkdir(parents=True)
-            _convert_elsewhere(spec, work, graphs, progress)
-            _put_in_place(work / "packed", folder, graphs)
+        with _alone(root):
+            if not _is_whole(folder, graphs):
+                remove_dead(root)
+                _require_space(spec, root, graphs)
+                with making(folder) as work:
+                    (work / "packed").mkdir(parents=True)
+                    _convert_elsewhere(spec, work, graphs, progress)
+                    _put_in_place(work / "packed", folder, graphs)
     except EdgespecError:  # of which some are an OSError, too
         raise
     except OSError as problem:
@@ -96,6 +98,20 @@ def converted(
     progress(1.0)
     _evict(root, keep=folder)
     return folder
+
+
+@contextlib.contextmanager
+def _alone(root: Path) -> Iterator[None]:
+    """Let other processes wait that would convert: two at once take twice the room and the time.
+
+    Where no file can be locked they do not wait.
+    """
+    from filelock import FileLock
+
+    with contextlib.ExitStack() as held:
+        with contextlib.suppress(OSError, NotImplementedError):
+            held.enter_context(FileLock(root / "lock"))
+        yield
 
 
 def _is_whole(folder: Path, graphs: Mapping[str, GraphOptions]) -> bool:

@@ -140,6 +140,11 @@ def open_session(path: Path, threads: int, place: OnnxDevice = CPU_DEVICE) -> tu
     options.log_severity_level = 3  # errors; they are raised as well
     chosen: dict[str, Any] = {"providers": [CPU_PROVIDER]}
     if place.provider != CPU_PROVIDER:
+        if not hasattr(runtime.InferenceSession, "get_provider_graph_assignment_info"):
+            raise UnsupportedError(
+                f"ONNX Runtime {runtime.__version__} does not tell what runs on a device",
+                hint="--device needs ONNX Runtime 1.24, which is for Python 3.11 and newer",
+            )
         options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
         options.enable_mem_pattern = place.provider != "DmlExecutionProvider"  # it has none
         settings = {**_options(place, threads), **place.options}

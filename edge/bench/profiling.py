@@ -24,6 +24,7 @@ from edgespec.memory.device import host
 from edgespec.memory.device.accelerators import gpu_kinds
 from edgespec.memory.device.bandwidth import measured_bandwidth
 from edgespec.memory.device.energy import Energy, energy_meter
+from edgespec.memory.device.neighbours import Neighbours
 from edgespec.memory.device.track import MemoryTracker, peak_resident_bytes
 from edgespec.memory.plan.plan import Plan
 from edgespec.memory.plan.request import Request
@@ -52,6 +53,7 @@ def profile(
     """
     report = progress or (lambda _what, _fraction: None)
     plan = plan_to_load(spec, request, report)
+    neighbours = Neighbours()
     with MemoryTracker() as tracker:
         tracker.mark("load")
         with load_plan(spec, plan, progress=report) as engine:
@@ -66,9 +68,11 @@ def profile(
             tracker.mark("answers")
             speeds = _measure_speed(spec, plan, engine, report)
             allocated = engine.memory_bytes()
+            busy = neighbours.share()
     return {
         "model": model_facts(spec),
         "machine": machine_facts(),
+        "busy_neighbours": busy,
         "plan": plan.as_json(),
         "memory": {
             "limit_bytes": plan.limit_bytes,
@@ -102,6 +106,7 @@ def model_facts(spec: ModelSpec) -> dict[str, Any]:
 def machine_facts() -> dict[str, Any]:
     """What this machine is, for reports."""
     return {
+        "measured_at": time.strftime("%Y-%m-%d %H:%M %z"),
         "cpu": host.cpu_name(),
         "cores": host.usable_cores(),
         "features": host.cpu_features(),

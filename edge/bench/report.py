@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgespec.bench.ratios import interval_text, ratio_text
 from edgespec.bench.summary import table_rows
+from edgespec.memory.device.neighbours import BUSY
 from edgespec.memory.report.page import (
     BLUE,
     GREEN,
@@ -63,9 +64,10 @@ def render_bench_report(document: dict[str, Any]) -> str:
     ]
     asked = (
         f"{settings['prompts']} of {settings['tasks']} tasks, at most {settings['max_tokens']} "
-        f"tokens each, greedy, {settings['repeats']} times"
+        "tokens each, greedy"
     )
-    facts = [*_machine_rows(document["machine"]), ("prompts", asked)]
+    asked += f", {settings['repeats']} times" if settings["repeats"] > 1 else ""
+    facts = [*_machine_rows(document), ("prompts", asked)]
     if (energy := document["energy"])["source"] is not None:
         each = (f"{v['name']} {v['overall']['j_per_token'] or 0:.3g}" for v in variants)
         idle = f"{energy['idle_w']:.1f} W idle"
@@ -169,7 +171,13 @@ def render_profile(profile: dict[str, Any]) -> str:
             "Step times",
             "What one step of the model costs by the number of tokens in it. Verifying a draft is "
             "one such step; the mark shows the largest one planned.",
-            figure_of(_draw_steps, profile),
+            figure_of(_draw_steps, profile)
+            if len(profile["step_ms"][0]["ms"]) > 1
+            else table_of(
+                ("tokens of context", "ms of a step over one token"),
+                [(str(one["depth"]), f"{one['ms']['1']:.1f}") for one in profile["step_ms"]],
+                numbers=1,
+            ),
         ),
         section_of(
             "Speed against budget",
@@ -179,7 +187,9 @@ def render_profile(profile: dict[str, Any]) -> str:
         ),
         section_of(
             "Speed by task",
-            "Measured, the same answers plain and with drafts, in turns.",
+            "Measured, the same answers plain and with drafts, in turns."
+            if len(speeds) > 1
+            else "Measured, without drafts.",
             figure_of(_draw_tasks, speeds),
             _speed_table(speeds),
         ),
@@ -245,9 +255,16 @@ def _speed_table(speeds: Sequence[Row]) -> Markup:
     return table_of(head, rows, numbers=len(head) - 1)
 
 
-def _machine_rows(machine: Row) -> list[tuple[str, str]]:
+def _machine_rows(document: Row) -> list[tuple[str, str]]:
+    """When and where it was measured, and what else the machine did."""
+    machine, busy = document["machine"], document["busy_neighbours"]
+    others = "computed nothing that counts"
+    if busy > BUSY:
+        others = f"kept {busy:.1f} cores busy: an idle machine is faster, and ratios differ"
     versions = f"edgespec {machine['edgespec']}, llama-cpp-python {machine['llama_cpp_python']}"
     return [
+        ("measured", machine["measured_at"]),
+        ("other programs", others),
         ("processor", f"{machine['cpu']}, {machine['cores']} cores"),
         ("system", f"{machine['system']}, Python {machine['python']}"),
         ("versions", versions),
@@ -261,14 +278,18 @@ def _profiled_machine(profile: dict[str, Any]) -> Markup:
         used = f"{moved / 1e9:.1f} GB/s; {used}"
     free = f"{size_of(machine['memory_bytes'])}, {size_of(machine['available_bytes'])} free"
     rows = [
-        *_machine_rows(machine),
+        *_machine_rows(profile),
         ("instruction sets", ", ".join(machine["features"]) or "not told"),
         ("memory", free),
         ("bandwidth", used),
         ("GPUs llama.cpp was built for", ", ".join(machine["gpu_kinds"]) or "none"),
-        ("steps that round alike", f"up to {profile['largest_invariant_step']} tokens"),
+        ("steps that round alike", _alike(profile["largest_invariant_step"])),
     ]
     return table_of(("what", "value"), rows)
+
+
+def _alike(size: int) -> str:
+    return f"up to {size} tokens" if size > 1 else "none of several tokens"
 
 
 def _draw_components(axes: Any, memory: dict[str, Any]) -> None:
@@ -298,7 +319,7 @@ def _draw_frontier(axes: Any, profile: dict[str, Any]) -> None:
     budgets = [point["budget_bytes"] / MEBIBYTE for point in points]
     speeds = [point["tokens_per_s"] for point in points]
     contexts = [point["context_size"] for point in points]
-    axes.step(budgets, speeds, where="post", color=BLUE, linewidth=1.8)
+    axes.step(budgets, speeds, where="post", color=BLUE, linewidth=1.8, label="tokens/s")
     right = axes.twinx()
     right.spines["right"].set_visible(True)
     right.step(budgets, contexts, where="post", color=ORANGE, linewidth=1.2, linestyle="--")
@@ -307,6 +328,8 @@ def _draw_frontier(axes: Any, profile: dict[str, Any]) -> None:
     axes.set_ylim(0, 1.2 * max(speeds, default=1.0))
     axes.set_xlabel("budget in MiB")
     axes.set_ylabel("tokens/s")
+    axes.plot([], [], color=ORANGE, linewidth=1.2, linestyle="--", label="tokens of context")
+    axes.legend(loc="lower right")
 
 
 def _draw_tasks(axes: Any, speeds: Sequence[Row]) -> None:

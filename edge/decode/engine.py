@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING, ClassVar, Protocol, TypeGuard
 
 from edgespec.backends.base import Backend, ImageRun, KeepsSnapshots, SeesImages, sequences_of
-from edgespec.decode.generation import Chunk, Result, Stream, TextStream, chunks_of
+from edgespec.decode.generation import Chunk, PartReader, Result, Stream, TextStream, chunks_of
 from edgespec.decode.options import GenerationOptions
 from edgespec.decode.scheduler import Job, Models, Scheduler, never
 from edgespec.decode.slots import Slots
@@ -22,7 +22,7 @@ from edgespec.drafting.drafters.base import Drafter
 from edgespec.drafting.ledger import RoundHistory
 from edgespec.errors import ContextFullError, UnsupportedError
 from edgespec.memory.times.curve import CostCurve
-from edgespec.models.chat import Message, prompt_text
+from edgespec.models.chat import Message, check_roles, prompt_text
 from edgespec.models.images import Image, images_of, parts_of
 from edgespec.prefix import common_prefix_length
 from edgespec.sampling.constrained import ConstrainedSampler, LimitedThought, make_grammar
@@ -38,6 +38,19 @@ if TYPE_CHECKING:
 _PROMPT_END = 8  # tokens by which a drafter finds the beginning of a predicted answer
 _FEW = 32  # tokens of a cache that are read again at once
 Prompt = str | Sequence[Message] | Sequence[int]
+
+
+class WithTools(Protocol):
+    """A prompt that offers tools, how it is continued, and what finds calls in the answer."""
+
+    @property
+    def text(self) -> str: ...
+
+    @property
+    def options(self) -> GenerationOptions: ...
+
+    @property
+    def make_reader(self) -> Callable[[], PartReader]: ...
 
 
 class Engine(Models):
@@ -61,6 +74,10 @@ class Engine(Models):
         cache_key: what a saved cache must have been made with to be read back; "" saves none.
         on_close: called once when the engine is closed.
     """
+
+    # Prompts with tools, and what reads their answers, know chat formats as a server does; the
+    # public face (`edgespec.load`) brings them.
+    with_tools: ClassVar[Callable[[Engine, Prompt, GenerationOptions], WithTools]]
 
     def __init__(
         self,
@@ -140,11 +157,16 @@ class Engine(Models):
             UnsupportedError: an option cannot be honoured.
         """
         self._scheduler.check()
-        asked = GenerationOptions.of(options, **changes)
-        shown = self.shown(prompt, asked.shown)
-        ids = self.encode(prompt, raw=asked.raw, images=asked.shown)
+        asked, reader = GenerationOptions.of(options, **changes), None
+        if asked.tools:
+            found = self.with_tools(prompt, asked)
+            shown = self.shown("", found.options.shown)
+            ids, asked, reader = shown.encode(found.text), found.options, found.make_reader()
+        else:
+            shown = self.shown(prompt, asked.shown)
+            ids = self.encode(prompt, raw=asked.raw, images=asked.shown)
         job = self._job(ids, asked, shown.places(ids))
-        return Stream(job, self._scheduler.chunks(job), self._scheduler.drop_cancelled)
+        return Stream(job, self._scheduler.chunks(job), self._scheduler.drop_cancelled, reader)
 
     def _bytes_with(self, markers: Sequence[str]) -> Callable[[int], bytes]:
         """The bytes of tokens, those of some control tokens being their texts."""
@@ -165,13 +187,13 @@ class Engine(Models):
         if room < 1:
             raise ContextFullError(
                 f"the prompt has {len(ids)} tokens and the context {self.backend.context_size}",
-                hint="raise --ctx, or shorten the prompt",
+                hint="raise context_size (--ctx), or shorten the prompt",
             )
         params = asked.sampling or SamplingParams()
         if self._is_exact and params.accept_typical:
             raise UnsupportedError(
                 "typical acceptance changes what is written, and the model was loaded as exact",
-                hint="leave out --accept typical, or --exact",
+                hint="leave out accept_typical (--accept typical), or exact",
             )
         tokenizer = self.backend.tokenizer
         texts = [one for one in ids if one >= 0] if images else ids
@@ -254,7 +276,8 @@ class Engine(Models):
         else:
             ids = shown.encode(self.prompt_text(prompt, raw=raw, images=images))
         if not ids:
-            raise UnsupportedError("the prompt is empty", hint="give at least one character")
+            what = "one character" if isinstance(prompt, str) else "one message or token id"
+            raise UnsupportedError("the prompt is empty", hint=f"give at least {what}")
         most = max(ids)
         if most >= self.vocab_size:
             raise UnsupportedError(f"token id {most} is not in the vocabulary")
@@ -277,6 +300,8 @@ class Engine(Models):
         if isinstance(prompt, str):
             prompt = "".join(image.mark for image in images) + prompt
         tokenizer = self.backend.tokenizer
+        if not isinstance(prompt, str):
+            check_roles(prompt, self.chat_template or "")
         messages = (
             prompt
             if isinstance(prompt, str)
@@ -331,6 +356,13 @@ class Engine(Models):
     def _free_backend(self) -> None:
         self.backend.close()
         self._is_freed = True
+
+    def __repr__(self) -> str:
+        state = " closed" if self._scheduler.is_closed else ""
+        return (
+            f"<edgespec.Engine{state}: {self.vocab_size} tokens of vocabulary, "
+            f"{self.backend.context_size} of context, {self.users} at once>"
+        )
 
     def __enter__(self) -> Engine:
         return self

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import json
 import threading
 from collections.abc import (
     AsyncGenerator,
@@ -17,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from queue import SimpleQueue
 from time import perf_counter
-from typing import NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 from edgespec.backends.base import Grammar, ImageRun, Logits
 from edgespec.decode.stats import ALONE, LARGE, Counters, ModelTurn, Writers
@@ -29,12 +30,59 @@ from edgespec.sampling.sampling import Sampler
 Chunks = Generator["Chunk", None, None]
 
 
+FinishReason: TypeAlias = Literal["stop", "length", "context_full", "cancelled"]
+
+
 class Written(NamedTuple):
     """What one round wrote, ids first; the first "round" is the last logits of the prompt."""
 
     tokens: list[int]
     sources: tuple[str, ...]  # who drafted its first tokens
     logprobs: tuple[TokenLogprob, ...]  # of each token, where they were asked for
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A tool that the model calls, or in a `Chunk` a part of that, with more of its arguments.
+
+    `arguments` is the text of a JSON object; where `is_whole` is False they were cut off.
+    """
+
+    id: str
+    name: str
+    arguments: str
+    is_whole: bool = True
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The arguments by their names. Raises ValueError where they are not whole."""
+        found = json.loads(self.arguments)
+        if not isinstance(found, dict):
+            raise ValueError(f"the arguments of {self.name} are no object: {self.arguments[:80]}")
+        return found
+
+
+class Parts(Protocol):
+    """What a part of an answer adds: to its text, to the thought before it, and to calls."""
+
+    @property
+    def content(self) -> str: ...
+
+    @property
+    def reasoning(self) -> str: ...
+
+    @property
+    def calls(self) -> Sequence[Any]: ...
+
+
+class PartReader(Protocol):
+    """Finds thoughts and calls of tools in an answer while it is written."""
+
+    def push(self, text: str) -> Parts:
+        """What is known with more of the text."""
+
+    def finish(self) -> Parts:
+        """What was held back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +99,9 @@ class Chunk:
     model: str = field(default="", compare=False)  # which one wrote it, where there are two
     # Of each id, where they were asked for.
     logprobs: tuple[TokenLogprob, ...] = field(default=(), compare=False)
+    # Where tools were offered: what was thought, and parts of calls; neither is in the text.
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +125,14 @@ class Result:
 
     text: str
     token_ids: tuple[int, ...]
-    finish_reason: str
+    finish_reason: FinishReason
     counters: Counters
     spans: tuple[Span, ...] = ()
     turns: tuple[ModelTurn, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
     stop_string: str | None = None  # which came
+    reasoning: str = ""  # what was thought before, where tools were offered
+    tool_calls: tuple[ToolCall, ...] = ()
 
     @property
     def large_share(self) -> float:
@@ -121,7 +174,7 @@ class Run:
     tokens: list[int] = field(default_factory=list)  # that models have written
     chunks: SimpleQueue[Chunk | None] = field(default_factory=SimpleQueue)  # then None
     num_chunks: int = 0  # that were written
-    finish_reason: str = "cancelled"
+    finish_reason: FinishReason = "cancelled"
     has_ended: bool = False
     problem: Exception | None = None
 
@@ -192,8 +245,15 @@ class Stream:
     comes after this one. An engine of several users writes on whether chunks are read or not.
     """
 
-    def __init__(self, run: Run, chunks: Chunks, drop_cancelled: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        run: Run,
+        chunks: Chunks,
+        drop_cancelled: Callable[[], None],
+        reader: PartReader | None = None,
+    ) -> None:
         self._run, self._chunks, self._drop_cancelled = run, chunks, drop_cancelled
+        self._reader, self._is_finished = reader, False
         self._read: list[Chunk] = []
 
     @property
@@ -227,6 +287,8 @@ class Stream:
             _turns(run.writers.turns, len(ids)),
             tuple(one for chunk in chunks for one in chunk.logprobs),
             run.text.stop_string if is_read else None,
+            "".join(chunk.reasoning for chunk in chunks),
+            _joined(call for chunk in chunks for call in chunk.tool_calls),
         )
 
     def __iter__(self) -> Iterator[Chunk]:
@@ -234,17 +296,38 @@ class Stream:
 
     def __next__(self) -> Chunk:
         try:
-            chunk = next(self._chunks)
+            chunk = self._with_parts(next(self._chunks))
         except StopIteration:
             run = self._run
             # What may have begun a stop string has not, now that no more comes.
             is_read = len(self._read) >= run.num_chunks
             rest = run.text.finish() if run.has_ended and is_read else ""
-            if not rest:
+            chunk = self._with_parts(Chunk(rest, ()), is_last=run.has_ended and is_read)
+            if not (chunk.text or chunk.reasoning or chunk.tool_calls):
                 raise
-            chunk = Chunk(rest, ())
         self._read.append(chunk)
         return chunk
+
+    def _with_parts(self, chunk: Chunk, *, is_last: bool = False) -> Chunk:
+        """A chunk with thoughts and calls taken out of its text, where tools were offered."""
+        if self._reader is None or self._is_finished:
+            return chunk
+        found = [self._reader.push(chunk.text)]
+        if is_last:
+            self._is_finished = True
+            found.append(self._reader.finish())
+        return replace(
+            chunk,
+            text="".join(one.content for one in found),
+            drafted_chars=0,
+            sources=(),
+            reasoning="".join(one.reasoning for one in found),
+            tool_calls=tuple(
+                ToolCall(call.identity, call.name, call.arguments, call.is_whole)
+                for one in found
+                for call in one.calls
+            ),
+        )
 
     def close(self) -> None:
         """Stop and give the engine back; what was read stays in `result`.
@@ -261,6 +344,15 @@ class Stream:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _joined(parts: Iterable[ToolCall]) -> tuple[ToolCall, ...]:
+    """Calls with their parts put together."""
+    found: dict[str, ToolCall] = {}
+    for part in parts:
+        before = found[part.id].arguments if part.id in found else ""
+        found[part.id] = replace(part, arguments=before + part.arguments)
+    return tuple(found.values())
 
 
 def _spans(chunks: Iterable[Chunk]) -> tuple[Span, ...]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
-from edgespec.annotations import check_types
+from edgespec.annotations import check_keywords, check_types
 from edgespec.backends.base import AnswerFormat
 from edgespec.errors import UnsupportedError
 from edgespec.models.images import Image, ImageSource, read_image
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
         cache_salt: str
         reuse: bool
         grammar: str | None
-        json_schema: str | None
+        json_schema: str | Mapping[str, Any] | HasSchema | None
         regex: str | None
         think_tags: tuple[str, str] | None
         free_after: str
@@ -51,6 +52,19 @@ if TYPE_CHECKING:
         begun: Sequence[int]
         images: Sequence[ImageSource]
         cancel: threading.Event | None
+        tools: Sequence[Tool]
+        tool_choice: str | Mapping[str, object]
+
+
+Tool: TypeAlias = Callable[..., Any] | Mapping[str, object]
+
+
+@runtime_checkable
+class HasSchema(Protocol):
+    """A class of pydantic models."""
+
+    def model_json_schema(self) -> dict[str, Any]:
+        """Its JSON schema."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +84,8 @@ class GenerationOptions:
         reuse: start from what the cache holds of the prompt, as a `Session` does. Without the
             settings of `--exact` its logits may be rounded differently from a fresh prefill's.
         grammar: text in GBNF or Lark's notation that the answer keeps to.
-        json_schema: text of a JSON schema; the answer is a document that fits it, on one line.
+        json_schema: a JSON schema, as a mapping, its text, or a model of pydantic; the answer is a
+            document that fits it, on one line.
         regex: a regular expression that the whole answer matches.
         think_tags: what opens and closes a thought. One may come before an answer of a given form,
             and is free; the first tag is "" where the prompt ends with it.
@@ -86,6 +101,9 @@ class GenerationOptions:
         images: files, bytes or `Image`s that the prompt shows. They come before a prompt that is a
             text; messages have them as parts, and need not name them here.
         cancel: set it from another thread to stop after the current step.
+        tools: what the model may call: functions, or OpenAI's definitions. The calls are in
+            `Result.tool_calls`, and their parts in those of chunks; nothing is called.
+        tool_choice: "auto", "none", "required", or the name of the tool that must be called.
     """
 
     max_tokens: int = 512
@@ -97,7 +115,7 @@ class GenerationOptions:
     cache_salt: str = ""
     reuse: bool = False
     grammar: str | None = None
-    json_schema: str | None = None
+    json_schema: str | Mapping[str, Any] | HasSchema | None = None
     regex: str | None = None
     think_tags: tuple[str, str] | None = None
     free_after: str = ""
@@ -108,10 +126,13 @@ class GenerationOptions:
     begun: Sequence[int] = ()
     images: Sequence[ImageSource] = ()
     cancel: threading.Event | None = None
+    tools: Sequence[Tool] = ()
+    tool_choice: str | Mapping[str, object] = "auto"
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
+        object.__setattr__(self, "json_schema", _schema_text(self.json_schema))
         check_types(self)
         object.__setattr__(self, "images", tuple(map(read_image, self.images)))
         if self.max_tokens < 1:
@@ -143,6 +164,7 @@ class GenerationOptions:
         cls, options: GenerationOptions | None, **changes: Unpack[GenerationKeywords]
     ) -> GenerationOptions:
         """`options`, or the defaults, with these changes, also of fields of `sampling`."""
+        check_keywords(changes, (*_OWN, *_OF_SAMPLING))
         given: dict[str, Any] = dict(changes)
         picked = {name: given.pop(name) for name in changes if name not in _OWN}
         asked = replace(options or cls(), **given)
@@ -151,4 +173,21 @@ class GenerationOptions:
         return replace(asked, sampling=replace(asked.sampling or SamplingParams(), **picked))
 
 
+def _schema_text(schema: str | Mapping[str, Any] | HasSchema | None) -> str | None:
+    """The text of a schema. Raises UnsupportedError for a mapping that is no JSON."""
+    if schema is None or isinstance(schema, str):
+        return schema
+    if not isinstance(schema, Mapping) and hasattr(schema, "model_json_schema"):
+        schema = schema.model_json_schema()
+    if not isinstance(schema, Mapping):
+        raise UnsupportedError(
+            f"json_schema must be a mapping, a text or a model of pydantic, not {schema!r:.80}"
+        )
+    try:
+        return json.dumps(schema)
+    except (TypeError, ValueError) as problem:
+        raise UnsupportedError(f"json_schema is no JSON: {problem}") from None
+
+
 _OWN = {field.name for field in fields(GenerationOptions)}
+_OF_SAMPLING = {field.name for field in fields(SamplingParams)}

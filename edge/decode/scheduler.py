@@ -399,15 +399,16 @@ class Scheduler:
 
     def _turn(self) -> None:
         """A step of the answers, with pieces of prompts in it, or else in a run of their own."""
+        those = [job for job in self._running if not job.is_reading]
+        writing = [job for job in those if self._has_room(job)]
+        num_short = len(those) - len(writing)
+        self._is_short = num_short > 0
         seeing = [job for job in self._running if job.is_reading and job.sequence.is_at_image]
-        wait_s = _ENCODING_S if len(seeing) == len(self._running) else 0.0
+        wait_s = _ENCODING_S if len(seeing) + num_short == len(self._running) else 0.0
         for job in seeing:
             self._read_image(job, wait_s)
         reading = [job for job in self._running if job.is_reading]
         reading = [job for job in reading if not job.sequence.is_at_image]
-        writing = [job for job in self._running if not job.is_reading]
-        going = [job for job in writing if self._has_room(job)]
-        self._is_short, writing = len(going) < len(writing), going
         groups = list(_groups(writing))
         if reading and not (self._mixes and groups and len(groups[-1]) < reading[0].most_rows):
             groups.append([])

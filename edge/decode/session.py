@@ -152,6 +152,10 @@ class Session:
 
         Raises as `Engine.stream`.
         """
+        if changes.get("tools"):
+            raise UnsupportedError(
+                "a session offers no tools: keep the messages, and pass them to Engine.generate"
+            )
         given = {"role": "user", "content": content}
         self._images |= {image.digest: image for image in images_of([given])}
         user = plain_message(given)

@@ -333,7 +333,8 @@ class Decoding:
         self._image_since = 0.0
         self._row: Logits | None = None  # [V], after the last piece
         self._stops: Sequence[int] = ()  # where the backend keeps a state
-        self._is_drafted_from = False  # whether the drafter was given it
+        self._drafted: list[int] | None = None  # the text, once the drafter was given some of it
+        self._is_drafted_from = False  # whether it has all of it
         self._drafter = self._chosen_drafter()
         self._cooldown = 0  # plain rounds to come
         # Of the cooldown so far: its first root, the tokens written, and milliseconds of the steps.
@@ -431,9 +432,24 @@ class Decoding:
         self._end += len(piece)
         self.run.num_read = self._end
         self._read_s += spent_s
+        if self._drafter is not None:
+            text = self._drafted_text()
+            part = (self._end - self._reused) / (len(self._text) - self._reused)
+            self._drafter.prepare(text, int(part * len(text)))
         if not self.num_unread:
             num_read = len(self._text) - self._reused
             self.run.counters.add_reading(num_read, self._reused, self._read_s)
+
+    def _drafted_text(self) -> list[int]:
+        """What the drafter is given of the text, which it is told of beforehand."""
+        if self._drafted is None:
+            assert self.model.drafter is not None
+            self.model.drafter.history = self.run.history
+            if self.run.prediction:
+                self.model.drafter.recall([(self.run.history, self.run.prediction)])
+            has_images = bool(self.run.images)
+            self._drafted = [one for one in self._text if one >= 0] if has_images else self._text
+        return self._drafted
 
     def first(self) -> Written | None:
         """The token behind the text, right after its last piece; None where it is handed over."""
@@ -463,12 +479,7 @@ class Decoding:
         self.tell()
         self.proposal = EMPTY
         if self._drafter is not None and not self._is_drafted_from:
-            assert self.model.drafter is not None
-            self.model.drafter.history = self.run.history
-            if self.run.prediction:
-                self.model.drafter.recall([(self.run.history, self.run.prediction)])
-            text = [one for one in self._text if one >= 0] if self.run.images else self._text
-            self._drafter.begin([*text, self._root])  # for which no first token waited
+            self._drafter.begin([*self._drafted_text(), self._root])  # no first token waited for it
             self._is_drafted_from = True
         self.context = context = self._context_of(others, pending, kept)
         if self._drafter is None or context is None or context.max_nodes <= 0:

@@ -94,8 +94,11 @@ class TextIndex:
         """Add a text of an earlier process."""
         self.begin(history, tokens).is_new = False
 
-    def begin(self, history: str, tokens: Sequence[int]) -> Text:
-        """A new text, which has the places of others as far as it begins like them."""
+    def begin(self, history: str, tokens: Sequence[int], count: int | None = None) -> Text:
+        """A new text, which has the places of others as far as it begins like them.
+
+        With a `count` only so many of its tokens are appended now: `extend` is told the others.
+        """
         if not self._heads:
             self._heads = [array("I", [0]) * (1 << _HASH_BITS) for _ in ORDERS]
         ids = array("i", tokens)
@@ -111,7 +114,7 @@ class TextIndex:
                     self._texts[number] = self._texts.pop(number)
         self._texts[text.number] = text
         self._bytes += text.nbytes
-        return self.extend(text, ids[known:])
+        return self.extend(text, ids[known:count])
 
     def _most_alike(self, history: str, ids: array[int]) -> tuple[Text | None, int]:
         """The text with the longest common beginning, and how many tokens of it are shared."""

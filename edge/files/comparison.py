@@ -6,26 +6,30 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from edgespec.errors import UnsupportedError
 from edgespec.files.quantizing import HELD_OUT_SEED, texts_for
-from edgespec.memory.bytes.footprint import kv_type_fits
+from edgespec.memory.bytes.footprint import has_packed_weights, kv_type_fits
+from edgespec.memory.bytes.shape import kv_pair
 from edgespec.memory.device import host
+from edgespec.memory.device.kernels import missing_kernels
 from edgespec.memory.times.curve import CostCurve
 from edgespec.memory.times.speed import SpeedModel
 from edgespec.models.spec import ModelSpec
+from edgespec.paths import read_text
 from edgespec.progress import Progress
 from edgespec.quantize.quality import Reference, make_reference, quality_of, score
 from edgespec.quantize.step_times import DEPTH, step_ms
-from edgespec.quantize.texts import CountedText
-from edgespec.setup.stored import keep_kv_losses, stored_rounds
+from edgespec.setup.cache_types import measure_kv_losses
+from edgespec.setup.stored import stored_rounds
 
 TEXTS = 24
 SHOWN_SIZES = (1, 4, 8)
 _TOP = 4096  # tokens of the source's distribution that are compared one by one
-_KV_TYPES = ("f16", "q8_0", "q4_0")
-_KV_DEPTH, _KV_LENGTH = 512, 1024  # tokens before those that are looked at, and with them
+_KV_TYPES = (
+    *("q8_0", "q5_1", "q5_0", "q4_1", "iq4_nl", "q4_0"),
+    *("f16/q4_0", "q8_0/q5_0", "q8_0/q4_0"),
+)
+_KV_DEPTH = 512  # tokens in the cache where steps are timed
 _CONTEXT = 1024  # where steps are compared bit by bit
 
 
@@ -95,48 +99,32 @@ def compare_kv_types(
     data: Path | None = None,
     progress: Progress = lambda _what, _part: None,
 ) -> dict[str, Any]:
-    """What smaller types of the KV cache lose against f16, and step times, both with a long past.
+    """What types of the KV cache lose against f16 over a text, and step times with a long past.
 
-    The losses are kept: `--prefer context` chooses by them.
+    The losses are kept: plans show them, and `--prefer context` chooses by them.
     """
-    texts = joined(texts_for(spec, 2 * TEXTS, progress, data=data, seed=HELD_OUT_SEED))
     threads = host.usable_cores()
-    reference = make_reference(spec.path, texts, threads=threads, top=_TOP)
+    kinds = [kind for kind in _KV_TYPES if all(kv_type_fits(spec, one) for one in kv_pair(kind))]
+    losses = measure_kv_losses(
+        spec,
+        kinds,
+        threads=threads,
+        text=None if data is None else read_text(data),
+        progress=lambda what, part: progress(what, part / 2),
+        kernels=not missing_kernels() and has_packed_weights(spec),
+    )
     rows: list[dict[str, Any]] = []
-    for kind in _KV_TYPES:
-        if not kv_type_fits(spec, kind):
-            continue
-        progress(f"measuring a cache of {kind}", len(rows) / len(_KV_TYPES))
+    for number, kind in enumerate(("f16", *kinds)):
+        progress(f"timing steps with a {kind} cache", (1 + number / (1 + len(kinds))) / 2)
         times = step_ms(
             spec.path, threads=threads, sizes=SHOWN_SIZES, depth=_KV_DEPTH, kv_type=kind
         )
         row = {"kv_type": kind, "step_ms": {str(n): ms for n, ms in times.items()}}
-        if kind != "f16":
-            scores = score(spec.path, reference, threads=threads, kv_type=kind)
-            row["quality"] = quality_of(reference, scores).as_json()
+        if kind in losses:
+            row["quality"] = losses[kind].as_json()
         rows.append(row)
-    losses = {row["kv_type"]: row["quality"]["kl"]["value"] for row in rows if "quality" in row}
-    keep_kv_losses(spec, losses)
-    return {"places": len(reference.rest), "step_depth": _KV_DEPTH, "kv_rows": rows}
-
-
-def joined(texts: Sequence[CountedText]) -> list[CountedText]:
-    """Texts one after the other in long ones, of which only the later part is counted."""
-    tokens = np.concatenate([text.tokens for text in texts])
-    counted = np.concatenate([text.counted for text in texts])
-    found = []
-    for start in range(0, len(tokens) - _KV_DEPTH, _KV_LENGTH):
-        part = counted[start : start + _KV_LENGTH].copy()
-        part[:_KV_DEPTH] = False
-        part[-1] = False
-        if part.any():
-            found.append(CountedText(tokens[start : start + _KV_LENGTH], part))
-    if not found:
-        raise UnsupportedError(
-            f"a cache is compared after {_KV_DEPTH} tokens, and there are {len(tokens)} in all",
-            hint="name a longer text with --data",
-        )
-    return found
+    places = next(iter(losses.values())).places
+    return {"places": places, "step_depth": _KV_DEPTH, "kv_rows": rows}
 
 
 def _facts(spec: ModelSpec) -> dict[str, Any]:

@@ -1,27 +1,42 @@
-"""Answers on their way to a client: whole, or as a stream of events."""
+"""Requests on their way to an answer, and answers on theirs to a client: whole, or as events."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
-import anyio
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
 from edgespec.decode.generation import Chunk
+from edgespec.serve.access import CACHE_SALT
+from edgespec.serve.admission import Admission, most_size
 from edgespec.serve.answer_reader import AnswerReader
-from edgespec.serve.api_error import COME_AGAIN, ApiError, api_error_of, openai_error
-from edgespec.serve.parsing import Limits
+from edgespec.serve.api_error import (
+    COME_AGAIN,
+    ApiError,
+    anthropic_error,
+    api_error_of,
+    openai_error,
+)
+from edgespec.serve.asked import Setup
+from edgespec.serve.parsing import json_bytes, read_json
+from edgespec.serve.pool import CHAT, Lease, Member, Pool, Stops, keep_alive_of
 from edgespec.serve.shapes import Choice, Shape
-from edgespec.serve.worker import Generation, Worker
+from edgespec.serve.worker import Generation
 
 _DONE = b"data: [DONE]\n\n"
 _COMMENT = b": waiting\n\n"  # which every client skips
 _PROGRESS_S = 0.2  # between two looks at how much was read
+_STOP_S = 0.1  # that what is being sent may take to end when the server does
+_ANTHROPIC_STATUS = {503: 529}  # of an overloaded server
+_CUT = (408, 413, 503)  # answers that may come before the whole body did
+_JSON = (b"content-type", b"application/json")
 _BODY = {"type": "http.response.body"}
 _STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -39,84 +54,231 @@ class Prepared:
     streams: bool
     make_reader: Callable[[], AnswerReader] = AnswerReader
     names_events: bool = False  # each event has a line with its type; there is no [DONE] then
-    tell: Callable[[ApiError], dict[str, Any]] = openai_error  # what failed
-    fail: Callable[[ApiError], dict[str, Any]] | None = None  # the same as an event, if another one
+    fail: Callable[[ApiError], dict[str, Any]] | None = None  # what failed, as an event of its own
     tells_progress: bool = False  # of the prompt
 
 
-class _NotRead(Exception):
-    """The client does not read what it is sent."""
+class Interface(NamedTuple):
+    """How requests of a path are answered, in threads.
+
+    `check` refuses what is wrong in a document itself. `prepare` makes of it what a loaded model
+    answers: generations, or the document of the answer. `tell` is the form of errors, and `fail`
+    that of an event, if another one.
+    """
+
+    kind: str
+    check: Callable[[Any, Setup], None]
+    prepare: Callable[[Any, Any, Task], Prepared | Any]
+    tell: Callable[[ApiError], dict[str, Any]] = openai_error
+    fail: Callable[[ApiError], dict[str, Any]] | None = None
+
+
+class Task(NamedTuple):
+    """Whose request is prepared: the loop that reads its answer, and an event when it leaves."""
+
+    loop: asyncio.AbstractEventLoop
+    cancel: threading.Event
+    member: Member
 
 
 class Answer:
-    """The response to a request. A client that goes away ends its generations.
+    """One request: received, checked, given its model, watched, answered.
+
+    All routes that take a document go this way. Whoever closes the connection leaves every queue,
+    and what was begun for him ends. A server that stops tells each of them so.
 
     Args:
-        limits: `write_s` is how long a client may take to take what it is sent, and `comment_s`
-            how long a stream may be silent.
-        release: called when it has ended.
+        interface: what the request is for.
+        pool: has the models.
+        admission: what is read at once.
+        underway: all answers, so that they can be told that the server stops.
     """
 
     def __init__(
-        self, prepared: Prepared, worker: Worker, limits: Limits, release: Callable[[], None]
-    ) -> None:
-        self._prepared, self._worker, self._release = prepared, worker, release
-        self.has_headers = False  # whether they were sent already
-        self._write_s, self._comment_s = limits.write_s, limits.comment_s
+        self, interface: Interface, pool: Pool, admission: Admission, underway: set[Stops],
+        scope: Scope, receive: Receive, send: Send,
+    ) -> None:  # fmt: skip
+        self._interface, self._pool, self._admission = interface, pool, admission
+        self._underway, self._scope = underway, scope
+        self._receive, self._send = receive, send
+        loop = asyncio.get_running_loop()
+        self._over: asyncio.Future[ApiError | None] = loop.create_future()  # None: the client left
+        self._loop, self._cancel = loop, threading.Event()
+        self._lease: Lease | None = None
+        self._prepared: Prepared | None = None
+        self._document: Any = None
+        self._streams, self._has_begun = False, False
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it, by ASGI."""
-        watch = asyncio.ensure_future(self._watch(receive))
+    async def run(self) -> None:
+        """By ASGI."""
+        self._underway.add(self)
+        work = asyncio.ensure_future(self._work())
         try:
-            await (self._stream(send) if self._prepared.streams else self._whole(send))
+            both: set[asyncio.Future[Any]] = {work, self._over}
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                self._cancel.set()
+                self._end_generations()
+                work.cancel()
+                # A thread may be at work for it, which ends when it can.
+                await asyncio.wait({work}, timeout=_STOP_S if self._over.result() else None)
+                if (problem := self._over.result()) is not None:
+                    await self._fail(problem)
+            else:
+                work.result()
         finally:
-            watch.cancel()
-            self._cancel()
-            self._release()
+            work.cancel()
+            self._underway.discard(self)
 
-    async def _watch(self, receive: Receive) -> None:
-        await _left(receive)
-        self._cancel()
+    def stop(self) -> None:
+        """The server ends: say so to who waits for an answer, or reads one."""
+        self._end(ApiError("the server stops", status=503, code="stopping"))
 
-    def _cancel(self) -> None:
-        for generation in self._prepared.generations:
-            self._worker.cancel(generation)
+    def _end(self, problem: ApiError | None) -> None:
+        if not self._over.done():
+            self._over.set_result(problem)
 
-    async def _whole(self, send: Send) -> None:
+    async def _work(self) -> None:
+        watch: asyncio.Future[None] | None = None
         try:
+            self._pool.check()
+            self._pool.check_queue(self._interface.kind)
+            with self._admission.holding() as count:
+                kind = self._interface.kind
+                body = await self._admission.receive(
+                    kind, Request(self._scope, self._receive), count
+                )
+                watch = asyncio.ensure_future(self._watch())
+                await self._prepare(body)
+                del body
+            await self._tell()
+        except ClientDisconnect:
+            pass
+        except Exception as problem:
+            await self._fail(api_error_of(problem))
+        finally:
+            if watch is not None:
+                watch.cancel()
+            self._end_generations()
+            if self._lease is not None:
+                self._lease.release()
+
+    async def _watch(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self._end(None)
+
+    def _end_generations(self) -> None:
+        if self._prepared is not None and self._lease is not None:
+            for generation in self._prepared.generations:
+                self._lease.loaded.worker.cancel(generation)
+
+    # -- from a body to what answers it ----------------------------------------------------
+
+    async def _prepare(self, body: bytearray) -> None:
+        kind = self._interface.kind
+        encoding = Request(self._scope).headers.get("content-encoding", "")
+        most = self._admission.most_bytes(kind)
+        size = most_size(body, encoding, most)
+        read = partial(read_json, body, self._pool.limits, encoding, most)
+        async with self._admission.turn(kind, size):
+            wanted = await self._admission.run(kind, lambda: self._begin(read()))
+        if wanted is None:
+            return
+        self._lease = await self._waited(*wanted)
+        # What was read is read again: a document takes more than its text, and may wait for long.
+        async with self._admission.turn(kind, size):
+            await self._admission.run(kind, lambda: self._make(read()))
+
+    def _begin(self, document: Any) -> tuple[Member, float | None] | None:
+        """Prepare it where its model is ready; else which model, and how long it is kept."""
+        wanted = wanted_model(self._pool, document, self._interface.kind)
+        self._lease = self._pool.lease_now(*wanted)
+        if self._lease is not None:
+            self._make(document, wanted[0])
+            return None
+        self._interface.check(document, wanted[0].model.setup)
+        self._streams = isinstance(document, dict) and document.get("stream") is True
+        return wanted
+
+    def _make(self, document: Any, member: Member | None = None) -> None:
+        assert self._lease is not None
+        member = member or wanted_model(self._pool, document, self._interface.kind)[0]
+        task = Task(self._loop, self._cancel, member)
+        made = self._interface.prepare(self._lease.loaded, document, task)
+        if isinstance(made, Prepared):
+            self._lease.loaded.worker.submit(made.generations)
+            self._prepared, self._streams = made, made.streams
+        else:
+            self._document = made
+
+    async def _waited(self, member: Member, keep_alive_s: float | None) -> Lease:
+        """The model, when it is loaded; a stream has comment lines meanwhile."""
+        waits = asyncio.ensure_future(self._pool.lease(member, keep_alive_s))
+        most_s = None
+        try:
+            while not waits.done():
+                if self._streams and self._interface.kind == CHAT:
+                    most_s = self._pool.limits.comment_s
+                    await self._send_part(_COMMENT)
+                await asyncio.wait({waits}, timeout=most_s)
+            return waits.result()
+        except BaseException:
+            waits.cancel()
+            waits.add_done_callback(_give_back)
+            raise
+
+    # -- to the client ---------------------------------------------------------------------
+
+    async def _tell(self) -> None:
+        if self._prepared is None:
+            is_long = isinstance(self._document, Iterator)
+            await (self._pieces if is_long else self._whole)(self._document)
+        elif self._prepared.streams:
+            await self._send_part(b"")  # headers go out at once
+            async for event in self._events():
+                await self._send_part(event)
+            await self._send({**_BODY, "body": b""})
+        else:
             choices = [
                 await _choice(index, generation, self._prepared.make_reader())
                 for index, generation in enumerate(self._prepared.generations)
             ]
-            status, document = 200, self._prepared.shape.whole(choices)
-        except Exception as problem:
-            error = api_error_of(problem)
-            status, document = error.status, self._prepared.tell(error)
-        await send_json(send, status, document)
+            await self._whole(self._prepared.shape.whole(choices))
 
-    async def _stream(self, send: Send) -> None:
-        """Headers go out at once: what fails from then on is an event."""
-        if not self.has_headers:
-            await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
-        try:
-            async for event in self._events():
-                await self._send(send, event)
-        except _NotRead:
-            return  # without an end, so that the connection is closed
-        except Exception as problem:
-            fail = self._prepared.fail or self._prepared.tell
-            last = _event(fail(api_error_of(problem)), self._prepared.names_events)
-            await send({**_BODY, "body": last, "more_body": True})
-        await send({**_BODY, "body": b""})
+    async def _whole(self, document: Any) -> None:
+        self._has_begun = True
+        await send_json(self._send, 200, document)
 
-    async def _send(self, send: Send, event: bytes) -> None:
-        """Raises _NotRead where the client takes nothing for too long."""
-        with anyio.move_on_after(self._write_s) as patience:
-            await send({**_BODY, "body": event, "more_body": True})
-        if patience.cancelled_caught:
-            raise _NotRead
+    async def _pieces(self, pieces: Iterator[bytes]) -> None:
+        """A long document, of which a piece at a time is made and sent."""
+        await self._start(200, [_JSON])
+        for piece in pieces:
+            await self._send({**_BODY, "body": piece, "more_body": True})
+        await self._send({**_BODY, "body": b""})
+
+    async def _send_part(self, part: bytes) -> None:
+        if not self._has_begun:
+            await self._start(200, _STREAM_HEADERS)
+        if part:
+            await self._send({**_BODY, "body": part, "more_body": True})
+
+    async def _start(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
+        self._has_begun = True
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def _fail(self, problem: ApiError) -> None:
+        """Say what failed: as an answer, or as the last event of a stream that has begun."""
+        if not self._has_begun:
+            await send_error(self._send, problem, self._interface.tell)
+        elif self._streams:
+            of_answer = self._prepared and self._prepared.fail
+            fail = of_answer or self._interface.fail or self._interface.tell
+            named = self._prepared is None or self._prepared.names_events
+            await self._send({**_BODY, "body": _event(fail(problem), named)})
 
     async def _events(self) -> AsyncIterator[bytes]:
+        assert self._prepared is not None
         shape, named = self._prepared.shape, self._prepared.names_events
         choices = []
         for index, generation in enumerate(self._prepared.generations):
@@ -124,7 +286,7 @@ class Answer:
             if events:
                 yield _events(events, named)
             progress = _Progress(generation, events) if self._prepared.tells_progress else None
-            async for more in self._chunks(generation, progress):
+            async for more in self._chunks(generation, progress, named):
                 if isinstance(more, bytes):
                     yield more
                     continue
@@ -139,19 +301,20 @@ class Answer:
             yield last
 
     async def _chunks(
-        self, generation: Generation, progress: _Progress | None
+        self, generation: Generation, progress: _Progress | None, named: bool
     ) -> AsyncIterator[list[Chunk] | bytes]:
         """Chunks as they come; before the first ones events that say how far the prompt is read.
 
         A comment comes where nothing did for a while: a client, or a proxy, may give up else.
         """
-        most_s = self._comment_s if progress is None else min(_PROGRESS_S, self._comment_s)
+        comment_s = self._pool.limits.comment_s
+        most_s = comment_s if progress is None else min(_PROGRESS_S, comment_s)
         sent_s, has_begun = perf_counter(), False
         async for chunks in generation.batches(most_s):
             told = progress.events() if progress is not None and not has_begun else []
             if told:
-                yield _events(told, self._prepared.names_events)
-            elif not chunks and perf_counter() - sent_s >= self._comment_s:
+                yield _events(told, named)
+            elif not chunks and perf_counter() - sent_s >= comment_s:
                 yield _COMMENT
             elif not chunks:
                 continue
@@ -189,63 +352,48 @@ class _Progress:
         return [{**self._begun, "prompt_progress": {**told, "processed": one}} for one in news]
 
 
-class LoadingAnswer:
-    """A stream whose model is loaded first: headers and comment lines are sent meanwhile.
+_SALT_CHARS = 256
 
-    Args:
-        begin: waits for the model and makes the answer.
-        tell: what failed, as the last event.
-        comment_s: between two comment lines.
+
+def wanted_model(pool: Pool, document: Any, kind: str = CHAT) -> tuple[Member, float | None]:
+    """The model that a request means, and how long it wants it kept, which is taken out of it.
+
+    So is its `cache_salt`, which from here on is a part of the one that its cells have. Raises
+    ApiError, and UnsupportedError for what is no time.
     """
-
-    def __init__(
-        self,
-        begin: Callable[[], Awaitable[Answer]],
-        tell: Callable[[ApiError], dict[str, Any]],
-        comment_s: float,
-    ) -> None:
-        self._begin, self._tell, self._comment_s = begin, tell, comment_s
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """By ASGI. A client that goes away waits no longer."""
-        await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
-        waits = asyncio.ensure_future(self._begin())
-        leaves = asyncio.ensure_future(_left(receive))
-        try:
-            while not waits.done():
-                await send({**_BODY, "body": _COMMENT, "more_body": True})
-                both = {waits, leaves}
-                await asyncio.wait(both, timeout=self._comment_s, return_when="FIRST_COMPLETED")
-                if leaves.done():
-                    return
-        finally:
-            leaves.cancel()
-            if not waits.done():
-                waits.cancel()
-        try:
-            answer = waits.result()
-        except Exception as problem:
-            failed = _event(self._tell(api_error_of(problem)), named=True)
-            await send({**_BODY, "body": failed})
-            return
-        answer.has_headers = True
-        await answer(scope, receive, send)
+    if not isinstance(document, dict):
+        return pool.find(None, kind), None
+    keep_alive, salt = document.pop("keep_alive", None), document.pop("cache_salt", None)
+    if salt is not None:
+        if not isinstance(salt, str) or not 0 < len(salt) <= _SALT_CHARS:
+            problem = f"cache_salt must be a text of 1 to {_SALT_CHARS} characters"
+            raise ApiError(problem, param="cache_salt")
+        CACHE_SALT.set(f"{CACHE_SALT.get()}/{salt}")
+    keep_alive_s = None if keep_alive is None else keep_alive_of(keep_alive)
+    return pool.find(document.get("model"), kind), keep_alive_s
 
 
-async def _left(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+def _give_back(waits: asyncio.Future[Lease]) -> None:
+    if not waits.cancelled() and waits.exception() is None:
+        waits.result().release()
+
+
+async def send_error(
+    send: Send, error: ApiError, tell: Callable[[ApiError], dict[str, Any]] = openai_error
+) -> None:
+    """An error object, in the form of an interface."""
+    status = _ANTHROPIC_STATUS.get(error.status) if tell is anthropic_error else None
+    await send_json(send, status or error.status, tell(error))
 
 
 async def send_json(send: Send, status: int, document: Any) -> None:
-    """A whole response."""
-    body = json_bytes(document)
-    headers = [
-        (b"content-type", b"application/json"),
-        (b"content-length", str(len(body)).encode()),
-    ]
+    """A whole response: a document, or the bytes of one."""
+    body = document if isinstance(document, bytes) else json_bytes(document)
+    headers = [_JSON, (b"content-length", str(len(body)).encode())]
     if status in COME_AGAIN:
         headers.append((b"retry-after", b"1"))
+    if status in _CUT:  # what is left of the body is not read
+        headers.append((b"connection", b"close"))
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({**_BODY, "body": body})
 
@@ -264,8 +412,3 @@ def _events(documents: Sequence[dict[str, Any]], named: bool) -> bytes:
 def _event(document: dict[str, Any], named: bool) -> bytes:
     head = f"event: {document['type']}\n" if named and "type" in document else ""
     return head.encode() + b"data: " + json_bytes(document) + b"\n\n"
-
-
-def json_bytes(document: Any) -> bytes:
-    """JSON as it is sent: without needless spaces, of which an event would have 25."""
-    return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()

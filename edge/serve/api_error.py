@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -18,16 +18,17 @@ from edgespec.log import REQUEST_ID, places_of
 
 LOGGER = logging.getLogger("edgespec.serve")
 
-COME_AGAIN = (429, 503)  # answers with these say when
+COME_AGAIN = (429, 503, 529)  # answers with these say when
 _KINDS = {
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
-    429: "overloaded_error",
+    429: "rate_limit_error",
     500: "server_error",
     501: "not_supported_error",
     503: "overloaded_error",
 }
+_ANTHROPIC = ("/v1/messages/", "/messages/")  # at and below these errors have their form
 _ANTHROPIC_KINDS = {413: "request_too_large", 500: "api_error", 501: "api_error"}  # others alike
 
 
@@ -71,6 +72,11 @@ def anthropic_error(problem: ApiError) -> dict[str, Any]:
     error = problem.document["error"]
     kind = _ANTHROPIC_KINDS.get(problem.status, error["type"])
     return {"type": "error", "error": {**error, "type": kind}}
+
+
+def error_form(path: str) -> Callable[[ApiError], dict[str, Any]]:
+    """How errors are told at a path."""
+    return anthropic_error if f"{path}/".startswith(_ANTHROPIC) else openai_error
 
 
 def api_error_of(problem: Exception, param: str | None = None) -> ApiError:

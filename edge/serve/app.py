@@ -2,38 +2,46 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from datetime import datetime, timezone
 from importlib.resources import files
-from typing import Any, TypeAlias
+from typing import Any
 
 import anyio
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from edgespec.serve.access import HISTORY, Access
-from edgespec.serve.answers import Answer, LoadingAnswer, Prepared
-from edgespec.serve.api_error import (
-    COME_AGAIN,
-    ApiError,
-    anthropic_error,
-    api_error_of,
-    openai_error,
-)
-from edgespec.serve.embeddings import embeddings, rerank
+from edgespec.serve.admission import Admission
+from edgespec.serve.answers import Answer, Interface, Prepared, Task, wanted_model
+from edgespec.serve.api_error import COME_AGAIN, ApiError, api_error_of, error_form
+from edgespec.serve.asked import Setup
+from edgespec.serve.embeddings import check_embeddings, check_rerank, embeddings, rerank
 from edgespec.serve.guard import Guard
-from edgespec.serve.parsing import LargeBodies, read_json
-from edgespec.serve.pool import ANY, CHAT, EMBED, Lease, Member, Pool, keep_alive_of
+from edgespec.serve.parsing import read_json
+from edgespec.serve.pool import ANY, CHAT, EMBED, Member, Pool
 from edgespec.serve.prepare import (
+    Loop,
     apply_template,
+    check_chat,
+    check_completion,
+    check_counted,
+    check_detokenize,
+    check_infill,
+    check_llama,
+    check_message,
+    check_response,
+    check_template,
+    check_tokenize,
     count_chat,
     count_message,
+    count_response,
     detokenize,
     prepare_chat,
     prepare_completion,
@@ -43,40 +51,55 @@ from edgespec.serve.prepare import (
     prepare_response,
     tokenize,
 )
+from edgespec.serve.responses import ResponsesShape
 from edgespec.serve.service import Service, Shared, metrics, props, slots, status
 
-Prepare = Callable[[Service, Any, asyncio.AbstractEventLoop], Prepared]
-Handler = Callable[[Request], Awaitable[Response | ASGIApp]]
-Found: TypeAlias = "list[tuple[str, str, Handler]]"  # path, method, and what answers
+Check = Callable[[Any, Setup, Shared], None]
+Prepare = Callable[[Any, Any, Task], Any]
+Answered = Callable[[Interface, Scope, Receive, Send], Awaitable[None]]
+Handler = Callable[[Request], Awaitable[Response]]
 
-# What is answered by generating. Each path is also there without /v1.
-_GENERATING: dict[str, Prepare] = {
-    "/v1/chat/completions": prepare_chat,
-    "/v1/completions": prepare_completion,
-    "/v1/responses": prepare_response,
-    "/v1/messages": prepare_message,
-    "/completion": prepare_llama,
-    "/infill": prepare_infill,
+
+def _nothing(_document: Any, _setup: Setup, _shared: Shared) -> None: ...
+
+
+def _told(answer: Callable[[Any, Any], Any]) -> Callable[[Any, Any, Task], Any]:
+    return lambda service, document, _task: answer(service, document)
+
+
+def _generated(prepare: Callable[[Service, Any, Loop], Prepared]) -> Prepare:
+    return lambda service, document, task: prepare(service, document, task.loop)
+
+
+# What takes a document. Each path is also there without /v1.
+_ASKED: dict[str, tuple[str, Check, Prepare]] = {
+    "/v1/chat/completions": (CHAT, check_chat, _generated(prepare_chat)),
+    "/v1/completions": (CHAT, check_completion, _generated(prepare_completion)),
+    "/v1/responses": (CHAT, check_response, _generated(prepare_response)),
+    "/v1/messages": (CHAT, check_message, _generated(prepare_message)),
+    "/completion": (CHAT, check_llama, _generated(prepare_llama)),
+    "/infill": (CHAT, check_infill, _generated(prepare_infill)),
+    "/tokenize": (CHAT, check_tokenize, _told(tokenize)),
+    "/detokenize": (CHAT, check_detokenize, _told(detokenize)),
+    "/apply-template": (CHAT, check_template, _told(apply_template)),
+    "/v1/messages/count_tokens": (CHAT, check_counted, _told(count_message)),
+    "/v1/chat/completions/input_tokens": (CHAT, check_chat, _told(count_chat)),
+    "/v1/responses/input_tokens": (CHAT, check_response, _told(count_response)),
+    "/v1/embeddings": (EMBED, check_embeddings, embeddings),
+    "/v1/rerank": (EMBED, check_rerank, rerank),
 }
-# What is answered at once: from the models that there are, and from the document of a request.
+# What fails before there is an answer, as an event, where it is another one.
+_FAILING = {"/v1/responses": lambda problem: ResponsesShape("", {}).failed(problem)}
+# What is told at once, from the models that there are.
 _TELLING: dict[str, Callable[[Pool, Shared, Member], Any]] = {
     "/props": props,
     "/slots": slots,
     "/status": status,
     "/metrics": metrics,
 }
-_ANSWERING: dict[str, Callable[[Service, Any], Any]] = {
-    "/tokenize": tokenize,
-    "/detokenize": detokenize,
-    "/apply-template": apply_template,
-    "/v1/messages/count_tokens": count_message,
-    "/v1/chat/completions/input_tokens": count_chat,
-}
-_EMBEDDING: dict[str, Callable[[Any, Any], Any]] = {
-    "/v1/embeddings": embeddings,
-    "/v1/rerank": rerank,
-}
-_ANTHROPIC = "/v1/messages"  # below it errors have that interface's form
+
+
+_ANTHROPIC_HEADER = "anthropic-version"  # which all of its clients send
 
 
 def make_app(pool: Pool, shared: Shared, access: Access | None = None) -> ASGIApp:
@@ -89,41 +112,60 @@ def make_app(pool: Pool, shared: Shared, access: Access | None = None) -> ASGIAp
         finally:
             await anyio.to_thread.run_sync(pool.close)
 
-    routes = [
-        Route(one, _answered(handler, path), methods=[method])
-        for path, method, handler in Routes(pool, shared).all()
-        for one in _places(path)
-    ]
-    app = Starlette(routes=routes, lifespan=lifespan)
+    app = Starlette(routes=Routes(pool, shared).all(), lifespan=lifespan)
     app.add_exception_handler(HTTPException, _unknown)
     app.add_exception_handler(Exception, _failed)
-    return Guard(app, access or Access(), shared.totals.add_status)
+    return Guard(app, access or Access(), shared)
 
 
 class Routes:
     """Everything that is answered."""
 
     def __init__(self, pool: Pool, shared: Shared) -> None:
-        self._pool, self._shared = pool, shared
-        self._large = LargeBodies(shared.limits)
+        self._pool, self._shared, self._admission = pool, shared, Admission(pool)
 
-    def all(self) -> Found:
+    def all(self) -> list[Route]:
         """The routes of the application."""
-        found: Found = [
+        handlers: list[tuple[str, str, Handler]] = [
             ("/health", "GET", self._health),
             ("/v1/models", "GET", self._models),
-            ("/v1/models/load", "POST", self._load_model),
             ("/v1/models/unload", "POST", self._unload_model),
             ("/v1/models/{name:path}", "GET", self._model),
             ("/", "GET", self._page),
             ("/v1/responses/{name}", "GET", self._kept_response),
+            ("/v1/responses/{name}/input_items", "GET", self._input_items),
             ("/v1/responses/{name}", "DELETE", self._forget_response),
         ]
-        found += [(path, "GET", self._told(tell)) for path, tell in _TELLING.items()]
-        found += [(path, "POST", self._asked(answer)) for path, answer in _ANSWERING.items()]
-        found += [(path, "POST", self._asked(how, EMBED)) for path, how in _EMBEDDING.items()]
-        found += [(path, "POST", self._generating(path, how)) for path, how in _GENERATING.items()]
-        return found
+        handlers += [(path, "GET", self._told(tell)) for path, tell in _TELLING.items()]
+        asked = {**_ASKED, "/v1/models/load": (ANY, _nothing, self._loaded)}
+        interfaces = {
+            path: Interface(
+                kind, self._checks(check), prepare, error_form(path), _FAILING.get(path)
+            )
+            for path, (kind, check, prepare) in asked.items()
+        }
+        return [
+            *(
+                Route(one, _Endpoint(self._answered, interface), methods=["POST"])
+                for path, interface in interfaces.items()
+                for one in _places(path)
+            ),
+            *(
+                Route(one, handler, methods=[method])
+                for path, method, handler in handlers
+                for one in _places(path)
+            ),
+        ]
+
+    def _checks(self, check: Check) -> Callable[[Any, Setup], None]:
+        return lambda document, setup: check(document, setup, self._shared)
+
+    async def _answered(
+        self, interface: Interface, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        underway = self._shared.underway
+        one = Answer(interface, self._pool, self._admission, underway, scope, receive, send)
+        await one.run()
 
     async def _health(self, _request: Request) -> Response:
         self._pool.check()
@@ -135,6 +177,10 @@ class Routes:
     async def _kept_response(self, request: Request) -> Response:
         name = request.path_params["name"]
         return JSONResponse(self._shared.responses.document(HISTORY.get(), name))
+
+    async def _input_items(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        return JSONResponse(self._shared.responses.input_items(HISTORY.get(), name))
 
     async def _forget_response(self, request: Request) -> Response:
         name = request.path_params["name"]
@@ -151,9 +197,11 @@ class Routes:
 
     # -- models ----------------------------------------------------------------------------
 
-    async def _models(self, _request: Request) -> Response:
-        cards = [self._card(one) for one in self._pool.members]
-        return JSONResponse({"object": "list", "data": cards})
+    async def _models(self, request: Request) -> Response:
+        cards = [self._told_card(request, one) for one in self._pool.members]
+        ends = {"first_id": cards[0]["id"], "last_id": cards[-1]["id"], "has_more": False}
+        more = ends if _ANTHROPIC_HEADER in request.headers else {"object": "list"}
+        return JSONResponse({"data": cards, **more})
 
     async def _model(self, request: Request) -> Response:
         name = request.path_params["name"]
@@ -163,92 +211,40 @@ class Routes:
             raise ApiError(
                 f"there is no such model here, only {names}", status=404, code="model_not_found"
             )
-        return JSONResponse(self._card(found[0]))
+        return JSONResponse(self._told_card(request, found[0]))
+
+    def _told_card(self, request: Request, member: Member) -> dict[str, Any]:
+        """A model, in Anthropic's form for its clients."""
+        card = self._card(member)
+        if _ANTHROPIC_HEADER not in request.headers:
+            return card
+        created = datetime.fromtimestamp(self._shared.started_s, timezone.utc).isoformat()
+        return {**card, "type": "model", "display_name": member.name, "created_at": created}
 
     def _card(self, member: Member) -> dict[str, Any]:
         told = {"object": "model", "created": self._shared.started_s, "owned_by": "edgespec"}
         return {"id": member.name, **told, **member.card}
 
-    async def _load_model(self, request: Request) -> Response:
-        read = await reader_of(request, self._pool)
-        member, keep_alive_s = _take_model(self._pool, await anyio.to_thread.run_sync(read), ANY)
-        (await self._pool.lease(member, keep_alive_s)).release()
-        return JSONResponse({"success": True, **self._card(member)})
+    def _loaded(self, _loaded: Any, _document: Any, task: Task) -> dict[str, Any]:
+        return {"success": True, **self._card(task.member)}
 
     async def _unload_model(self, request: Request) -> Response:
-        read = await reader_of(request, self._pool)
-        member, _ = _take_model(self._pool, await anyio.to_thread.run_sync(read), ANY)
+        with self._admission.holding() as count:
+            body = await self._admission.receive(ANY, request, count)
+            document = await self._admission.run(ANY, lambda: read_json(body, self._pool.limits))
+        member, _ = wanted_model(self._pool, document, ANY)
         await self._pool.unload(member)
         return JSONResponse({"success": True, **self._card(member)})
 
-    # -- requests to one of them -----------------------------------------------------------
 
-    def _asked(self, answer: Callable[[Any, Any], Any], kind: str = CHAT) -> Handler:
-        async def handle(request: Request) -> Response:
-            with self._large.admits() as check:
-                read = await reader_of(request, self._pool, check)
-                document = await anyio.to_thread.run_sync(read)
-                lease = await self._pool.lease(*_take_model(self._pool, document, kind))
-                try:
-                    found = await anyio.to_thread.run_sync(lambda: answer(lease.loaded, document))
-                finally:
-                    lease.release()
-            return JSONResponse(found)
+class _Endpoint:
+    """Starlette takes a function for a handler of requests, and an object for an application."""
 
-        return handle
+    def __init__(self, answered: Answered, interface: Interface) -> None:
+        self._answered, self._interface = answered, interface
 
-    def _generating(self, path: str, prepare: Prepare) -> Handler:
-        tell = _teller(path)
-
-        async def handle(request: Request) -> ASGIApp:
-            with self._large.admits() as check:
-                return await handle_body(await reader_of(request, self._pool, check))
-
-        async def handle_body(read: Callable[[], Any]) -> ASGIApp:
-            loop = asyncio.get_running_loop()
-
-            def begun(lease: Lease, document: Any) -> Answer:
-                service: Service = lease.loaded
-                try:
-                    prepared = prepare(service, document, loop)
-                    service.worker.submit(prepared.generations)
-                except BaseException:
-                    lease.release()
-                    raise
-                return Answer(prepared, service.worker, service.limits, lease.release)
-
-            def begin() -> tuple[Answer | None, Any]:
-                document = read()
-                wanted = _take_model(self._pool, document)
-                lease = self._pool.lease_now(*wanted)
-                return (None, (wanted, document)) if lease is None else (begun(lease, document), ())
-
-            answer, rest = await anyio.to_thread.run_sync(begin)
-            if answer is not None:
-                return answer
-            wanted, document = rest
-
-            async def loaded() -> Answer:
-                lease = await self._pool.lease(*wanted)
-                return await anyio.to_thread.run_sync(begun, lease, document)
-
-            if document.get("stream") is True:
-                return LoadingAnswer(loaded, tell, self._shared.limits.comment_s)
-            return await loaded()
-
-        return handle
-
-
-def _take_model(pool: Pool, document: Any, kind: str = CHAT) -> tuple[Member, float | None]:
-    """The model that a request means, and how long it wants it kept, which is taken out of it.
-
-    Raises ApiError, and UnsupportedError for what is no time.
-    """
-    if not isinstance(document, dict):
-        return pool.find(None, kind), None
-    keep_alive = document.pop("keep_alive", None)
-    keep_alive_s = None if keep_alive is None else keep_alive_of(keep_alive)
-    return pool.find(document.get("model"), kind), keep_alive_s
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._answered(self._interface, scope, receive, send)
 
 
 def _places(path: str) -> set[str]:
@@ -257,81 +253,21 @@ def _places(path: str) -> set[str]:
     return {path} if path == "/" else {short, f"/v1{short}"}
 
 
-async def reader_of(
-    request: Request, pool: Pool, admit: Callable[[int], None] | None = None
-) -> Callable[[], Any]:
-    """Receive the body of a request; what is returned makes a document of it, in any thread.
-
-    `admit` is asked for one that is larger, where a model sees images. Raises ApiError where none
-    is answered, and for a body that is too large or takes too long.
-    """
-    pool.check()
-    limits, body = pool.limits, bytearray()
-    sees = admit is not None and pool.sees_images
-    most = limits.image_body_bytes if sees else limits.body_bytes
-    with anyio.move_on_after(limits.body_s) as patience:
-        async for part in request.stream():
-            body += part
-            if len(body) > most:
-                raise ApiError(f"the body has more than {most} bytes", status=413)
-            if admit is not None:
-                admit(len(body))
-    if patience.cancelled_caught:
-        raise ApiError("the body did not come in time", status=408)
-    encoding = request.headers.get("content-encoding", "")
-    return lambda: read_json(body, limits, encoding, most)
-
-
-def _answered(handler: Handler, path: str) -> ASGIApp:
-    """A route's application: what fails becomes an error object."""
-    tell = _teller(path)
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            response: Response | ASGIApp = await handler(Request(scope, receive))
-        except ClientDisconnect:
-            return
-        except Exception as problem:
-            response = error_response(api_error_of(problem), tell)
-        await response(scope, receive, send)
-
-    return _Endpoint(app)
-
-
-def _teller(path: str) -> Callable[[ApiError], dict[str, Any]]:
-    return anthropic_error if path.startswith(_ANTHROPIC) else openai_error
-
-
-class _Endpoint:
-    """Starlette takes a function for a handler of requests, and an object for an application."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._app(scope, receive, send)
-
-
-def error_response(
-    error: ApiError, tell: Callable[[ApiError], dict[str, Any]] = openai_error
-) -> Response:
-    """An error object; a queue that is full says when to come again."""
-    headers = {"retry-after": "1"} if error.status in COME_AGAIN else {}
-    if error.status in (408, 413):
-        headers["connection"] = "close"  # what is left of the body is not read
-    return JSONResponse(tell(error), error.status, headers)
-
-
 async def _unknown(request: Request, problem: Exception) -> Response:
     """A path or method that is not there."""
     status = problem.status_code if isinstance(problem, HTTPException) else 500
     what = f"{request.method} {request.scope['path'][:100]} is not supported"
-    return error_response(ApiError(what, status=status, code="unknown_path"))
+    return _error(request, ApiError(what, status=status, code="unknown_path"))
 
 
-async def _failed(_request: Request, problem: Exception) -> Response:
+async def _failed(request: Request, problem: Exception) -> Response:
     """What nothing else caught."""
-    return error_response(api_error_of(problem))
+    return _error(request, api_error_of(problem))
+
+
+def _error(request: Request, error: ApiError) -> Response:
+    headers = {"retry-after": "1"} if error.status in COME_AGAIN else {}
+    return JSONResponse(error_form(request.scope["path"])(error), error.status, headers)
 
 
 # -- the page at `/` ---------------------------------------------------------------------------

@@ -58,6 +58,7 @@ class ChatAsked:
     variables: Mapping[str, Any] = field(default_factory=dict)  # of the chat template
     tools: Tools = field(default_factory=Tools)
     think_budget: int | None = None  # tokens of a thought; None is no limit
+    field: str = "messages"  # that has them, for what is wrong with all of them
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,18 +12,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from edgespec.backends.vocabulary import TextBound
 from edgespec.decode.engine import Engine
 from edgespec.decode.generation import Result
 from edgespec.decode.options import GenerationOptions
 from edgespec.decode.session import KnownText
-from edgespec.errors import UnsupportedError
+from edgespec.errors import ModelFileError, UnsupportedError
 from edgespec.models.chat import Message, continues, in_call_order, render_chat
 from edgespec.models.images import Image
 from edgespec.prefix import common_prefix_length
 from edgespec.sampling.params import ThoughtLimit
 from edgespec.serve.access import CACHE_SALT
 from edgespec.serve.answer_reader import THINK, AnswerReader, ThinkTags, think_tags
-from edgespec.serve.api_error import ApiError
+from edgespec.serve.api_error import ApiError, api_error_of
 from edgespec.serve.asked import ChatAsked
 from edgespec.serve.tool_formats import (
     HARMONY,
@@ -49,7 +50,7 @@ class Conversation:
 
 
 def conversation_of(asked: ChatAsked, prompts: Prompts, template: str) -> Conversation:
-    """The prompt of a chat. Raises as `Prompts.text_of`."""
+    """The prompt of a chat. Raises ApiError, also where the template refuses its messages."""
     tools, formats = asked.tools, [format_of(template)]
     messages, variables = asked.messages, dict(asked.variables)
     if knows_tools(template):
@@ -57,7 +58,10 @@ def conversation_of(asked: ChatAsked, prompts: Prompts, template: str) -> Conver
             variables["tools"] = list(tools.offered)
     else:
         messages, formats = _without_tools(messages, tools), [HERMES, *formats]
-    text, options = prompts.text_of(messages, variables), asked.options
+    try:
+        text, options = prompts.text_of(messages, variables), asked.options
+    except (UnsupportedError, ModelFileError) as problem:
+        raise api_error_of(problem, asked.field) from problem
     tags = think_tags(template, formats)
     within = text.rstrip().endswith(tags.opening) or _is_thought(messages)
     begun, header = "", formats[0].text and formats[0].opening
@@ -205,6 +209,19 @@ class Prompts:
         # By salt, used least recently first; as many as the cache may hold.
         self._known = [("", KnownText()) for _ in range(engine.users)]
         self._lock = threading.Lock()
+        self.bound = TextBound(engine.backend.tokenizer, engine.backend.context_size)
+
+    def check_length(self, *texts: str, param: str | None = None) -> None:
+        """Raise ApiError where one of these texts is longer than any that fits the context."""
+        for text in texts:
+            if least := self.bound.least_tokens(text):
+                size = self.bound.context_size
+                raise ApiError(
+                    f"the text has at least {least} tokens and the context {size}",
+                    param=param,
+                    code="context_length_exceeded",
+                    more={"n_prompt_tokens": least, "n_ctx": size},
+                )
 
     def template(self, *, with_tools: bool) -> str | None:
         """The chat format; some files have one of their own for tools."""
@@ -236,8 +253,10 @@ class Prompts:
     def ids_of(self, text: str, images: Sequence[Image] = ()) -> list[int]:
         """Ids of a prompt's text, which has marks of these images. Raises as `Engine.encode`.
 
-        Encoded outside the lock, which the engine's threads take, too.
+        Encoded outside the lock, which the engine's threads take, too. Raises ApiError as well, for
+        a text that is far too long.
         """
+        self.check_length(text)
         shown = self._engine.shown("", images)
         with self._lock:
             known = self._known_of(text, CACHE_SALT.get())

@@ -6,15 +6,18 @@ import base64
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edgespec.errors import ContextFullError, UnsupportedError
 from edgespec.serve.api_error import ApiError
-from edgespec.serve.parsing import Fields, shown
-from edgespec.setup.embedding import Embedder, Text
+from edgespec.serve.asked import Setup
+from edgespec.serve.parsing import EMBEDDINGS_AT_ONCE, Fields, json_bytes, shown
+from edgespec.setup.embedding import Embedder, Embeddings, Text
+
+if TYPE_CHECKING:
+    from edgespec.serve.answers import Task
 
 _MOST_TEXTS = 4096  # of a request
-_AT_ONCE = 32  # requests: each waits in a thread
 
 
 class EmbeddingService:
@@ -34,7 +37,10 @@ class EmbeddingService:
         """Whether an answer is under way."""
         return self._running > 0
 
-    sees_images = False
+    @property
+    def is_full(self) -> bool:
+        """Whether as many requests are under way as may be."""
+        return self._running >= EMBEDDINGS_AT_ONCE
 
     def check(self) -> None:
         """Raise ApiError where no request can be answered."""
@@ -51,8 +57,8 @@ class EmbeddingService:
     def answering(self) -> Iterator[Embedder]:
         """What answers a request. Raises ApiError, also where too many others wait."""
         with self._lock:
-            if self._running >= _AT_ONCE:
-                problem = f"{_AT_ONCE} requests are under way: try again later"
+            if self.is_full:
+                problem = f"{EMBEDDINGS_AT_ONCE} requests are under way: try again later"
                 raise ApiError(problem, status=429, code="queue_full")
             self._running += 1
         try:
@@ -69,11 +75,27 @@ class EmbeddingService:
         self.embedder.close()
 
 
-def embeddings(service: EmbeddingService, body: Any) -> dict[str, Any]:
-    """Vectors of texts, as OpenAI's interface has them. Raises ApiError and as `Embedder.embed`."""
+def embeddings(service: EmbeddingService, body: Any, task: Task) -> Iterator[bytes]:
+    """Vectors of texts, as OpenAI's interface has them: the answer in pieces.
+
+    Raises ApiError, and as `Embedder.embed`.
+    """
+    texts, dimensions, form, truncate = _asked_vectors(body)
+    with service.answering() as embedder:
+        made = embedder.embed(texts, dimensions=dimensions, truncate=truncate, cancel=task.cancel)
+    return _vectors(made, form, service.name)
+
+
+def check_embeddings(body: Any, _setup: Setup, _shared: object) -> None:
+    """Raise ApiError for a field that is wrong."""
+    _asked_vectors(body)
+
+
+def _asked_vectors(body: Any) -> tuple[list[Text], int | None, str, bool]:
+    """Texts, how many dimensions, the form of vectors, and whether texts are cut off."""
     fields = Fields(body)
     fields.ignore("model")  # by which this one was found
-    texts = _texts(fields, "input", service.embedder.tokenizer.vocab_size)
+    texts = _texts(fields, "input")
     dimensions = fields.whole("dimensions", 0, 1, 1 << 20) if "dimensions" in fields else None
     form = fields.text("encoding_format", "float")
     if form not in ("float", "base64"):
@@ -81,41 +103,27 @@ def embeddings(service: EmbeddingService, body: Any) -> dict[str, Any]:
     truncate = fields.flag("truncate")
     fields.ignore("user")
     fields.end()
-    with service.answering() as embedder:
-        made = embedder.embed(texts, dimensions=dimensions, truncate=truncate)
-    rows: Sequence[Any] = (
-        [base64.b64encode(row.tobytes()).decode() for row in made.rows.astype("<f4")]
-        if form == "base64"
-        else made.rows.tolist()
-    )
-    return {
-        "object": "list",
-        "data": [
-            {"object": "embedding", "index": index, "embedding": row}
-            for index, row in enumerate(rows)
-        ],
-        "model": service.name,
-        "usage": _usage(made.num_tokens),
-    }
+    return texts, dimensions, form, truncate
 
 
-def rerank(service: EmbeddingService, body: Any) -> dict[str, Any]:
+def _vectors(made: Embeddings, form: str, model: str) -> Iterator[bytes]:
+    """The document, a vector at a time: as numbers in JSON all of them are ten times as large."""
+    for index, row in enumerate(made.rows.astype("<f4")):
+        told = base64.b64encode(row.tobytes()).decode() if form == "base64" else row.tolist()
+        document = {"object": "embedding", "index": index, "embedding": told}
+        yield (b"," if index else b'{"object":"list","data":[') + json_bytes(document)
+    rest = json_bytes({"model": model, "usage": _usage(made.num_tokens)})
+    yield b"]," + rest[1:]
+
+
+def rerank(service: EmbeddingService, body: Any, task: Task) -> dict[str, Any]:
     """Scores of documents, the best first, as Jina's and Cohere's interfaces have them.
 
     Raises as `embeddings`.
     """
-    fields = Fields(body)
-    fields.ignore("model")  # by which this one was found
-    query = fields.text("query")
-    documents = [_document(fields, one) for one in fields.list("documents", _MOST_TEXTS)]
-    if not documents:
-        fields.refuse("documents", "must have a document", code="missing_required_parameter")
-    most = fields.whole("top_n", len(documents), 1, 1 << 30)
-    tells = fields.flag("return_documents")
-    truncate = fields.flag("truncate", True)
-    fields.end()
+    query, documents, most, tells, truncate = _asked_scores(body)
     with service.answering() as embedder:
-        made = embedder.rerank(query, documents, truncate=truncate)
+        made = embedder.rerank(query, documents, truncate=truncate, cancel=task.cancel)
     scores = made.rows[:, 0].tolist()
     best = sorted(range(len(scores)), key=lambda index: -scores[index])[:most]
     told = [
@@ -131,12 +139,32 @@ def rerank(service: EmbeddingService, body: Any) -> dict[str, Any]:
     }
 
 
+def check_rerank(body: Any, _setup: Setup, _shared: object) -> None:
+    """As `check_embeddings`."""
+    _asked_scores(body)
+
+
+def _asked_scores(body: Any) -> tuple[str, list[str], int, bool, bool]:
+    """Query, documents, how many are told, whether with their texts, and whether they are cut."""
+    fields = Fields(body)
+    fields.ignore("model")  # by which this one was found
+    query = fields.text("query")
+    documents = [_document(fields, one) for one in fields.list("documents", _MOST_TEXTS)]
+    if not documents:
+        fields.refuse("documents", "must have a document", code="missing_required_parameter")
+    most = fields.whole("top_n", len(documents), 1, 1 << 30)
+    tells = fields.flag("return_documents")
+    truncate = fields.flag("truncate", True)
+    fields.end()
+    return query, documents, most, tells, truncate
+
+
 def _usage(num_tokens: Sequence[int]) -> dict[str, int]:
     total = sum(num_tokens)
     return {"prompt_tokens": total, "total_tokens": total}
 
 
-def _texts(fields: Fields, field: str, vocab_size: int) -> list[Text]:
+def _texts(fields: Fields, field: str) -> list[Text]:
     """One text or several, or their token ids."""
     value = fields.any(field)
     one = isinstance(value, str) or (isinstance(value, list) and _is_id(next(iter(value), None)))
@@ -147,8 +175,8 @@ def _texts(fields: Fields, field: str, vocab_size: int) -> list[Text]:
         fields.refuse(field, f"has {len(texts)} texts, and at most {_MOST_TEXTS} are taken")
     for index, text in enumerate(texts):
         if isinstance(text, list) and text:
-            if not all(_is_id(token) and 0 <= token < vocab_size for token in text):
-                fields.refuse(field, f"has token ids that are not from 0 to {vocab_size - 1}")
+            if not all(map(_is_id, text)):
+                fields.refuse(field, "must have texts or token ids")
         elif not isinstance(text, str) or not text:
             fields.refuse(
                 f"{field}[{index}]", f"must be a text that is not empty, not {shown(text)}"

@@ -16,13 +16,18 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgespec.log import REQUEST_ID
 from edgespec.serve.access import CACHE_SALT, HISTORY, Access, history_of
-from edgespec.serve.answers import send_json
-from edgespec.serve.api_error import LOGGER, ApiError, api_error_of
+from edgespec.serve.answers import send_error
+from edgespec.serve.api_error import LOGGER, ApiError, api_error_of, error_form
+from edgespec.serve.service import Shared
 from edgespec.serve.shapes import new_id
 
 _OPEN_PATHS = ("/", "/health", "/v1/health")  # for everybody: they tell nothing of anybody
-_METHODS = ("GET", "POST", "OPTIONS")
-_TOLD_HEADERS = ("x-request-id", "retry-after")  # that pages of other origins may read
+_METHODS = ("GET", "POST", "DELETE", "OPTIONS")
+_TOLD_HEADERS = (
+    "x-request-id",
+    "request-id",
+    "retry-after",
+)  # that pages of other origins may read
 _REFUSED = (401, 403)
 _PATH_CHARS = 100
 
@@ -30,8 +35,9 @@ _PATH_CHARS = 100
 class Guard:
     """Refuses what may not come in, lets browsers know what may, and logs each request."""
 
-    def __init__(self, app: ASGIApp, access: Access, seen: Callable[[int], None]) -> None:
-        self._access, self._seen = access, seen
+    def __init__(self, app: ASGIApp, access: Access, shared: Shared) -> None:
+        self._access, self._seen = access, shared.totals.add_status
+        self._most, self._count = shared.limits.connections, 0  # requests at once
         # Inside, so that a page of an origin that is allowed can read why its key was refused.
         self._app: ASGIApp = _Keys(app, access)
         if access.origins:
@@ -45,21 +51,29 @@ class Guard:
         scope, host = _local(scope)
         exchange = _Exchange(scope, send, self._seen)
         token = REQUEST_ID.set(exchange.request_id)
+        self._count += 1
         try:
             self._check(Headers(scope=scope), host)
             await self._app(scope, receive, exchange.send)
         except Exception as problem:
             if exchange.status is None:
                 error = api_error_of(problem)
-                await send_json(exchange.send, error.status, error.document)
+                await send_error(exchange.send, error, error_form(scope["path"]))
             elif exchange.status < 500:  # the connection is closed, and the log says why
                 api_error_of(problem)
         finally:
+            self._count -= 1
             REQUEST_ID.reset(token)
             exchange.log()
 
     def _check(self, headers: Headers, host: str) -> None:
-        """Raise ApiError for names and origins that are not allowed."""
+        """Raise ApiError for names and origins that are not allowed, and for too many at once."""
+        if self._count > self._most:
+            raise ApiError(
+                f"{self._most} requests are under way: try again later",
+                status=503,
+                code="too_many_requests",
+            )
         if not self._access.takes_host(host):
             raise ApiError(
                 "this server is not known by that host name (--allowed-host)", status=403
@@ -83,7 +97,7 @@ class _Keys:
         key = _sent_key(Headers(scope=scope))
         if not self._access.has_key(key):
             error = ApiError("the API key is missing or wrong", status=401, code="invalid_api_key")
-            await send_json(send, error.status, error.document)
+            await send_error(send, error, error_form(scope["path"]))
             return
         owner = history_of(key)
         tokens = HISTORY.set(owner), CACHE_SALT.set(owner if len(self._access.keys) > 1 else "")
@@ -135,7 +149,7 @@ class _Exchange:
             self._seen(message["status"])
             headers = MutableHeaders(scope=message)
             headers["x-content-type-options"] = "nosniff"
-            headers["x-request-id"] = self.request_id
+            headers["x-request-id"] = headers["request-id"] = self.request_id
         await self._send(message)
 
     def log(self) -> None:
@@ -166,11 +180,14 @@ def _local(scope: Scope) -> tuple[Scope, str]:
     at either end, as in `/v1/models/`, change nothing.
     """
     path, root = scope["path"], scope.get("root_path", "")
-    host = Headers(scope=scope).get("host", "")
+    headers = Headers(scope=scope)
+    host = headers.get("host", "")
     if not path.startswith("/") and "://" in path:
         host, _, path = path.partition("://")[2].partition("/")
         host = host.rpartition("@")[2]
     path = path.removeprefix(root) if root and path.startswith(f"{root}/") else path
+    if "host" not in headers and path in _OPEN_PATHS:
+        host = "localhost"  # HTTP/1.0, as HAProxy asks for health; every browser names a host
     return {**scope, "path": f"{root}/{path.strip('/')}"}, host
 
 

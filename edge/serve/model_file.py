@@ -28,7 +28,9 @@ from edgespec.memory.store.cache import cache_directory
 from edgespec.models.onnx.folder import read_model
 from edgespec.models.projector import projector_beside, read_projector
 from edgespec.models.spec import ModelSpec
+from edgespec.serve.asked import Defaults, Setup
 from edgespec.serve.embeddings import EmbeddingService
+from edgespec.serve.parsing import Limits
 from edgespec.serve.pool import CHAT, EMBED
 from edgespec.serve.service import Service
 from edgespec.setup.embedding import Embedder
@@ -47,6 +49,7 @@ class ModelFile:
         machine: as it is before any model is loaded.
         serve: makes a service of what was loaded, which closes it.
         planned: with others already; None plans it alone, when it is asked for.
+        setup: makes what requests are held against; None for a model without any.
     """
 
     def __init__(
@@ -57,9 +60,11 @@ class ModelFile:
         machine: Machine,
         serve: Callable[[ModelFile, Engine | Embedder], Any],
         planned: Planned | None = None,
+        setup: Callable[[ModelFile, ModelSpec], Setup] | None = None,
     ) -> None:
         self.names, self.path, self.planned = tuple(names), path, planned
         self._request, self._machine, self._serve = request, machine, serve
+        self._make_setup = setup
         self._spec: ModelSpec | None = None if planned is None else planned.spec
         self._prefixes = KeptPrefixes()
 
@@ -71,6 +76,17 @@ class ModelFile:
         except EdgespecError:
             return CHAT
         return EMBED if embeds(self._spec, self._request.pooling) else CHAT
+
+    @property
+    def setup(self) -> Setup:
+        """What requests are held against. Raises as `read_model`.
+
+        The tokens of texts are not known before it is loaded.
+        """
+        self._spec = spec = self._spec or read_model(self.path)
+        if self._make_setup is not None:
+            return self._make_setup(self, spec)
+        return Setup(self.names, spec.context_length, Defaults(), Limits(), ids_of=no_ids)
 
     @property
     def sizes(self) -> Sizes | None:
@@ -116,7 +132,7 @@ class ModelFile:
         assert one is not None and one.plan is not None, "it was planned"
         model: Engine | Embedder
         if isinstance(one.plan, EmbeddingPlan):
-            model = Embedder.reserved(beside(one.plan, others), report)
+            model = Embedder(beside(one.plan, others), progress=report)
         else:
             model = load_plan(one.spec, beside(one.plan, others), progress=report)
         try:
@@ -133,6 +149,11 @@ class ModelFile:
             loaded.worker.close()
             self._prefixes.keep(loaded.engine, loaded.prompt_s_per_token)
         loaded.close()
+
+
+def no_ids(_text: str) -> Sequence[int]:
+    """The tokens of a text as long as there is no tokenizer."""
+    return ()
 
 
 def about(
@@ -154,6 +175,7 @@ class LoadedModel:
 
     def __init__(self, service: Service) -> None:
         self.names, self._service = service.setup.names, service
+        self.setup = service.setup
         peak = 0 if service.plan is None else service.plan.predicted_peak_bytes
         self.sizes: Sizes = {"process": peak}
 

@@ -17,12 +17,11 @@ import math
 import re
 import threading
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn, TypedDict
 
-from edgespec.memory.bytes.projector import BODY_BYTES, MOST_BODIES
+from edgespec.memory.bytes import projector, requests
 from edgespec.option_fields import options_of, shown_number
 from edgespec.sampling.params import FIELD_NAMES, LARGE, ORDER, SAMPLER_WORDS, SamplingParams
 from edgespec.serve.api_error import LOGGER, ApiError
@@ -198,39 +197,6 @@ _GZIP, _ZLIB, _NO_HEADER = 31, 15, -15
 _ENCODINGS = {"gzip": _GZIP, "x-gzip": _GZIP, "deflate": _ZLIB}
 
 
-class LargeBodies:
-    """Bodies with images, of which a few are held at once. For one event loop."""
-
-    def __init__(self, limits: Limits) -> None:
-        self._limits, self._count = limits, 0
-
-    @contextmanager
-    def admits(self) -> Iterator[Callable[[int], None]]:
-        """A check of how large a body is so far, until its document is not needed any more.
-
-        The check raises ApiError where others are held.
-        """
-        is_large = False
-
-        def check(size: int) -> None:
-            nonlocal is_large
-            if is_large or size <= self._limits.body_bytes:
-                return
-            if self._count >= self._limits.image_bodies:
-                raise ApiError(
-                    f"{self._count} other requests with images are being read: try again soon",
-                    status=503,
-                    code="too_many_images",
-                )
-            is_large = True
-            self._count += 1
-
-        try:
-            yield check
-        finally:
-            self._count -= is_large
-
-
 def read_json(
     body: bytes | bytearray, limits: Limits, encoding: str = "", most: int | None = None
 ) -> Any:
@@ -240,16 +206,45 @@ def read_json(
     Halves of surrogate pairs, which no UTF-8 has, become U+FFFD; a byte order mark is passed by.
     """
     most = most or limits.body_bytes
+    data = _decompressed(body, encoding.strip().lower(), most)
+    _check_count(data, limits.values)
     try:
-        text = _decompressed(body, encoding.strip().lower(), most).decode("utf-8-sig")
-        document = json.loads(text, parse_constant=_refuse_constant)
+        text = data.decode("utf-8-sig")
+        del body, data  # nobody else has a body that was compressed
+        document = json.loads(text, parse_float=_finite, parse_constant=_refuse_constant)
     except UnicodeDecodeError as problem:
         raise ApiError(f"the body is not UTF-8: {problem.reason}") from problem
     except RecursionError as problem:
         raise ApiError(f"the body is nested deeper than {limits.json_depth}") from problem
     except ValueError as problem:  # digits beyond what Python converts are told this way, too
         raise ApiError(f"the body is no JSON: {str(problem)[:100]}") from problem
-    return _plain(document, limits.json_depth)
+    return _cleaned(document, limits.json_depth)
+
+
+_STRUCTURE = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[,:\[{]', re.DOTALL)  # strings are passed over
+
+
+def _check_count(data: bytes | bytearray, most: int) -> None:
+    """Raise ApiError for more values than are taken, before any is made.
+
+    Each but the first comes behind a comma, a colon or what opens a list or an object. Only where
+    there are many of these are those within strings told apart.
+    """
+    if sum(map(data.count, (b",", b":", b"[", b"{"))) < most:
+        return
+    count = 0
+    for found in _STRUCTURE.finditer(data):
+        count += data[found.start()] != _QUOTE
+        if count >= most:
+            raise ApiError(f"the body has more than {most} values", status=413)
+
+
+_QUOTE = ord('"')
+
+
+def json_bytes(document: Any) -> bytes:
+    """JSON as it is sent: without needless spaces, of which an event would have 25."""
+    return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def _decompressed(body: bytes | bytearray, encoding: str, most: int) -> bytes | bytearray:
@@ -286,16 +281,36 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ApiError(f"the body is no JSON: {name} is no number")
 
 
-def _plain(value: Any, depth: int) -> Any:
-    if isinstance(value, str):
-        return value if value.isascii() else _encodable(value)
-    if not isinstance(value, dict | list):
-        return value
-    if depth == 0:
-        raise ApiError("the body is nested too deep")
-    if isinstance(value, list):
-        return [_plain(item, depth - 1) for item in value]
-    return {_encodable(name): _plain(item, depth - 1) for name, item in value.items()}
+def _finite(digits: str) -> float:
+    """A number; one beyond all others, such as 1e999, would be told back as what is no JSON."""
+    number = float(digits)
+    if not math.isfinite(number):
+        raise ApiError(f"the body has a number that is too large: {digits[:_SHOWN_CHARS]}")
+    return number
+
+
+def _cleaned(document: Any, depth: int) -> Any:
+    """The document with texts that can be encoded, in place. Raises ApiError beyond a depth."""
+    if isinstance(document, str):
+        return document if document.isascii() else _encodable(document)
+    level = [document] if isinstance(document, dict | list) else []
+    while level:
+        if depth == 0:
+            raise ApiError("the body is nested too deep")
+        depth -= 1
+        inner: list[Any] = []
+        for one in level:
+            if isinstance(one, dict):
+                for name in [name for name in one if not name.isascii()]:
+                    if (better := _encodable(name)) != name:
+                        one[better] = one.pop(name)
+            for place, value in one.items() if isinstance(one, dict) else enumerate(one):
+                if isinstance(value, dict | list):
+                    inner.append(value)
+                elif isinstance(value, str) and not value.isascii():
+                    one[place] = _encodable(value)
+        level = inner
+    return document
 
 
 def _encodable(text: str) -> str:
@@ -306,13 +321,17 @@ def _encodable(text: str) -> str:
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
+EMBEDDINGS_AT_ONCE = 32  # requests for vectors: each waits in a thread
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Sizes are of one request."""
 
-    body_bytes: int = 4 << 20
-    image_body_bytes: int = BODY_BYTES  # where a model sees images, in place of `body_bytes`
-    image_bodies: int = MOST_BODIES  # larger than `body_bytes`, of all requests at once
+    body_bytes: int = requests.BODY_BYTES
+    image_body_bytes: int = projector.BODY_BYTES  # where a model sees, in place of `body_bytes`
+    held_bodies: int = requests.HELD_BODIES  # times the largest body, of all large ones together
+    values: int = requests.MOST_VALUES  # of a body
     json_depth: int = 64
     messages: int = 4096
     choices: int = 8

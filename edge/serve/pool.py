@@ -34,6 +34,7 @@ from edgespec.memory.bytes.shape import HOST
 from edgespec.memory.device import reservations
 from edgespec.memory.device.track import give_back_memory
 from edgespec.serve.api_error import ApiError, api_error_of
+from edgespec.serve.asked import Setup
 from edgespec.serve.parsing import Limits, shown
 from edgespec.setup.model_sets import Capacity, Sizes
 
@@ -59,6 +60,10 @@ class Loaded(Protocol):
     def is_busy(self) -> bool:
         """Whether an answer is under way."""
 
+    @property
+    def is_full(self) -> bool:
+        """Whether it takes no more requests now."""
+
     def check(self) -> None:
         """Raise ApiError where no request can be answered."""
 
@@ -79,6 +84,10 @@ class Loadable(Protocol):
         """What it answers: `CHAT` or `EMBED`."""
 
     @property
+    def setup(self) -> Setup:
+        """What requests for it are held against, loaded or not. Raises EdgespecError."""
+
+    @property
     def sizes(self) -> Sizes | None:
         """What it adds to the process; None before it was planned."""
 
@@ -94,6 +103,13 @@ class Loadable(Protocol):
 
     def unload(self, loaded: Any) -> None:
         """Close what was loaded; something of it may be kept for the next load."""
+
+
+class Stops(Protocol):
+    """An answer under way."""
+
+    def stop(self) -> None:
+        """Say that the server ends, in its event loop."""
 
 
 class _Stopped(Exception):
@@ -230,6 +246,18 @@ class Pool:
             if one.loaded is not None:
                 one.loaded.check()
 
+    def check_queue(self, kind: str) -> None:
+        """Raise ApiError where no request is taken, whatever model of a kind it names."""
+        of_kind = [one for one in self.members if kind in (ANY, one.model.kind)]
+        takes = (one.loaded is not None and not one.loaded.is_full for one in of_kind)
+        may_wait = self._num_waiting < self.limits.waiting
+        if of_kind and not any(takes) and not (may_wait and any(o.loaded is None for o in of_kind)):
+            raise _full("the queue is full: try again later")
+
+    @property
+    def _num_waiting(self) -> int:
+        return sum(len(one.tickets) for one in self.members)
+
     def ready(self, kind: str = CHAT) -> list[Any]:
         """What is loaded, of a kind."""
         loaded = [(one.model.kind, one.loaded) for one in self.members]
@@ -307,12 +335,8 @@ class Pool:
         ticket = Ticket(loop, loop.create_future(), self._clock())
         with self._change:
             most = self.limits.waiting
-            if sum(len(one.tickets) for one in self.members) >= most:
-                raise ApiError(
-                    f"{most} requests wait for models and {most} may: try again later",
-                    status=429,
-                    code="queue_full",
-                )
+            if self._num_waiting >= most:
+                raise _full(f"{most} requests wait for models and {most} may: try again later")
             member.tickets.append(ticket)
             self._change.notify_all()
         return ticket
@@ -545,6 +569,10 @@ def _tell(ticket: Ticket, what: Callable[[], None]) -> bool:
 def _reject(ticket: Ticket, problem: ApiError) -> None:
     if not ticket.future.done():
         ticket.future.set_exception(problem)
+
+
+def _full(message: str) -> ApiError:
+    return ApiError(message, status=429, code="queue_full")
 
 
 def _stopping() -> ApiError:

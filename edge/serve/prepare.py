@@ -1,4 +1,8 @@
-"""From the document of a request to generations that can begin. Runs in threads of its own."""
+"""From the document of a request to generations that can begin. Runs in threads of its own.
+
+Each interface has a check as well, which needs no model: what is wrong in a request itself is
+refused before a model is loaded for it.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +13,14 @@ from math import inf
 from typing import Any
 
 from edgespec.decode.options import GenerationOptions
+from edgespec.errors import UnsupportedError
+from edgespec.memory.bytes.requests import MOST_VALUES
 from edgespec.models.images import images_of
 from edgespec.sampling.params import SamplingParams
 from edgespec.serve.access import HISTORY
 from edgespec.serve.answers import Prepared
-from edgespec.serve.api_error import ApiError, anthropic_error
-from edgespec.serve.asked import ChatAsked, CompletionAsked
+from edgespec.serve.api_error import ApiError, api_error_of
+from edgespec.serve.asked import ChatAsked, CompletionAsked, Setup
 from edgespec.serve.chat import ChatShape, read_chat
 from edgespec.serve.completions import CompletionShape, Echo, read_completion
 from edgespec.serve.conversation import Conversation, conversation_of
@@ -29,15 +35,35 @@ from edgespec.serve.llama import (
     read_llama,
 )
 from edgespec.serve.messages import MessagesShape, read_messages
-from edgespec.serve.parsing import Fields
+from edgespec.serve.parsing import Fields, json_bytes
 from edgespec.serve.responses import ResponsesShape, read_response
-from edgespec.serve.service import Service, settings_of
+from edgespec.serve.service import Service, Shared, settings_of
 from edgespec.serve.shapes import Shape, ToldTokens
 
 Loop = asyncio.AbstractEventLoop
 _ANSWER_SHARE = 4  # of the context, kept free for an answer whose length nobody said
 
 # -- chats ---------------------------------------------------------------------------------
+
+
+def check_chat(body: Any, setup: Setup, _shared: Shared) -> None:
+    """Raise ApiError for a field that is wrong or not supported; so do the other checks."""
+    read_chat(body, setup)
+
+
+def check_response(body: Any, setup: Setup, shared: Shared) -> None:
+    """As `check_chat`."""
+    read_response(body, setup, shared.responses, HISTORY.get())
+
+
+def check_message(body: Any, setup: Setup, _shared: Shared) -> None:
+    """As `check_chat`."""
+    read_messages(body, setup)
+
+
+def check_counted(body: Any, setup: Setup, _shared: Shared) -> None:
+    """As `check_chat`, of a message whose tokens are counted."""
+    read_messages(body, setup, counts=True)
 
 
 def prepare_chat(service: Service, body: Any, loop: Loop) -> Prepared:
@@ -72,8 +98,7 @@ def prepare_message(service: Service, body: Any, loop: Loop) -> Prepared:
     asked = read_messages(body, service.setup)
     talk, ids = _prompt(service, asked)
     shape = MessagesShape(service.setup.names[0], len(ids))
-    prepared = _chat(service, asked, talk, ids, shape, loop)
-    return replace(prepared, names_events=True, tell=anthropic_error)
+    return replace(_chat(service, asked, talk, ids, shape, loop), names_events=True)
 
 
 def count_message(service: Service, body: Any) -> dict[str, int]:
@@ -88,20 +113,36 @@ def count_chat(service: Service, body: Any) -> dict[str, int]:
     return {"input_tokens": len(_prompt(service, asked)[1])}
 
 
+def count_response(service: Service, body: Any) -> dict[str, Any]:
+    """How many tokens the prompt of a response has. Raises as `prepare_response`."""
+    asked, _ = read_response(body, service.setup, service.responses, HISTORY.get())
+    return {"object": "response.input_tokens", "input_tokens": len(_prompt(service, asked)[1])}
+
+
 def apply_template(service: Service, body: Any) -> dict[str, str]:
     """The prompt of a chat, as a text. Raises as `prepare_chat`."""
+    given, more = _with_opening(body)
+    asked = read_chat(given, service.setup)
+    asked = replace(asked, variables={**asked.variables, **more})
+    return {"prompt": _prompt(service, asked)[0].text}
+
+
+def check_template(body: Any, setup: Setup, _shared: Shared) -> None:
+    """As `check_chat`."""
+    read_chat(_with_opening(body)[0], setup)
+
+
+def _with_opening(body: Any) -> tuple[Any, dict[str, bool]]:
+    """A chat, and the variable that says whether its template opens an answer."""
     opens = "add_generation_prompt"
     more = {opens: body[opens]} if isinstance(body, dict) and opens in body else {}
     if not isinstance(more.get(opens, True), bool):
         raise ApiError(f"{opens} must be true or false", param=opens)
-    given = {name: value for name, value in body.items() if name != opens} if more else body
-    asked = read_chat(given, service.setup)
-    return {
-        "prompt": _prompt(service, replace(asked, variables={**asked.variables, **more}))[0].text
-    }
+    return ({name: value for name, value in body.items() if name != opens} if more else body), more
 
 
 def _prompt(service: Service, asked: ChatAsked) -> tuple[Conversation, list[int]]:
+    service.prompts.check_length(*(str(one.get("content", "")) for one in asked.messages))
     template = service.prompts.template(with_tools=bool(asked.tools.offered)) or ""
     talk, images = conversation_of(asked, service.prompts, template), images_of(asked.messages)
     talk = replace(talk, options=replace(talk.options, images=images))
@@ -111,7 +152,16 @@ def _prompt(service: Service, asked: ChatAsked) -> tuple[Conversation, list[int]
 def _chat(
     service: Service, asked: ChatAsked, talk: Conversation, ids: list[int], shape: Shape, loop: Loop
 ) -> Prepared:
-    generations = service.generations(loop, talk.text, ids, talk.options, asked.output.choices)
+    try:
+        generations = service.generations(loop, talk.text, ids, talk.options, asked.output.choices)
+    except UnsupportedError as problem:
+        if not asked.tools.required:
+            raise
+        names = " or ".join(asked.tools.required)
+        refusal = UnsupportedError(
+            f"a call of {names} cannot be required: {problem}", hint=problem.hint
+        )
+        raise api_error_of(refusal, "tools") from problem
     return Prepared(
         generations,
         shape,
@@ -126,6 +176,11 @@ def _tokens(service: Service) -> ToldTokens:
 
 
 # -- completions ---------------------------------------------------------------------------
+
+
+def check_completion(body: Any, setup: Setup, _shared: Shared) -> None:
+    """As `check_chat`."""
+    read_completion(body, setup)
 
 
 def prepare_completion(service: Service, body: Any, loop: Loop) -> Prepared:
@@ -163,6 +218,8 @@ def _scoring(service: Service, asked: CompletionAsked, ids: list[int]) -> Genera
 
 
 def _completion_ids(service: Service, asked: CompletionAsked, prompt: str | list[int]) -> list[int]:
+    if isinstance(prompt, str):
+        service.prompts.check_length(prompt, asked.suffix, param="prompt")
     if asked.suffix and isinstance(prompt, str):
         tokenizer = service.engine.backend.tokenizer
         return fill_ids(tokenizer, Gap(prompt, asked.suffix), None, "suffix")[0]
@@ -179,6 +236,16 @@ def _text_of(service: Service, prompt: str | list[int]) -> str:
 # -- llama.cpp's own -----------------------------------------------------------------------
 
 
+def check_llama(body: Any, setup: Setup, _shared: Shared) -> None:
+    """As `check_chat`."""
+    read_llama(body, setup)
+
+
+def check_infill(body: Any, setup: Setup, _shared: Shared) -> None:
+    """As `check_chat`."""
+    read_infill(body, setup)
+
+
 def prepare_llama(service: Service, body: Any, loop: Loop) -> Prepared:
     """`/completion`. Raises ApiError, and as `Engine.stream`."""
     asked = read_llama(body, service.setup)
@@ -192,6 +259,8 @@ def prepare_llama(service: Service, body: Any, loop: Loop) -> Prepared:
 
 def _llama_ids(service: Service, prompt: Prompt) -> str | list[int]:
     """A prompt of texts and token ids as ids; only a text at its beginning has what begins one."""
+    texts = [prompt] if isinstance(prompt, str) else [one for one in prompt if isinstance(one, str)]
+    service.prompts.check_length(*texts, param="prompt")
     if isinstance(prompt, str):
         return prompt
     tokenizer, ids = service.engine.backend.tokenizer, list[int]()
@@ -205,11 +274,23 @@ def prepare_infill(service: Service, body: Any, loop: Loop) -> Prepared:
     """`/infill`. Raises ApiError, also where the model cannot, and as `Engine.stream`."""
     asked = read_infill(body, service.setup)
     assert asked.gap is not None
-    size = service.setup.context_size
+    size, most, gap = service.setup.context_size, service.prompts.bound.most_bytes, asked.gap
+    near = Gap(gap.prefix[-most:], gap.suffix[:most], _last(gap.files, most))
     room = size - min(asked.options.max_tokens, size // _ANSWER_SHARE)
-    ids, is_cut = fill_ids(service.engine.backend.tokenizer, asked.gap, room, "/infill")
-    prompt = LlamaPrompt(asked.gap.prefix, len(ids), is_cut)
-    return _llama(service, asked, [ids], [prompt], loop)
+    ids, is_cut = fill_ids(service.engine.backend.tokenizer, near, room, "/infill")
+    is_cut = is_cut or len(near.files) < len(gap.files)
+    return _llama(service, asked, [ids], [LlamaPrompt(gap.prefix, len(ids), is_cut)], loop)
+
+
+def _last(files: Sequence[tuple[str, str]], most: int) -> list[tuple[str, str]]:
+    """The last files, with at most so many characters of text: others never fit."""
+    found: list[tuple[str, str]] = []
+    for name, text in reversed(files):
+        if most <= 0:
+            break
+        found.insert(0, (name, text[-most:]))
+        most -= len(text)
+    return found
 
 
 def _llama(
@@ -258,37 +339,63 @@ def _told_settings(
 # -- `/tokenize` and `/detokenize`, as llama.cpp's server has them -----------------------------
 
 
-def tokenize(service: Service, body: Any) -> dict[str, Any]:
+def tokenize(service: Service, body: Any) -> Any:
     """Ids of a text; with `with_pieces`, each with its own. Raises ApiError."""
-    fields = Fields(body)
-    text = fields.text("content")
-    add_special, with_pieces = fields.flag("add_special"), fields.flag("with_pieces")
+    text, add_special, with_pieces, is_parsed = _read_text(body)
+    service.prompts.check_length(text, param="content")
     tokenizer = service.engine.backend.tokenizer
-    if not fields.flag("parse_special", True):
-        text = tokenizer.control_texts.mark(text)
-    fields.end()
-    ids = tokenizer.encode(text, add_special=add_special)
+    meant = text if is_parsed else tokenizer.control_texts.mark(text)
+    ids = tokenizer.encode(meant, add_special=add_special)
     if not with_pieces:
         return {"tokens": ids}
-    return {"tokens": [{"id": one, "piece": _piece(tokenizer.token_bytes(one))} for one in ids]}
+    # Each piece is written once: a document of all would be ten times as large as its text.
+    written = {one: _piece(one, tokenizer.token_bytes(one)) for one in set(ids)}
+    return b'{"tokens":[' + b",".join(map(written.__getitem__, ids)) + b"]}"
+
+
+def check_tokenize(body: Any, _setup: Setup, _shared: Shared) -> None:
+    """As `check_chat`."""
+    _read_text(body)
+
+
+def _read_text(body: Any) -> tuple[str, bool, bool, bool]:
+    fields = Fields(body)
+    fields.ignore("model")  # by which this one was found
+    text = fields.text("content")
+    flags = fields.flag("add_special"), fields.flag("with_pieces")
+    is_parsed = fields.flag("parse_special", True)
+    fields.end()
+    return text, *flags, is_parsed
 
 
 def detokenize(service: Service, body: Any) -> dict[str, Any]:
-    """The text of ids. Raises ApiError."""
+    """The text of ids. Raises ApiError, also for a text that is longer than any that fits."""
+    fields, ids = _read_ids(body)
+    size, most = service.engine.vocab_size, service.prompts.bound.most_bytes
+    if not all(type(one) is int and 0 <= one < size for one in ids):
+        fields.refuse("tokens", f"must be whole numbers from 0 to {size - 1}")
+    written = {one: service.engine.backend.tokenizer.token_bytes(one) for one in set(ids)}
+    if sum(len(written[one]) for one in ids) > most:
+        fields.refuse("tokens", f"have a text of more than {most} bytes")
+    return {"content": b"".join(map(written.__getitem__, ids)).decode(errors="replace")}
+
+
+def check_detokenize(body: Any, _setup: Setup, _shared: Shared) -> None:
+    """As `check_chat`."""
+    _read_ids(body)
+
+
+def _read_ids(body: Any) -> tuple[Fields, list[Any]]:
     fields = Fields(body)
-    ids = fields.list("tokens", service.limits.body_bytes)
+    fields.ignore("model")
+    ids = fields.list("tokens", MOST_VALUES)
     fields.end()
-    size = service.engine.vocab_size
-    for one in ids:
-        if type(one) is not int or not 0 <= one < size:
-            fields.refuse("tokens", f"must be whole numbers from 0 to {size - 1}")
-    tokenizer = service.engine.backend.tokenizer
-    return {"content": b"".join(map(tokenizer.token_bytes, ids)).decode(errors="replace")}
+    return fields, ids
 
 
-def _piece(data: bytes) -> str | list[int]:
-    """Text, or the bytes of a part of a character."""
+def _piece(token: int, data: bytes) -> bytes:
+    """A token with its text, or with the bytes of a part of a character."""
     try:
-        return data.decode()
+        return json_bytes({"id": token, "piece": data.decode()})
     except UnicodeDecodeError:
-        return list(data)
+        return json_bytes({"id": token, "piece": list(data)})

@@ -109,7 +109,7 @@ def read_response(
     tools = take_tools(fields, setup.limits)
     output = Output(streams=fields.flag("stream"))
     _end(fields, setup.limits)
-    return ChatAsked(messages, options, output, variables, tools, budget), told
+    return ChatAsked(messages, options, output, variables, tools, budget, "input"), told
 
 
 def _wants_summary(reasoning: Any) -> bool:
@@ -430,6 +430,15 @@ class ResponsesShape(Shape):
         return response
 
 
+def _told_item(item: dict[str, Any], identity: str) -> dict[str, Any]:
+    """An item as it is told: messages that were sent as a text have a part and a type."""
+    told = {"id": identity, "type": "message", "status": "completed", **item}
+    if isinstance(told.get("content"), str):
+        kind = "output_text" if told.get("role") == "assistant" else "input_text"
+        told["content"] = [{"type": kind, "text": told["content"]}]
+    return told
+
+
 _EXTRA_BYTES = 512  # of a response, besides its text
 
 
@@ -486,6 +495,15 @@ class KeptResponses:
         """The conversation up to a response, its output included. Raises as `document`."""
         found: list[Any] = json.loads(self._text(owner, identity))[1]
         return found
+
+    def input_items(self, owner: str, identity: str) -> dict[str, Any]:
+        """What a response answered, the last item first. Raises as `document`."""
+        document, items = json.loads(self._text(owner, identity))
+        given = items[: len(items) - len(document["output"])]
+        told = [_told_item(item, f"msg_{identity}_{place}") for place, item in enumerate(given)]
+        ids = [one["id"] for one in told[::-1]] or [None]
+        ends = {"first_id": ids[0], "last_id": ids[-1], "has_more": False}
+        return {"object": "list", "data": told[::-1], **ends}
 
     def item(self, owner: str, identity: str) -> dict[str, Any] | None:
         """An item of the output of any of them; None where it is not there."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import faulthandler
 import functools
 import os
@@ -14,6 +15,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -23,10 +25,13 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from edgespec.serve.api_error import LOGGER
 from edgespec.serve.parsing import Limits
 
-# Told to end, the process is gone 2 s later: answers under way have the first of them, threads that
-# end their steps the next half, and the model is freed in what is left.
+# Told to end, the process is gone 2 s later: answers under way have most of the first of them, and
+# are told that the server stops in what is left of it. Threads that end their steps have the next
+# half, and the model is freed in the rest.
+_ANSWERS_S = 0.6
 _GRACE_S = 1
 _CLOSE_S = 0.5
 _HELD_S = 0.2  # more, where a thread keeps the interpreter in native code
@@ -40,11 +45,18 @@ _IDLE_S = 30  # that a connection may be kept without a request
 class Running(uvicorn.Server):
     """A server that says when it has begun, and can be stopped from any thread."""
 
-    def __init__(self, app: ASGIApp, limits: Limits, on_start: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        limits: Limits,
+        on_start: Callable[[], None],
+        on_stop: Callable[[], None],
+    ) -> None:
+        self._connections = Connections(limits)
         super().__init__(
             uvicorn.Config(
                 app,
-                http=_protocol(limits.header_s),
+                http=_protocol(limits, self._connections),
                 ws="none",
                 lifespan="on",
                 log_config=None,
@@ -52,20 +64,28 @@ class Running(uvicorn.Server):
                 access_log=False,
                 proxy_headers=False,
                 server_header=False,
-                limit_concurrency=limits.connections,
                 timeout_keep_alive=_IDLE_S,
                 timeout_graceful_shutdown=_GRACE_S,
             )
         )
-        self._on_start = on_start
+        self._on_start, self._on_stop = on_start, on_stop
         self._timer: threading.Timer | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, and say so; from then on the threads of this process switch more often."""
         sys.setswitchinterval(min(_SWITCH_S, sys.getswitchinterval()))
+        asyncio.get_running_loop().set_exception_handler(self._connections.handle)
         await super().startup(sockets)
         self._on_start()
         tell_systemd("READY=1")
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Let answers end for a moment; then those that are left are told that the server stops."""
+        timer = asyncio.get_running_loop().call_later(_ANSWERS_S, self._on_stop)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            timer.cancel()
 
     def stop(self) -> None:
         """End it soon; answers under way have a moment."""
@@ -131,30 +151,137 @@ def _is_heard(one: signal.Signals) -> bool:
     return signal.getsignal(one) != signal.SIG_IGN
 
 
-def _protocol(header_s: float) -> type[asyncio.Protocol]:
-    """Connections of which each request's line and headers have to come within `header_s`."""
+_FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_TOLD_S = 60.0  # between two lines of the log about connections that are not taken
+_OTHER_FILES = 16  # that a process opens besides: models, caches, pipes
+
+
+class Connections:
+    """Those that are open, the idle ones in the order in which they became so.
+
+    Where there are as many as may be, or no descriptors are left, the oldest idle one is closed.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self._most, self._count = min(limits.connections, _descriptors()), 0
+        self._idle: dict[asyncio.Transport, None] = {}
+        self._told_s = -_TOLD_S
+
+    def add(self, transport: asyncio.Transport) -> None:
+        """One that was made; it is idle until a request of it is answered."""
+        if self._count >= self._most:
+            self._drop_oldest()
+        self._count += 1
+        self.set_idle(transport, is_idle=True)
+
+    def set_idle(self, transport: asyncio.Transport, *, is_idle: bool) -> None:
+        """Whether nothing is being answered on it."""
+        if is_idle:
+            self._idle.setdefault(transport)
+        else:
+            self._idle.pop(transport, None)
+
+    def remove(self, transport: asyncio.Transport) -> None:
+        """One that is closed."""
+        self._count -= 1
+        self._idle.pop(transport, None)
+
+    def handle(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """What fails in the loop. asyncio tells of each connection that it cannot take."""
+        problem = context.get("exception")
+        if not isinstance(problem, OSError) or problem.errno not in _FULL:
+            loop.default_exception_handler(context)
+            return
+        self._drop_oldest()
+        now = time.monotonic()
+        if now - self._told_s >= _TOLD_S:
+            self._told_s = now
+            LOGGER.warning(
+                "no more connections can be taken (%s): the oldest idle ones are closed; "
+                "ulimit -n allows more",
+                problem.strerror,
+            )
+
+    def _drop_oldest(self) -> None:
+        if self._idle:
+            oldest = next(iter(self._idle))
+            del self._idle[oldest]
+            oldest.abort()
+
+
+def _descriptors() -> int:
+    """How many connections the limit of open files leaves."""
+    if sys.platform == "win32":
+        return 1 << 20
+    import resource
+
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most == resource.RLIM_INFINITY:
+        return 1 << 20
+    folder = next((one for one in ("/proc/self/fd", "/dev/fd") if os.path.isdir(one)), "")
+    return max(1, most - len(os.listdir(folder or ".")) - _OTHER_FILES)
+
+
+def _protocol(limits: Limits, connections: Connections) -> type[asyncio.Protocol]:
+    """Connections that send and take what they are sent in time.
+
+    Each request's line and headers have to come within `header_s`, and within `write_s` something
+    of what is sent has to be taken: whatever it is, and whether or not its answer is complete.
+    """
 
     class Timed(H11Protocol):
         _timer: asyncio.TimerHandle | None = None
+        _writes: asyncio.TimerHandle | None = None
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
+            transport.set_write_buffer_limits(0)  # to be told of all that is not taken at once
+            connections.add(transport)
             self._arm()
 
         def data_received(self, data: bytes) -> None:
             super().data_received(data)
             self._arm()
 
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            connections.set_idle(self.transport, is_idle=self.cycle.response_complete)
+
         def connection_lost(self, exc: Exception | None) -> None:
             self._disarm()
+            self._stop_writes()
+            connections.remove(self.transport)
             super().connection_lost(exc)
+
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            self._look(1 << 62)
+
+        def resume_writing(self) -> None:
+            self._stop_writes()
+            super().resume_writing()
+
+        def _look(self, before: int) -> None:
+            """Cut off who took nothing since the last look."""
+            size = self.transport.get_write_buffer_size()
+            if size >= before:
+                self.transport.abort()
+            else:
+                self._writes = self.loop.call_later(limits.write_s, self._look, size)
+
+        def _stop_writes(self) -> None:
+            if self._writes is not None:
+                self._writes.cancel()
+                self._writes = None
 
         def _arm(self) -> None:
             """Time runs while no request is being answered, from its first byte on."""
-            if self.cycle is not None and not self.cycle.response_complete:
+            is_idle = self.cycle is None or self.cycle.response_complete
+            connections.set_idle(self.transport, is_idle=is_idle)
+            if not is_idle:
                 self._disarm()
             elif self._timer is None:
-                self._timer = self.loop.call_later(header_s, self.transport.abort)
+                self._timer = self.loop.call_later(limits.header_s, self.transport.abort)
 
         def _disarm(self) -> None:
             if self._timer is not None:

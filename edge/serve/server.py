@@ -153,7 +153,7 @@ class Server:
         check_exposure(host, self._keys)
         app = self._app(self._hosts, takes_any=not is_loopback(host))
         on_start = ready.set if ready is not None else _nothing
-        self._running = Running(app, self._shared.limits, on_start)
+        self._running = Running(app, self._shared.limits, on_start, self._shared.stop)
         try:
             self._running.run([listener])
         finally:

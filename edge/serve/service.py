@@ -31,7 +31,7 @@ from edgespec.serve.api_error import LOGGER, ApiError
 from edgespec.serve.asked import Defaults, Setup
 from edgespec.serve.conversation import Prompts
 from edgespec.serve.parsing import Limits, seed_of_choice
-from edgespec.serve.pool import Member, Pool
+from edgespec.serve.pool import Member, Pool, Stops
 from edgespec.serve.responses import KeptResponses
 from edgespec.serve.shapes import fingerprint
 from edgespec.serve.worker import Generation, Worker
@@ -92,8 +92,14 @@ class Shared:
         self.limits, self.totals = limits, Totals()
         self.responses = KeptResponses(limits.response_bytes, limits.responses)
         self.started_s = int(time.time())
+        self.underway = set[Stops]()
         self._opened = ExitStack()
         self.energy, _ = self._opened.enter_context(energy_meter(every_s=_POWER_EVERY_S))
+
+    def stop(self) -> None:
+        """Tell all who wait for an answer, or read one, that the server ends; in its event loop."""
+        for one in [*self.underway]:
+            one.stop()
 
     def close(self) -> None:
         """End the thread that counts joules; safe to call twice."""
@@ -231,6 +237,11 @@ class Service:
     def prompt_s_per_token(self) -> float:
         """Seconds that reading a token of a prompt has taken; 0 where none was read."""
         return self._read_s / max(1, self._read_tokens)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the queue takes no more."""
+        return self.worker.is_full
 
     @property
     def is_busy(self) -> bool:

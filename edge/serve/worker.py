@@ -177,6 +177,11 @@ class Worker:
         """Those that have begun."""
         return tuple(self._running)
 
+    @property
+    def is_full(self) -> bool:
+        """Whether no more may come."""
+        return len(self._waiting) + len(self._running) >= self._most + self._users
+
     def submit(self, generations: Sequence[Generation]) -> None:
         """Put them at the end of the queue. Raises ApiError where they do not all fit."""
         with self._change:

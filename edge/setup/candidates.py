@@ -38,6 +38,7 @@ from edgespec.drafting.constants import (
 from edgespec.drafting.drafters import HEAD, MODEL, WINDOW
 from edgespec.drafting.ledger import keeps_out, part_saved
 from edgespec.errors import DoesNotFitError, EdgespecError, UnsupportedError
+from edgespec.memory.bytes.shape import kv_name
 from edgespec.memory.plan.layout import DRAFT_SIZES
 from edgespec.memory.plan.machine import Machine
 from edgespec.memory.plan.options import LLAMACPP, ONNX
@@ -420,8 +421,8 @@ def _llamacpp_reason(request: Request, machine: Machine) -> str | None:
     """What keeps a request from ONNX Runtime, whatever its plan there would be."""
     if (machine.accelerators and request.device != "cpu") or request.gpu_layers:
         return "shares layers with workers" if request.workers else "runs on the GPU"
-    if request.kv_type not in (None, "f32"):
-        return f"has a cache of {request.kv_type}"
+    if request.asks_kv_type and request.kv_types != ("f32", "f32"):
+        return f"has a cache of {kv_name(*request.kv_types)}"
     if not find_spec("onnxruntime"):
         return "ONNX Runtime is not installed"
     return None

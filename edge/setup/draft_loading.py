@@ -131,6 +131,7 @@ def _settings(plan: Plan, draft_spec: ModelSpec, chosen: Settings, context: int)
         mapped=plan.draft_mapped,
         kernels=chosen.kernels,
         tied=draft_spec.tied_embeddings,
+        whole=any(draft_spec.is_sliding) and draft_spec.reads is None,
     )
 
 

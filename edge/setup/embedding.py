@@ -14,28 +14,31 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.backends.llama.context import LlamaSettings
 from edgespec.backends.llama.embedding import EmbeddingContext
+from edgespec.backends.vocabulary import TextBound
 from edgespec.errors import BackendError, ContextFullError, DoesNotFitError, UnsupportedError
 from edgespec.memory.device.reservations import release
 from edgespec.memory.plan.embedding import EmbeddingPlan, plan_embedding
 from edgespec.memory.plan.machine import reserve
-from edgespec.memory.plan.options import LoadOptions
+from edgespec.memory.plan.options import LoadOptions, said_as_arguments
 from edgespec.models.hub.resolve import model_file
 from edgespec.models.pooling import RANK, joined
 from edgespec.models.spec import read_model_spec
 from edgespec.progress import Progress
+from edgespec.setup.at_exit import close_at_exit
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from edgespec.memory.plan.options import LoadKeywords
 
+Pooling: TypeAlias = Literal["mean", "cls", "last", "rank"]
 Text: TypeAlias = str | Sequence[int]
 _REST_S = 0.5  # without a text, after which the threads of steps end: to start them takes time, too
 _TOKENIZED = 64  # texts whose ids are handed on at once: the first ones are computed meanwhile
@@ -60,23 +63,57 @@ class _Job:
     taken: int = 0
     done: int = 0
     future: Future[None] = field(default_factory=Future)
+    cancel: threading.Event | None = None
+
+    @property
+    def is_cancelled(self) -> bool:
+        return self.cancel is not None and self.cancel.is_set()
 
 
 class Embedder:
     """A model that makes vectors or scores, for any number of threads.
 
-        with edgespec.Embedder.load("embed.gguf") as embedder:
+        with edgespec.Embedder("embed.gguf") as embedder:
             vectors = embedder.embed(["one text", "another text"]).rows
 
+    Its memory is kept from other programs until it is closed.
+
     Args:
-        plan: what it is loaded with.
+        model: a GGUF file, or the name of one on this machine; or what `plan` made of it.
+        pooling: "mean", "cls", "last" or "rank": which state stands for a text. None takes what the
+            file says.
+        options: how to load; `changes` are fields of it.
         progress: called while it is loaded.
 
-    Raises BackendError or DoesNotFitError where llama.cpp cannot load it.
+    Raises as `plan`, and BackendError where llama.cpp cannot load it.
     """
 
-    def __init__(self, plan: EmbeddingPlan, progress: Progress | None = None) -> None:
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | EmbeddingPlan,
+        *,
+        pooling: Pooling | None = None,
+        options: LoadOptions | None = None,
+        progress: Progress | None = None,
+        **changes: Unpack[LoadKeywords],
+    ) -> None:
         report = progress or (lambda _what, _fraction: None)
+        if isinstance(model, EmbeddingPlan):
+            plan = model
+        else:
+            plan = self.plan(model, pooling=pooling, options=options, **changes)
+        if not reserve(plan):
+            raise DoesNotFitError(
+                f"the plan needs {plan.predicted_peak_bytes >> 20} MiB, which are not free now",
+                hint="start it again: the plan will be made for what is free now",
+            )
+        with ExitStack() as failed:
+            failed.callback(release)
+            self._load(plan, report)
+            self._on_close = failed.pop_all()
+        close_at_exit(self)
+
+    def _load(self, plan: EmbeddingPlan, report: Progress) -> None:
         settings = LlamaSettings(
             context_size=plan.context_size,
             batch_size=plan.reads_at_once,
@@ -98,10 +135,10 @@ class Embedder:
         )
         self.size = self._context.size
         self.tokenizer = self._context.tokenizer
+        self._bound = TextBound(self.tokenizer, plan.context_size)
         self._jobs: deque[_Job] = deque()
         self._change = threading.Condition()
         self._is_closed = False
-        self._on_close = ExitStack()
         self._thread = threading.Thread(target=self._work, name="edgespec-embedder", daemon=True)
         self._thread.start()
 
@@ -109,7 +146,7 @@ class Embedder:
     def plan(
         model: str | os.PathLike[str],
         *,
-        pooling: str | None = None,
+        pooling: Pooling | None = None,
         options: LoadOptions | None = None,
         **changes: Unpack[LoadKeywords],
     ) -> EmbeddingPlan:
@@ -124,38 +161,9 @@ class Embedder:
         Raises ModelNotFoundError or ModelFileError for what is no model, UnsupportedError for what
         is not possible with this one, and DoesNotFitError.
         """
-        spec = read_model_spec(model_file(os.fspath(model)))
-        return plan_embedding(spec, LoadOptions.of(options, **changes), pooling)
-
-    @classmethod
-    def load(
-        cls,
-        model: str | os.PathLike[str],
-        *,
-        pooling: str | None = None,
-        options: LoadOptions | None = None,
-        progress: Progress | None = None,
-        **changes: Unpack[LoadKeywords],
-    ) -> Embedder:
-        """Plan and load; its memory is kept from other programs until it is closed.
-
-        Arguments and errors as in `plan`, and BackendError.
-        """
-        return cls.reserved(cls.plan(model, pooling=pooling, options=options, **changes), progress)
-
-    @classmethod
-    def reserved(cls, plan: EmbeddingPlan, progress: Progress | None = None) -> Embedder:
-        """Load a plan, whose memory is kept from other programs. Raises as `load`."""
-        if not reserve(plan):
-            raise DoesNotFitError(
-                f"the plan needs {plan.predicted_peak_bytes >> 20} MiB, which are not free now",
-                hint="start it again: the plan will be made for what is free now",
-            )
-        with ExitStack() as failed:
-            failed.callback(release)
-            embedder = cls(plan, progress)
-            embedder._on_close = failed.pop_all()
-        return embedder
+        asked = LoadOptions.of(options, **changes)
+        with said_as_arguments():
+            return plan_embedding(read_model_spec(model_file(os.fspath(model))), asked, pooling)
 
     # -- what it makes ---------------------------------------------------------------------
 
@@ -165,12 +173,14 @@ class Embedder:
         *,
         dimensions: int | None = None,
         truncate: bool = False,
+        cancel: threading.Event | None = None,
     ) -> Embeddings:
         """Vectors of length 1 [n, dimensions] of texts, or of their token ids.
 
         Args:
             dimensions: keep the first ones alone, where the model was made for that.
             truncate: cut off texts that are too long, which are refused else.
+            cancel: set it from another thread to stop after the current step, with BackendError.
 
         Raises ContextFullError for a text that is too long, UnsupportedError where this is not
         possible with the model, and BackendError.
@@ -180,10 +190,17 @@ class Embedder:
                 "this model ranks documents and makes no vectors", hint="ask it to rerank"
             )
         size = self._size(dimensions)
-        made = self._computed(texts, truncate)
+        made = self._computed(texts, truncate, cancel)
         return Embeddings(_normalized(made.rows[:, :size]), made.num_tokens)
 
-    def rerank(self, query: str, documents: Sequence[str], *, truncate: bool = False) -> Embeddings:
+    def rerank(
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        truncate: bool = False,
+        cancel: threading.Event | None = None,
+    ) -> Embeddings:
         """How well each document answers a query, [n, 1]: from 0 to 1.
 
         Arguments and errors as in `embed`.
@@ -193,7 +210,7 @@ class Embedder:
                 "this model makes vectors and has no head that ranks documents",
                 hint="use a reranking model",
             )
-        made = self._computed([self._pair(query, one) for one in documents], truncate)
+        made = self._computed([self._pair(query, one) for one in documents], truncate, cancel)
         # Of several labels llama.cpp has made shares of 1 already.
         if self.size == 1:
             np.divide(1.0, 1.0 + np.exp(-made.rows), out=made.rows)
@@ -234,13 +251,17 @@ class Embedder:
 
     # -- callers ---------------------------------------------------------------------------
 
-    def _computed(self, texts: Sequence[Text], truncate: bool) -> Embeddings:
+    def _computed(
+        self, texts: Sequence[Text], truncate: bool, cancel: threading.Event | None
+    ) -> Embeddings:
         """Rows of texts as the model gives them."""
         self.check()
-        job = _Job(np.zeros((len(texts), self.size), np.float32))
+        job = _Job(np.zeros((len(texts), self.size), np.float32), cancel=cancel)
         num_tokens: list[int] = []
         try:
             for start in range(0, len(texts), _TOKENIZED):
+                if job.is_cancelled:
+                    raise _cancelled()
                 part = [
                     self._ids(text, place, truncate)
                     for place, text in enumerate(texts[start : start + _TOKENIZED], start)
@@ -264,7 +285,7 @@ class Embedder:
 
     def _ids(self, text: Text, place: int, truncate: bool) -> Sequence[int]:
         """The ids of a text that fit. Raises ContextFullError, and UnsupportedError for others."""
-        ids = self.tokenizer.encode(text, is_whole=True) if isinstance(text, str) else list(text)
+        ids = self._encoded(text, place, truncate) if isinstance(text, str) else list(text)
         if not ids:
             raise UnsupportedError(f"text {place + 1} has no tokens", hint="leave it out")
         if min(ids) < 0 or max(ids) >= self.tokenizer.vocab_size:
@@ -272,14 +293,27 @@ class Embedder:
                 f"text {place + 1} has token ids that the model does not have",
                 hint=f"use 0 to {self.tokenizer.vocab_size - 1}",
             )
-        most, trained = self.chosen.context_size, self.chosen.spec.context_length
+        most = self.chosen.context_size
         if len(ids) <= most:
             return ids
         if truncate:  # what ends a text stays at its end
             return [*ids[: most - 1], ids[-1]] if isinstance(text, str) else ids[:most]
-        longer = f"; --ctx {min(trained, len(ids))} takes longer ones" if most < trained else ""
-        raise ContextFullError(
-            f"text {place + 1} has {len(ids)} tokens, and at most {most} fit",
+        raise self._too_long(f"text {place + 1} has {len(ids)} tokens", len(ids))
+
+    def _encoded(self, text: str, place: int, truncate: bool) -> Sequence[int]:
+        """The ids of a text; of one that is far too long those of as much as may fit."""
+        least = self._bound.least_tokens(text)
+        if least and not truncate:
+            raise self._too_long(f"text {place + 1} has at least {least} tokens", least)
+        return self.tokenizer.encode(
+            text[: self._bound.most_bytes] if least else text, is_whole=True
+        )
+
+    def _too_long(self, what: str, num_tokens: int) -> ContextFullError:
+        most, trained = self.chosen.context_size, self.chosen.spec.context_length
+        longer = f"; --ctx {min(trained, num_tokens)} takes longer ones" if most < trained else ""
+        return ContextFullError(
+            f"{what}, and at most {most} fit",
             hint=f"split it, or ask for it to be truncated{longer}",
         )
 
@@ -305,9 +339,9 @@ class Embedder:
     def _next(self) -> list[tuple[_Job, int]]:
         """Texts of the next step, by job and place: those of all callers in turns."""
         with self._change:
-            if not self._change.wait_for(lambda: self._jobs or self._is_closed, _REST_S):
+            if not self._change.wait_for(self._has_work, _REST_S):
                 self._context.rest()
-                self._change.wait_for(lambda: self._jobs or self._is_closed)
+                self._change.wait_for(self._has_work)
             if self._is_closed:
                 return []
             batch: list[tuple[_Job, int]] = []
@@ -324,6 +358,14 @@ class Embedder:
                 if job.taken < len(job.texts):
                     self._jobs.append(job)
             return batch
+
+    def _has_work(self) -> bool:
+        """Whether there is a text to compute, or it is closed; cancelled jobs are let go."""
+        for job in [one for one in self._jobs if one.is_cancelled]:
+            self._jobs.remove(job)
+            if not job.future.done():
+                job.future.set_exception(_cancelled())
+        return bool(self._jobs) or self._is_closed
 
     def _compute(self, batch: Sequence[tuple[_Job, int]]) -> None:
         texts = [job.texts[place] for job, place in batch]
@@ -353,7 +395,7 @@ def embed(
     texts: Sequence[Text],
     model: str | os.PathLike[str],
     *,
-    pooling: str | None = None,
+    pooling: Pooling | None = None,
     dimensions: int | None = None,
     truncate: bool = False,
     options: LoadOptions | None = None,
@@ -361,10 +403,14 @@ def embed(
 ) -> NDArray[np.float32]:
     """Vectors of texts [n, dimensions]: a model is loaded for them, and closed again.
 
-    Arguments and errors as in `Embedder.load` and `Embedder.embed`.
+    Arguments and errors as in `Embedder` and `Embedder.embed`.
     """
-    with Embedder.load(model, pooling=pooling, options=options, **changes) as embedder:
+    with Embedder(model, pooling=pooling, options=options, **changes) as embedder:
         return embedder.embed(texts, dimensions=dimensions, truncate=truncate).rows
+
+
+def _cancelled() -> BackendError:
+    return BackendError("nobody waits for these vectors any more")
 
 
 def _closed() -> UnsupportedError:

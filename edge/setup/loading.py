@@ -42,7 +42,7 @@ from edgespec.memory.device.bandwidth import saw_step
 from edgespec.memory.device.energy import energy_meter
 from edgespec.memory.device.reservations import release
 from edgespec.memory.plan.machine import reachable_bytes, reserve
-from edgespec.memory.plan.options import LLAMACPP, ONNX, LoadOptions
+from edgespec.memory.plan.options import LLAMACPP, ONNX, LoadOptions, said_as_arguments
 from edgespec.memory.plan.plan import Plan, devices_of
 from edgespec.memory.plan.request import Request
 from edgespec.memory.plan.settings import Settings, settings_of
@@ -58,10 +58,13 @@ from edgespec.models.projector import read_projector
 from edgespec.models.spec import ONNX_FORMAT, ModelSpec, content_hash, read_model_spec
 from edgespec.progress import Progress
 from edgespec.setup import stored
+from edgespec.setup.at_exit import close_at_exit
+from edgespec.setup.cache_types import know_cache_type, measure_smaller_types
 from edgespec.setup.draft_loading import load_draft_model, windows_of
 from edgespec.setup.kernel_choice import prepare_kernels
 from edgespec.setup.planning import make_run_plan
 from edgespec.setup.slowdown import compare_with_before
+from edgespec.setup.smaller_files import plan_or_say_what_fits
 from edgespec.setup.stored import (
     PREFILLS,
     STEPS,
@@ -118,9 +121,11 @@ def load(
         BackendError: llama.cpp failed, with its own words.
     """
     report = progress or (lambda _what, _fraction: None)
-    spec = _spec_of(model)
-    chosen = plan_to_load(spec, Request.loading(LoadOptions.of(options, **changes)), report)
-    return load_plan(spec, chosen, progress=progress, switch_policy=switch_policy)
+    asked = LoadOptions.of(options, **changes)
+    with said_as_arguments():
+        spec = _spec_of(model)
+        chosen = plan_to_load(spec, Request.loading(asked), report)
+        return load_plan(spec, chosen, progress=progress, switch_policy=switch_policy)
 
 
 def plan(
@@ -132,8 +137,9 @@ def plan(
 
     Arguments and errors as in `load`.
     """
-    spec = _spec_of(model)
-    return make_run_plan(spec, Request.loading(LoadOptions.of(options, **changes)))
+    asked = LoadOptions.of(options, **changes)
+    with said_as_arguments():
+        return plan_or_say_what_fits(_spec_of(model), Request.loading(asked))
 
 
 def _spec_of(model: str | os.PathLike[str] | None) -> ModelSpec:
@@ -148,12 +154,19 @@ def plan_to_load(spec: ModelSpec, request: Request, report: Progress) -> Plan:
     """
     prepare_kernels(spec, request, report)
     for _ in range(_TRIES):
-        plan = make_run_plan(spec, request)
+        plan = plan_or_say_what_fits(spec, request)
+        while _may_be_smaller(request) and measure_smaller_types(spec, plan, report):
+            plan = make_run_plan(spec, request)
         if reserve(plan):
             break
     else:
         raise _taken_meanwhile(plan)
     return plan
+
+
+def _may_be_smaller(request: Request) -> bool:
+    """Whether the planner may take a smaller type of cache than f16."""
+    return request.prefer == "context" and not request.asks_kv_type and not request.exact
 
 
 def load_plan(
@@ -176,8 +189,10 @@ def load_plan(
         prepare_template(spec.chat_template)
     with ExitStack() as failed:
         failed.callback(release)
+        know_cache_type(spec, plan, report)
         engine = _load(spec, plan, report, switch_policy)
         failed.pop_all()
+    close_at_exit(engine)
     return engine
 
 

@@ -22,7 +22,7 @@ from edgespec.memory.plan.request import Request
 from edgespec.models.spec import ModelSpec
 from edgespec.setup.planning import make_run_plan
 
-_ONCE = ("interface", "process")  # of a process, whatever it loads; its runtime, too
+_ONCE = ("interface", "requests", "process")  # of a process, whatever it loads; its runtime, too
 _MOST_NAMED = 12  # models of which all sets are looked at
 
 Sizes = Mapping[str, int]  # bytes by label of a device
@@ -136,6 +136,7 @@ def _for_embedding(spec: ModelSpec, request: Request) -> Request:
         gpu_layers=request.gpu_layers,
         kernels=request.kernels,
         interface_bytes=request.interface_bytes,
+        serves=request.serves,
     )
 
 

@@ -162,7 +162,9 @@ def speed_model(spec: ModelSpec, settings: Settings) -> SpeedModel:
     rounds = stored_rounds(spec, settings.drafter)
     if curve is not None:
         return SpeedModel(curve, is_measured=True, rounds=rounds)
-    estimate = estimated_curve(spec.bytes_per_token, memory_bandwidth(), _MAX_NODES)
+    estimate = estimated_curve(
+        spec.bytes_per_token, memory_bandwidth(spec.bytes_per_token), _MAX_NODES
+    )
     return SpeedModel(estimate, is_measured=False, rounds=rounds)
 
 

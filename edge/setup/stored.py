@@ -30,7 +30,7 @@ from typing import Any
 
 from edgespec.drafting.drafters import HEAD, MODEL
 from edgespec.drafting.ledger import TIME, RoundHistory, dated, is_recent
-from edgespec.memory.bytes.shape import KV_TYPE_BYTES
+from edgespec.memory.bytes.shape import KV_TYPE_BYTES, kv_pair
 from edgespec.memory.device import host
 from edgespec.memory.device.kernels import kernels_key
 from edgespec.memory.plan.layout import DRAFT_SIZES
@@ -241,7 +241,9 @@ def stored_kv_losses(spec: ModelSpec) -> dict[str, float]:
     return {
         kind: float(loss)
         for kind, loss in document.items()
-        if kind in KV_TYPE_BYTES and isinstance(loss, (int, float)) and loss == loss
+        if {*kv_pair(kind)} <= KV_TYPE_BYTES.keys()
+        and isinstance(loss, (int, float))
+        and loss == loss
     }
 
 

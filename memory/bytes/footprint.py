@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from math import prod
 
-from edgespec.memory.bytes.shape import HOST, RunShape
+from edgespec.memory.bytes.shape import HOST, KV_FLOATS, RunShape
 from edgespec.memory.bytes.simulation import Answer, Bytes
 from edgespec.memory.device.kernels import packed_bytes
 from edgespec.memory.device.track import MOST_FREED_BYTES
@@ -21,7 +21,7 @@ from edgespec.models.gguf.ggml_types import GGML_NUMBERS
 from edgespec.models.gguf.reader import GgufTensor
 from edgespec.models.spec import LOOKUP_TABLES, ModelSpec
 
-_KV_BLOCK = {"q8_0": 32, "q4_0": 32}
+_KV_BLOCK = 32  # values of a cache with a scale of their own
 # What edgespec's kernels keep as it is. They read such matrices beside quantized ones, and none
 # of a file that has no others.
 _FLOATS = ("F32", "F16", "BF16")
@@ -72,13 +72,13 @@ class Component:
 
 def is_block_type(kind: str) -> bool:
     """Whether a cache type stores blocks of values with a scale."""
-    return kind in _KV_BLOCK
+    return kind not in KV_FLOATS
 
 
 def kv_type_fits(spec: ModelSpec, kind: str) -> bool:
     """Whether the heads of all layers are whole blocks of a cache type."""
-    block = _KV_BLOCK.get(kind, 1)
-    return all(length % block == 0 for length in (*spec.key_length, *spec.value_length))
+    lengths = (*spec.key_length, *spec.value_length)
+    return not is_block_type(kind) or all(length % _KV_BLOCK == 0 for length in lengths)
 
 
 def weights_parts(spec: ModelSpec, shape: RunShape, answer: Answer) -> Iterator[Component]:

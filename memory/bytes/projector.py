@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from edgespec.errors import BackendError
 from edgespec.memory.bytes.footprint import Component
+from edgespec.memory.bytes.requests import AT_ONCE
 from edgespec.memory.bytes.shape import GPU, HOST
 from edgespec.memory.bytes.simulation import simulated_projector
 from edgespec.models.images import MAX_PIXELS
@@ -22,9 +23,8 @@ KEPT_BYTES = 64 << 20  # of embeddings, so that an image that comes again is not
 # another decoded image, which is encoded meanwhile.
 _DECODED_BYTES = 15 * MAX_PIXELS
 BODY_BYTES = 24 << 20  # of a request with images to a server
-MOST_BODIES = 2  # that a server reads at once
 # A body, its text, and what was made of it.
-_BODIES_BYTES = 3 * BODY_BYTES * MOST_BODIES
+_BODIES_BYTES = 3 * BODY_BYTES * AT_ONCE
 _F32 = 4
 _MASK_BYTES = 6  # of a pair of patches: in float32 and float16
 

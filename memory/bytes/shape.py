@@ -6,8 +6,23 @@ from dataclasses import dataclass
 
 HOST, GPU, WORKER = "host", "gpu", "worker"  # labels; of several with a number
 # Bytes per value of a KV cache; block types store a 2-byte scale per 32 values.
-KV_TYPE_BYTES = {"f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}
+KV_TYPE_BYTES = {
+    **{"f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32, "q5_1": 24 / 32, "q5_0": 22 / 32},
+    **{"q4_1": 20 / 32, "iq4_nl": 18 / 32, "q4_0": 18 / 32},
+}
+KV_FLOATS = ("f32", "bf16", "f16")  # types that lose nothing that could be measured
 _CELL_PADDING = 256  # llama.cpp rounds caches up to this many cells
+
+
+def kv_name(key: str, value: str) -> str:
+    """What a cache is called whose keys and values have these types: "q8_0", "q8_0/q4_0"."""
+    return key if key == value else f"{key}/{value}"
+
+
+def kv_pair(name: str) -> tuple[str, str]:
+    """The types of keys and values of a cache that is called so."""
+    key, _, value = name.partition("/")
+    return key, value or key
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +67,7 @@ class RunShape:
     unified: bool = True
     leaves: int = 1  # of the largest tree: each but the first is a sequence for one step
     head: bool = False  # whether the block that predicts further tokens is loaded
+    whole: bool = False  # whether layers that slide keep all cells
     captured: tuple[int, ...] = ()  # layers whose inputs a head in a file of its own reads
 
 

@@ -7,6 +7,7 @@ other programs is too low, so later ones, and steps that read faster than it, re
 from __future__ import annotations
 
 import ctypes
+import functools
 import threading
 import time
 from collections.abc import Callable
@@ -15,7 +16,8 @@ from typing import Any
 from edgespec.memory.device import host
 from edgespec.memory.store import cache
 
-_TOTAL_BYTES = 96 << 20  # beyond most caches, and less than any model takes afterwards
+_LEAST_BYTES = 96 << 20  # beyond most caches, and less than any model takes afterwards
+_CACHES = 4  # times the bytes of the last caches, or part of what is copied lies in them
 _REPEATS = 4
 
 
@@ -27,14 +29,23 @@ def stored_bandwidth() -> float | None:
     return float(value) if value is not None and is_number else None
 
 
-def memory_bandwidth() -> float:
-    """Bytes per second that all usable cores together move, as far as it is known."""
-    return stored_bandwidth() or measured_bandwidth()
+def memory_bandwidth(model_bytes: int | None = None) -> float:
+    """Bytes per second that all usable cores together move, as far as it is known.
+
+    A plan must not take more than its model of `model_bytes`. Where caches are so large that this
+    is too little to measure memory, what it finds is not kept.
+    """
+    if (known := stored_bandwidth()) is not None:
+        return known
+    room = _total_bytes() if model_bytes is None else max(_LEAST_BYTES, model_bytes)
+    if room < _total_bytes():
+        return _measure(host.usable_cores(), room)
+    return measured_bandwidth()
 
 
 def measured_bandwidth() -> float:
     """As `memory_bandwidth`, measured once more: takes a tenth of a second."""
-    return _fastest(_measure(host.usable_cores()))
+    return _fastest(_measure(host.usable_cores(), _total_bytes()))
 
 
 def saw_step(nbytes: int, seconds: float) -> None:
@@ -42,7 +53,7 @@ def saw_step(nbytes: int, seconds: float) -> None:
 
     Steps that read less than caches may hold say nothing about memory.
     """
-    if nbytes >= _TOTAL_BYTES and 0.0 < seconds < float("inf"):
+    if nbytes >= _total_bytes() and 0.0 < seconds < float("inf"):
         _fastest(nbytes / seconds)
 
 
@@ -60,20 +71,38 @@ def _fastest(bytes_per_s: float) -> float:
     return fastest
 
 
-def _measure(threads: int, clock: Callable[[], float] = time.perf_counter) -> float:
-    """Copies in all threads at once: a copy reads and writes, and ctypes lets threads overlap."""
-    size = max(1 << 16, min(_TOTAL_BYTES, host.available_bytes() // 8) // (2 * threads))
+@functools.cache
+def _total_bytes() -> int:
+    """Bytes that all threads together copy from and to, which no cache holds."""
+    return max(_LEAST_BYTES, _CACHES * host.last_cache_bytes())
+
+
+def _measure(
+    threads: int, most_bytes: int, clock: Callable[[], float] = time.perf_counter
+) -> float:
+    """Copies in all threads at once: a copy reads and writes, and ctypes lets threads overlap.
+
+    The clock runs from when the last thread is ready until the last one has copied: starting 128
+    threads takes longer than their copies.
+    """
+    size = max(1 << 16, min(most_bytes, host.available_bytes() // 8) // (2 * threads))
     pairs = [(bytearray(size), bytearray(size)) for _ in range(threads)]
-    best = 0.0
-    for _ in range(_REPEATS):
-        workers = [threading.Thread(target=_copy, args=(*pair, size)) for pair in pairs]
-        start = clock()
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join()
-        best = max(best, 2 * size * threads / (clock() - start))
-    return best
+    times: list[float] = []
+    turn = threading.Barrier(threads, action=lambda: times.append(clock()))
+
+    def copies(target: bytearray, source: bytearray) -> None:
+        for _ in range(_REPEATS):
+            turn.wait()
+            _copy(target, source, size)
+            turn.wait()
+
+    workers = [threading.Thread(target=copies, args=pair) for pair in pairs]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    fastest = min(end - start for start, end in zip(times[::2], times[1::2], strict=True))
+    return 2 * size * threads / fastest
 
 
 def _copy(target: bytearray, source: bytearray, size: int) -> None:

@@ -95,8 +95,11 @@ def kernels_key() -> str:
 
 
 def open_library() -> ctypes.CDLL:
-    """The library, opened once per process. Raises OSError where it does not load."""
-    return _open(str(kernel_library()))
+    """The library, opened once per process. Raises OSError where there is none that loads."""
+    file = kernel_library()
+    if file is None:
+        raise FileNotFoundError("edgespec's kernels were not compiled when it was installed")
+    return _open(str(file))
 
 
 @functools.cache

@@ -24,6 +24,7 @@ _VERSION = re.compile(r"""__version__ *= *["']([^"']+)""")
 # The llama-cpp-python that edgespec was tested with. With 0.3.35 no model loads: it has no lazy
 # mode. The kernels are made for the llama.cpp of 0.3.36 alone.
 TESTED = "0.3.36"
+GGML_VERSION, COMMIT = "0.25.3", "0c1e570"  # of the llama.cpp in it
 PACKAGE = f"llama-cpp-python=={TESTED}"  # as pip installs it
 _PARTS = ("ggml", "ggml-base")  # what libllama is bound to, where functions are found by library
 

@@ -17,6 +17,7 @@ from edgespec.memory.bytes.footprint import (
     footprint,
     multiplied_tensors,
 )
+from edgespec.memory.bytes.requests import requests_bytes
 from edgespec.memory.bytes.shape import HOST, RunShape
 from edgespec.memory.bytes.simulation import Wanted
 from edgespec.memory.device import host
@@ -214,9 +215,7 @@ def _planned(
         spec, str(pooling.value), context, batch, texts, int(threads.value),
         options.gpu_layers or 0, kernels.value == "on", limit, (), choices,
     )  # fmt: skip
-    return _with_bytes(
-        plan, machine, options.interface_bytes if isinstance(options, Request) else 0
-    )
+    return _with_bytes(plan, machine, options if isinstance(options, Request) else Request())
 
 
 def _kernels_of(spec: ModelSpec, options: LoadOptions, machine: Machine) -> Choice:
@@ -236,7 +235,7 @@ def _is_bf16(spec: ModelSpec) -> bool:
     return 2 * nbytes["BF16"] > nbytes.total()
 
 
-def _with_bytes(plan: EmbeddingPlan, machine: Machine, interface_bytes: int) -> EmbeddingPlan:
+def _with_bytes(plan: EmbeddingPlan, machine: Machine, request: Request) -> EmbeddingPlan:
     """The plan with what llama.cpp says that it allocates, and what that does not know of."""
     shape = RunShape(
         context_size=plan.context_size,
@@ -250,8 +249,11 @@ def _with_bytes(plan: EmbeddingPlan, machine: Machine, interface_bytes: int) -> 
     )
     (answer,) = machine.sizes([Wanted(plan.spec, shape, plan.parameters)])
     others = (
-        Component("interface", interface_bytes, is_ceiling=True),
-        Component("process", machine.process_bytes - RUNTIME_BYTES - interface_bytes),
+        Component("interface", request.interface_bytes, is_ceiling=True),
+        Component(
+            "requests", requests_bytes(plan.context_size) if request.serves else 0, is_ceiling=True
+        ),
+        Component("process", machine.process_bytes - RUNTIME_BYTES - request.interface_bytes),
     )
     parts = (*footprint(plan.spec, shape, answer), *(one for one in others if one.nbytes > 0))
     return replace(plan, components=parts)

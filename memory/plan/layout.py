@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -29,6 +29,7 @@ from edgespec.memory.bytes.head_footprint import (
 )
 from edgespec.memory.bytes.onnx_footprint import onnx_footprint
 from edgespec.memory.bytes.projector import projector_parts
+from edgespec.memory.bytes.requests import requests_bytes
 from edgespec.memory.bytes.shape import (
     GPU,
     HOST,
@@ -62,6 +63,9 @@ _GPU_BATCH = 512  # a GPU is idle on smaller ones
 _CPU_BATCHES = ((1024, 64), (0, 128))  # from this width on
 # What llama.cpp writes of a cell, and of a layer, besides values, when it copies a state.
 _CELL_HEADER, _LAYER_HEADER = 16, 64
+
+
+Losses = Mapping[str, float]  # KL divergence in nats from f16, by type of cache
 
 
 class Shortage(NamedTuple):
@@ -102,6 +106,7 @@ class Layout:
     users: int = 1  # generations that may run at once
     more_cells: int = 0  # of the cache that they share, than a context has
     states: int = 0  # of prefixes, that are kept
+    kv_losses: Losses = field(default_factory=dict)  # as far as they were measured
 
     @property
     def specs(self) -> tuple[ModelSpec, ...]:
@@ -253,7 +258,7 @@ class Layout:
         Raises BackendError where llama.cpp cannot load a file.
         """
         shape = self.shape(context, batch, draft_max)
-        parts = (*self._model_parts(shape, context, draft_max), *self._other_parts())
+        parts = (*self._model_parts(shape, context, draft_max), *self._other_parts(context))
         return tuple(map(_pooled, parts)) if self.machine.is_one_pool else parts
 
     def _model_parts(self, shape: RunShape, context: int, draft_max: int) -> tuple[Component, ...]:
@@ -312,10 +317,12 @@ class Layout:
                 found["head"] = wanted_head(spec, shape, own)
         return found
 
-    def _other_parts(self) -> Iterator[Component]:
+    def _other_parts(self, context: int) -> Iterator[Component]:
         """What is there besides the models."""
         if self.request.interface_bytes:
             yield Component("interface", self.request.interface_bytes, is_ceiling=True)
+        if self.request.serves:
+            yield Component("requests", requests_bytes(context), is_ceiling=True)
         if not self.request.is_plain_greedy:
             vocabulary = max(spec.vocab_size for spec in self.specs)
             yield Component("sampling", SAMPLING_TOKEN_BYTES * vocabulary, is_ceiling=True)
@@ -508,6 +515,7 @@ class Layout:
             gpu_layers=-1 if self.gpu_layers and self._uses_gpu else 0,
             mapped=self.draft_mapped,
             kernels=self.kernels,
+            whole=any(spec.is_sliding) and spec.reads is None,
         )
 
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias, get_args
 
-from edgespec.annotations import check_types
-from edgespec.errors import UnsupportedError
+from edgespec.annotations import check_keywords, check_types
+from edgespec.errors import EdgespecError, UnsupportedError
 from edgespec.memory.bytes.shape import KV_TYPE_BYTES
 from edgespec.option_fields import (
     check_options,
     layers_of,
     number_or_auto,
     option,
+    options_of,
     size_bytes,
     texts_of,
 )
@@ -25,20 +29,22 @@ if TYPE_CHECKING:
         """The fields of `LoadOptions` as keyword arguments."""
 
         budget_bytes: int | None
-        prefer: str
+        prefer: Preference
         context_size: int | None
-        drafter: str
+        drafter: Drafters
         draft_model: str | os.PathLike[str] | None
         switch: str | os.PathLike[str] | None
         draft_max: int | None
-        kv_type: str | None
+        kv_type: KvType | None
+        cache_type_k: KvType | None
+        cache_type_v: KvType | None
         gpu_layers: int | None
         override_tensor: tuple[str, ...] | None
         workers: tuple[str, ...]
         threads: int | None
-        backend: str
-        device: str
-        kernels: str
+        backend: BackendName
+        device: DeviceName
+        kernels: KernelChoice
         exact: bool
         mmproj: str | os.PathLike[str] | None
         image_max_tokens: int | None
@@ -47,11 +53,36 @@ if TYPE_CHECKING:
         latency: float
 
 
-LLAMACPP, ONNX = "llamacpp", "onnx"
-BACKENDS = ("auto", LLAMACPP, ONNX)
-DEVICES = ("auto", "cpu", "gpu", "npu")
-PREFERENCES = ("speed", "context", "energy")
-KERNELS = ("auto", "on", "off")
+LLAMACPP: Final = "llamacpp"
+ONNX: Final = "onnx"
+BackendName: TypeAlias = Literal["auto", "llamacpp", "onnx"]
+DeviceName: TypeAlias = Literal["auto", "cpu", "gpu", "npu"]
+Preference: TypeAlias = Literal["speed", "context", "energy"]
+KernelChoice: TypeAlias = Literal["auto", "on", "off"]
+KvType: TypeAlias = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "iq4_nl", "q4_0"]
+# A list of drafters is one text; these are all of them, in the order of their names.
+Drafters: TypeAlias = Literal[
+    "auto",
+    "none",
+    "suffix",
+    "recycling",
+    "model",
+    "head",
+    "window",
+    "suffix,recycling",
+    "suffix,model",
+    "suffix,head",
+    "suffix,window",
+    "recycling,model",
+    "recycling,head",
+    "recycling,window",
+    "suffix,recycling,model",
+    "suffix,recycling,head",
+    "suffix,recycling,window",
+]
+PREFERENCES, BACKENDS, DEVICES, KERNELS = map(
+    get_args, (Preference, BackendName, DeviceName, KernelChoice)
+)
 DRAFTERS = ("suffix", "recycling", "model", "head", "window")  # edgespec.drafting.drafters
 DRAFTS = "Drafts"  # a title in help
 _LONGEST_PATTERN, _SHOWN = 4096, 80  # characters
@@ -83,8 +114,11 @@ class LoadOptions:
             this one. With `drafter="auto"` it is used unless it was seen not to pay.
         switch: A smaller GGUF writes the tokens it is confident about. Changes the output.
         draft_max: Most tokens drafted in one step. Default: as many as pay and fit.
-        kv_type: Type of the KV cache: f16, bf16, f32, q8_0, q4_0, or auto (f16, unless --exact,
-            --prefer context or ONNX Runtime need another). More: None is auto.
+        kv_type: Type of the KV cache: f16, bf16, f32, q8_0, q5_1, q5_0, q4_1, q4_0, iq4_nl, or auto
+            (f16, unless --exact, --prefer context or ONNX Runtime need another). More: None is
+            auto. What a type loses with a file is measured by the first load with it.
+        cache_type_k: Type of the cache's keys. Default: --kv-type.
+        cache_type_v: Type of the cache's values, which lose less. Default: --kv-type.
         gpu_layers: Layers on GPUs and workers: a number, all, or auto (as many as fit on a GPU).
             More: -1 is all, and None is auto: all that fit on a GPU, and on workers as many as is
             fastest.
@@ -113,7 +147,7 @@ class LoadOptions:
     budget_bytes: int | None = option(
         None, called="--budget", read=size_bytes, low=1, high=1 << 62, for_projects=True
     )
-    prefer: str = option("speed", choices=PREFERENCES, noun="preference", for_projects=True)
+    prefer: Preference = option("speed", choices=PREFERENCES, noun="preference", for_projects=True)
     context_size: int | None = option(
         None, called="--ctx --ctx-size -c", low=1, high=1 << 31, by_itself={-1: None, 0: None}
     )
@@ -123,8 +157,14 @@ class LoadOptions:
     )
     switch: str | os.PathLike[str] | None = option(None, panel=DRAFTS, for_one=True)
     draft_max: int | None = option(None, panel=DRAFTS, low=0, high=255)
-    kv_type: str | None = option(
+    kv_type: KvType | None = option(
         None, choices=tuple(KV_TYPE_BYTES), noun="KV cache type", none="auto", for_projects=True
+    )
+    cache_type_k: KvType | None = option(
+        None, also="-ctk", choices=tuple(KV_TYPE_BYTES), noun="KV cache type", for_projects=True
+    )
+    cache_type_v: KvType | None = option(
+        None, also="-ctv", choices=tuple(KV_TYPE_BYTES), noun="KV cache type", for_projects=True
     )
     gpu_layers: int | None = option(
         None, also="--n-gpu-layers -ngl", none="auto", read=layers_of, for_projects=True
@@ -134,9 +174,9 @@ class LoadOptions:
     threads: int | None = option(
         None, also="-t", low=1, high=1 << 16, by_itself={-1: None, 0: None}
     )
-    backend: str = option("auto", choices=BACKENDS)
-    device: str = option("auto", choices=DEVICES)
-    kernels: str = option("auto", choices=KERNELS, noun="choice of kernels")
+    backend: BackendName = option("auto", choices=BACKENDS)
+    device: DeviceName = option("auto", choices=DEVICES)
+    kernels: KernelChoice = option("auto", choices=KERNELS, noun="choice of kernels")
     exact: bool = option(False, panel=DRAFTS)
     mmproj: str | os.PathLike[str] | None = option(None, also="-mm")
     image_max_tokens: int | None = option(None, low=1, high=1 << 16)
@@ -165,7 +205,56 @@ class LoadOptions:
                     hint=r"for example: --override-tensor 'blk\.[0-3]\.ffn_.*_exps=CPU'",
                 )
 
+    @property
+    def kv_types(self) -> tuple[str, str]:
+        """Types of keys and values that are asked for; f16 where nobody says."""
+        usual = self.kv_type or "f16"
+        return self.cache_type_k or usual, self.cache_type_v or usual
+
+    @property
+    def asks_kv_type(self) -> bool:
+        """Whether any type of the cache is asked for."""
+        return any((self.kv_type, self.cache_type_k, self.cache_type_v))
+
     @classmethod
     def of(cls, options: LoadOptions | None, **changes: Unpack[LoadKeywords]) -> LoadOptions:
-        """`options`, or the defaults, with these changes."""
-        return replace(options or cls(), **changes)
+        """`options`, or the defaults, with these changes. Raises TypeError for a name of none."""
+        check_keywords(changes, _NAMES, _WORDS)
+        with said_as_arguments():
+            return replace(options or cls(), **changes)
+
+
+_SAID = re.compile(r"(?<![\w-])--([a-z][a-z-]*)(?: (\d[\w.]*|[a-z]+\d+_\d|f16|f32))?")
+
+
+@contextmanager
+def said_as_arguments() -> Iterator[None]:
+    """Let errors in here speak of Python's arguments, not of options: `context_size=512`."""
+    try:
+        yield
+    except EdgespecError as problem:
+        problem.args = (_as_arguments(str(problem)),)
+        problem.hint = _as_arguments(problem.hint)
+        raise
+
+
+def _as_arguments(text: str) -> str:
+    def argument(said: re.Match[str]) -> str:
+        name, value = _WORDS.get(said[1].replace("-", "_")), said[2]
+        if name is None:
+            return said[0]
+        if value is None:
+            return name
+        if name == "budget_bytes":
+            return f"{name}={size_bytes(value)}"
+        return f"{name}={value if value.isdecimal() else repr(value)}"
+
+    return _SAID.sub(argument, text)
+
+
+_NAMES = tuple(one.name for one in fields(LoadOptions))
+_WORDS = {
+    word.strip("-").replace("-", "_"): name
+    for name, known in options_of(LoadOptions).items()
+    for word in known.names(name)
+}

@@ -10,46 +10,62 @@ import itertools
 import math
 import re
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from edgespec.errors import UnsupportedError
 from edgespec.memory.bytes.footprint import kv_type_fits, multiplied_tensors
-from edgespec.memory.bytes.shape import HOST
-from edgespec.memory.plan.layout import DRAFT_SIZES, Layout
+from edgespec.memory.bytes.shape import HOST, KV_FLOATS, KV_TYPE_BYTES, kv_name, kv_pair
+from edgespec.memory.plan.layout import DRAFT_SIZES, Layout, Losses
 from edgespec.memory.plan.options import ONNX
 from edgespec.memory.plan.request import Choice, Request
 from edgespec.models.onnx.facts import EXACTLY_PACKED
 from edgespec.models.spec import ONNX_FORMAT, ModelSpec
 
-_SMALLER_KV_TYPES = (("q8_0", "twice"), ("q4_0", "nearly four times"))
-# KL divergence in nats that a cache type may cause where context is preferred: a twentieth of what
-# 4-bit weights cost a small model.
-_MOST_KV_LOSS = 0.01
+# Taken by themselves where context is preferred, in this order. Keys are what is fragile: with
+# Qwen2.5 1.5B q8_0/q4_0 loses 0.005 nats, q5_0 2.9 and q4_0 6.0 (docs/memory.md: three files).
+SMALLER_KV_TYPES = ("q8_0", "q8_0/q4_0", "q5_0", "q4_0")
+# KL divergence in nats from f16: about what 4-bit weights lose of a small model. A type that loses
+# more is never chosen, and warned of where it is asked for.
+MOST_KV_LOSS = 0.1
 
-Losses = Mapping[str, float]  # KL divergence in nats, by type of cache
 
-
-def kv_types(request: Request, specs: Sequence[ModelSpec]) -> tuple[str, str, Choice]:
+def kv_types(
+    request: Request, specs: Sequence[ModelSpec], losses: Losses
+) -> tuple[str, str, Choice]:
     """Types of K and V. Raises UnsupportedError for one that these models cannot have."""
+    key, value = request.kv_types
     if request.backend == ONNX:
-        if request.kv_type not in (None, "f32"):
+        if request.asks_kv_type and (key, value) != ("f32", "f32"):
             raise UnsupportedError(
-                f"--kv-type {request.kv_type} is not possible with --backend onnx",
+                f"a KV cache of {kv_name(key, value)} is not possible with --backend onnx",
                 hint="its attention keeps f32; use --backend llamacpp for other types",
             )
         reason = "what ONNX Runtime's attention computes with"
         return "f32", "f32", Choice("kv_type", "f32", reason)
-    kind = request.kv_type or "f16"
+    name = kv_name(key, value)
     for spec in specs:
-        if not kv_type_fits(spec, kind):
+        if not all(kv_type_fits(spec, kind) for kind in (key, value)):
             raise UnsupportedError(
-                f"--kv-type {kind} needs heads of a multiple of 32 values; those of "
+                f"a KV cache of {name} needs heads of a multiple of 32 values; those of "
                 f"{spec.path.name} have {min(spec.key_length)}",
                 hint="use --kv-type f16",
             )
-    reason = "as asked" if request.kv_type else "half precision costs no measurable quality"
-    return kind, kind, Choice("kv_type", kind, reason)
+    reason = "half precision costs no measurable quality"
+    if request.asks_kv_type:
+        reason = (
+            "as asked" if {key, value} <= {*KV_FLOATS} else f"as asked; {loss_of(name, losses)}"
+        )
+    return key, value, Choice("kv_type", name, reason)
+
+
+def loss_of(kind: str, losses: Losses) -> str:
+    """What a type of cache loses with the file of a plan, in words."""
+    if kind not in losses:
+        return "what it loses is measured by the first load"
+    loss = losses[kind]
+    said = f"loses {loss:.2g} nats against f16, measured"
+    return said if loss <= MOST_KV_LOSS else f"{said}: answers are no longer this model's"
 
 
 def with_exact_cache(layout: Layout, choice: Choice) -> tuple[Layout, Choice]:
@@ -59,7 +75,7 @@ def with_exact_cache(layout: Layout, choice: Choice) -> tuple[Layout, Choice]:
     from 512 cells on, unless K and V have different types. bf16 for K costs nothing in decoding;
     reading a prompt loses its tiled path (1.25x slower at 800 tokens, 1.7x at 3000).
     """
-    if not layout.exact or layout.backend == ONNX or layout.kv_type_k != "f16":
+    if not layout.exact or layout.backend == ONNX or choice.value != "f16":
         return layout, choice
     if layout.attends:
         reason = "--exact: edgespec's attention rounds all steps alike"
@@ -71,29 +87,33 @@ def with_exact_cache(layout: Layout, choice: Choice) -> tuple[Layout, Choice]:
 def with_smaller_cache(layout: Layout, choice: Choice, losses: Losses) -> tuple[Layout, Choice]:
     """With `--prefer context` smaller types, where f16 does not reach all of it.
 
-    q8_0 unless it was measured to lose too much; q4_0 only where it was measured not to, and q8_0
-    does not reach all of the context either. `choice` is the one so far.
+    q8_0 unless it was measured to lose too much; others only where they were measured not to, and
+    those before them do not reach all of the context either. `choice` is the one so far.
     """
     request = layout.request
-    is_free = request.prefer == "context" and not request.kv_type and not request.exact
+    is_free = request.prefer == "context" and not request.asks_kv_type and not request.exact
     if not is_free or layout.backend == ONNX:
         return layout, choice
     # With room for any draft: a larger type must not cost what a smaller one had room for.
     draft = request.draft_max or DRAFT_SIZES[-1] if layout.has_drafter else 0
-    for kind, times in _SMALLER_KV_TYPES:
+    for kind in SMALLER_KV_TYPES:
         if layout.fits(layout.contexts.longest, layout.least_batch, draft):
             break
-        loss = losses.get(kind, 0.0 if kind == "q8_0" else math.inf)
-        fits = all(kv_type_fits(spec, kind) for spec in layout.specs)
-        if loss > _MOST_KV_LOSS or not fits:
+        if not may_choose(kind, layout.specs, losses):
             continue
-        layout = replace(layout, kv_type_k=kind, kv_type_v=kind)
-        cost = "a small cost in quality"
-        if kind in losses:
-            cost = f"a measured divergence of {loss:.4f}"
-        reason = f"--prefer context: {times} the context of f16, at {cost}"
+        key, value = kv_pair(kind)
+        layout = replace(layout, kv_type_k=key, kv_type_v=value)
+        times = 2 * KV_TYPE_BYTES["f16"] / (KV_TYPE_BYTES[key] + KV_TYPE_BYTES[value])
+        reason = f"--prefer context: {times:.1f} times the context of f16; {loss_of(kind, losses)}"
         choice = Choice("kv_type", kind, reason)
     return layout, choice
+
+
+def may_choose(kind: str, specs: Sequence[ModelSpec], losses: Losses) -> bool:
+    """Whether a cache of this type may be chosen or proposed where nobody asked for it."""
+    loss = losses.get(kind, 0.0 if kind == "q8_0" else math.inf)
+    fits = all(kv_type_fits(spec, one) for spec in specs for one in kv_pair(kind))
+    return loss <= MOST_KV_LOSS and fits
 
 
 def with_layers_placed(layout: Layout) -> tuple[Layout, Choice]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.memory.bytes.footprint import Component, is_block_type, kv_type_fits
-from edgespec.memory.bytes.shape import GPU, HOST, Device
+from edgespec.memory.bytes.shape import GPU, HOST, Device, kv_name
 from edgespec.memory.device.accelerators import Accelerator
 from edgespec.memory.plan.request import Choice
 from edgespec.models.pairing import is_translated
@@ -116,11 +116,17 @@ class Plan:
     prefers_energy: bool = False  # drafts are chosen by joules
     states: int = 0  # of prefixes that are kept, where the cache cannot go back without
     drafter_is_asked: bool = True  # for by name, and not one that was chosen
+    kv_loss: float | None = None  # nats that the type of the cache loses, as measured
 
     @property
     def alternatives(self) -> tuple[Alternative, ...]:
         """What a person could prefer: less memory, more context, more speed."""
         return tuple(self.find_alternatives())
+
+    @property
+    def kv_type(self) -> str:
+        """The type of the cache, or those of its keys and values: "q8_0/q4_0"."""
+        return kv_name(self.kv_type_k, self.kv_type_v)
 
     @property
     def max_leaves(self) -> int:

@@ -20,8 +20,8 @@ from functools import cache, cached_property, partial
 from typing import Any
 
 from edgespec.errors import DoesNotFitError
-from edgespec.memory.bytes.footprint import Component, kv_type_fits
-from edgespec.memory.bytes.shape import HOST, WORKER
+from edgespec.memory.bytes.footprint import Component
+from edgespec.memory.bytes.shape import HOST, WORKER, kv_name, kv_pair
 from edgespec.memory.plan.drafts import Drafts, largest_cheap
 from edgespec.memory.plan.layout import (
     BATCH_SIZES,
@@ -35,10 +35,13 @@ from edgespec.memory.plan.layout import (
 from edgespec.memory.plan.machine import Machine
 from edgespec.memory.plan.options import LLAMACPP
 from edgespec.memory.plan.placing import (
+    SMALLER_KV_TYPES,
     device_of,
     kernels_of,
     kv_types,
+    loss_of,
     mapping_of,
+    may_choose,
     with_exact_cache,
     with_layers_placed,
     with_smaller_cache,
@@ -87,7 +90,8 @@ def make_plan(
         DoesNotFitError: nothing that was asked for fits; says what would.
     """
     specs = (spec,) if switch_spec is None else (spec, switch_spec)
-    kv_type_k, kv_type_v, kv_type = kv_types(request, specs)
+    losses = kv_losses or {}
+    kv_type_k, kv_type_v, kv_type = kv_types(request, specs, losses)
     threads, drafter = threads_of(request), drafter_of(spec, request)
     users = users_of(specs, request)
     drafts = drafter.value != "none"
@@ -103,12 +107,14 @@ def make_plan(
         draft_spec=draft_spec if drafts else None,
         switch_spec=switch_spec,
         users=int(users.value),
+        kv_losses=losses,
     )
     layout, gpu_layers = with_layers_placed(layout)
     layout, kv_type = with_exact_cache(layout, kv_type)
-    layout, kv_type = with_smaller_cache(layout, kv_type, kv_losses or {})
+    layout, kv_type = with_smaller_cache(layout, kv_type, losses)
     choices = [kv_type, threads, drafter, *_draft_model(layout), gpu_layers, device_of(layout)]
     choices.append(kernels_of(layout))
+    choices += _kv_costs(losses)
     choices += [users] if request.users != 1 else []
     settings, known = settings_of(layout), cache(speed_of)
 
@@ -129,6 +135,14 @@ def make_plan(
         )
 
     return _sized(layout, Drafts(layout, speed_with, max_step_of(settings)), choices, again)
+
+
+def _kv_costs(losses: Mapping[str, float]) -> Iterator[Choice]:
+    """What types of the cache lose with this file, as far as it was measured."""
+    if losses:
+        known = sorted(losses.items(), key=lambda one: one[1])
+        value = ", ".join(f"{kind} {loss:.2g}" for kind, loss in known)
+        yield Choice("kv_losses", value, "nats of KL divergence from f16, measured with this file")
 
 
 def _draft_model(layout: Layout) -> Iterator[Choice]:
@@ -163,6 +177,7 @@ def _sized(
         threads=layout.threads,
         kv_type_k=layout.kv_type_k,
         kv_type_v=layout.kv_type_v,
+        kv_loss=layout.kv_losses.get(kv_name(layout.kv_type_k, layout.kv_type_v)),
         gpu_layers=layout.gpu_layers,
         draft_max=draft_max,
         drafter=layout.drafter,
@@ -460,13 +475,22 @@ def _other_options(layout: Layout, context: int, draft_max: int) -> Iterator[str
         yield "leaving out --draft-model" if is_drafted else "a smaller --draft-max"
     if fitting := _largest_fitting_context(layout, context, draft_max):
         yield f"`--ctx {fitting}` fits"
-    may_change = request.kv_type in (None, "f16") and not request.exact
-    if not may_change or layout.backend != LLAMACPP:
+    if request.kv_types != ("f16", "f16") or request.exact or layout.backend != LLAMACPP:
         return
-    if all(kv_type_fits(spec, "q8_0") for spec in layout.specs):
-        smaller = replace(layout, kv_type_k="q8_0", kv_type_v="q8_0")
+    for kind in SMALLER_KV_TYPES:
+        key, value = kv_pair(kind)
+        smaller = replace(layout, kv_type_k=key, kv_type_v=value)
+        if not may_choose(kind, layout.specs, layout.kv_losses):
+            continue
         if fitting := _largest_fitting_context(smaller, context + 1, draft_max):
-            yield f"`--kv-type q8_0 --ctx {fitting}` fits, at a small cost in quality"
+            asked = (
+                f"--kv-type {key}"
+                if key == value
+                else f"--cache-type-k {key} --cache-type-v {value}"
+            )
+            cost = loss_of(kind, layout.kv_losses)
+            yield f"`{asked} --ctx {fitting}` fits: {cost}"
+            return
 
 
 def _largest_fitting_context(layout: Layout, below: int, draft_max: int) -> int:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import os
 import re
 import shutil
@@ -27,6 +28,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any
+from urllib.parse import urljoin, urlsplit
 
 from edgespec.errors import (
     DoesNotFitError,
@@ -48,6 +50,9 @@ _TRUE = ("1", "on", "true", "yes")
 _COMMIT, _SHA256_LETTERS = re.compile("[0-9a-f]{40}"), 64
 _DIGEST = re.compile(f"[0-9a-f]{{40}}|[0-9a-f]{{{_SHA256_LETTERS}}}")
 _MOST_FILES, _MOST_FILE_BYTES = 100_000, 1 << 50
+# Of a listing: a page of the hub's has 1,000 files, which is 0.3 MiB.
+_MOST_PAGES, _MOST_PAGE_BYTES, _PIECE_BYTES = 200, 16 << 20, 1 << 16
+_PATIENCE_S = 10.0  # for the next bytes of one
 _MOST_NAME_BYTES = 255  # of a file or folder, on every usual disk
 _ALONE = "name a file that is here; `edgespec models list` shows them"
 _BROKEN = "check the connection; the same command goes on where it stopped"
@@ -89,32 +94,88 @@ def list_repository(name: str) -> Repository:
     Raises ModelNotFoundError, and DownloadError also for a listing that is not of the hub's form.
     """
     with _told(name):
-        hub = _hub()
-        api = hub.HfApi(endpoint=_endpoint())
-        info = api.model_info(name)
-        commit = _formed(name, "commit", info.sha, _COMMIT)
-        tree = api.list_repo_tree(name, recursive=True, revision=commit)
-        listed = [one for one in islice(tree, _MOST_FILES) if hasattr(one, "size")]
-        files = [_remote_file(name, one) for one in listed if str(one.path).endswith(".gguf")]
-    written = str(info.id)  # of a repository that was renamed it is another name
+        info = next(_pages(name, f"/api/models/{name}"))
+        info = info if isinstance(info, dict) else {}
+        commit = _formed(name, "commit", info.get("sha"), _COMMIT)
+        tree = _pages(name, f"/api/models/{name}/tree/{commit}?recursive=true")
+        listed = (one for page in tree for one in (page if isinstance(page, list) else [page]))
+        kept = islice(filter(_is_model_file, listed), _MOST_FILES)
+        files = [_remote_file(name, one) for one in kept]
+    written = str(info.get("id"))  # of a repository that was renamed it is another name
     name = written if written.lower() == name.lower() else name
     return Repository(name, commit, {one.path: one for one in files})
 
 
-def _remote_file(name: str, one: Any) -> RemoteFile:
+def _pages(name: str, address: str) -> Iterator[Any]:
+    """A listing's pages of JSON, read by hand: the library would read one without an end.
+
+    Raises DownloadError for more than `_MOST_PAGE_BYTES` or `_MOST_PAGES`, and for an address at
+    another origin than the hub's, to which a mirror could send this machine and its token.
+    """
+    hub = _hub()
+    from huggingface_hub.utils import build_hf_headers, validate_repo_id
+
+    validate_repo_id(name)
+    origin = urlsplit(_endpoint() or hub.constants.ENDPOINT)
+    base, headers = origin.geturl(), build_hf_headers()
+    following: str | None = base + address
+    for _ in range(_MOST_PAGES):
+        if following is None:
+            return
+        if urlsplit(following)[:2] != origin[:2]:
+            raise _malformed(name, "address", following)
+        # Redirects of renamed repositories are followed as pages are: here, and at this origin.
+        with hub.get_session().stream(
+            "GET", following, headers=headers, follow_redirects=False, timeout=_PATIENCE_S
+        ) as response:
+            if response.status_code >= 400:
+                raise _RefusedError(response)
+            moved = response.headers.get("Location") if response.status_code >= 300 else None
+            following = moved or response.links.get("next", {}).get("url")
+            following = None if following is None else urljoin(str(response.url), following)
+            if moved is None:
+                data = bytearray()
+                for piece in response.iter_bytes(_PIECE_BYTES):
+                    data += piece
+                    if len(data) > _MOST_PAGE_BYTES:
+                        raise _malformed(
+                            name, "length", f"over {_MOST_PAGE_BYTES >> 20} MiB a page"
+                        )
+                yield json.loads(data)
+    if following is not None:
+        raise _malformed(name, "length", f"over {_MOST_PAGES} pages")
+
+
+class _RefusedError(Exception):
+    """The hub's answer to a question about a repository was none."""
+
+    def __init__(self, response: Any) -> None:
+        super().__init__(f"status {response.status_code}")
+        self.response = response
+
+
+def _is_model_file(one: Any) -> bool:
+    return (
+        isinstance(one, dict)
+        and one.get("type") != "directory"
+        and str(one.get("path")).endswith(".gguf")
+    )
+
+
+def _remote_file(name: str, one: dict[str, Any]) -> RemoteFile:
     """Raises DownloadError for what could lead out of the cache."""
-    digest = one.blob_id if one.lfs is None else one.lfs.sha256
-    size = one.size
-    if not _is_below(one.path):
-        raise _malformed(name, "path", one.path)
+    lfs, path, size = one.get("lfs"), one.get("path"), one.get("size")
+    digest = lfs.get("oid") if isinstance(lfs, dict) else one.get("oid")
+    if not isinstance(path, str) or not _is_below(path):
+        raise _malformed(name, "path", path)
     if type(size) is not int or not 0 <= size <= _MOST_FILE_BYTES:
         raise _malformed(name, "size", size)
-    return RemoteFile(one.path, size, _formed(name, "digest", digest, _DIGEST))
+    return RemoteFile(path, size, _formed(name, "digest", digest, _DIGEST))
 
 
-def _is_below(path: Any) -> bool:
+def _is_below(path: str) -> bool:
     """Whether a path stays below the folder that it is joined to, on every system."""
-    if not isinstance(path, str) or not path.isprintable() or any(one in path for one in "\\:"):
+    if not path.isprintable() or any(one in path for one in "\\:"):
         return False
     parts = path.split("/")
     return all(
@@ -228,7 +289,8 @@ def _told(what: str) -> Iterator[None]:
 def _in_a_sentence(what: str, problem: Exception) -> DownloadError | ModelNotFoundError:
     status = getattr(getattr(problem, "response", None), "status_code", None)
     kind = type(problem).__name__
-    if kind == "GatedRepoError" or status == 403:
+    code = getattr(getattr(problem, "response", None), "headers", {}).get("X-Error-Code")
+    if code == "GatedRepo" or status == 403:
         return DownloadError(
             f"{what} asks for its terms to be accepted first",
             hint="accept them on its page, then set HF_TOKEN or run `hf auth login`",

@@ -26,7 +26,9 @@ def profile(**changes: Any) -> dict[str, Any]:
     """A profile document by hand: two components, two drafters, three budgets."""
     document: dict[str, Any] = {
         "model": {"file": "tiny.gguf", "name": "Tiny", "type": "Q4_0", "bytes": 12 * MIB},
+        "busy_neighbours": 0.05,
         "machine": {
+            "measured_at": "2026-11-27 12:00 +0000",
             "cpu": "A processor",
             "cores": 2,
             "features": ["avx2"],
@@ -113,6 +115,20 @@ def test_machine_and_versions_are_named() -> None:
     text = visible_text(render_profile(profile()))
     for words in ("A processor, 2 cores", "avx2", "5.00 GiB free", "llama-cpp-python 0.3.36"):
         assert words in text
+    assert "2026-11-27 12:00" in text and "computed nothing that counts" in text
+    busy = visible_text(render_profile(profile(busy_neighbours=1.2)))
+    assert "kept 1.2 cores busy" in busy
+
+
+def test_steps_over_single_tokens_are_a_table_and_no_plot_of_one_point() -> None:
+    """Without a drafter there is nothing else; the answers are plain alone."""
+    curves = [{"depth": 0, "ms": {"1": 5.25}}, {"depth": 512, "ms": {"1": 6.5}}]
+    plain = profile()["speed"][:1]
+    page = render_profile(profile(step_ms=curves, speed=plain, largest_invariant_step=1))
+    text = visible_text(page)
+    assert page.count("<svg") == render_profile(profile()).count("<svg") - 1
+    assert "5.2" in text and "6.5" in text and "without drafts" in text
+    assert "none of several tokens" in text and "up to 1 tokens" not in text
 
 
 def test_memory_is_no_ceiling_of_steps_on_a_gpu() -> None:

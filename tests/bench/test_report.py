@@ -14,4 +14,5 @@ def test_the_page_shows_tasks_intervals_and_memory() -> None:
                   "plain 0.42, suffix,recycling 0.3 (RAPL: package-0, 3.2 W idle)",
                   "A processor of some length indeed", "benchmark of tiny.gguf"):  # fmt: skip
         assert words in page
+    assert "2026-11-27 12:00" in page and "kept 1.2 cores busy" in page
     assert "<script" not in page

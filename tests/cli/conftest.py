@@ -52,7 +52,7 @@ def measured(measured_cache: Path) -> str:
 def steady(monkeypatch: pytest.MonkeyPatch) -> None:
     """8 GiB are free whenever it is asked, and nobody measures bandwidth: 20 GB/s."""
     monkeypatch.setattr(host, "available_bytes", lambda: 8 << 30)
-    monkeypatch.setattr("edgespec.setup.planning.memory_bandwidth", lambda: 20e9)
+    monkeypatch.setattr("edgespec.setup.planning.memory_bandwidth", lambda _: 20e9)
 
 
 @pytest.fixture

@@ -229,6 +229,45 @@ def test_keys_typed_during_an_answer_are_the_next_reader_s() -> None:
     child.expect(pexpect.EOF)
 
 
+INTERRUPTED = """
+import signal, sys
+from threading import Event
+from edgespec.cli.answer_writer import show_answer
+from edgespec.decode.generation import Chunk
+
+stopped = Event()
+signal.signal(signal.SIGINT, lambda *_: stopped.set())
+
+def chunks():
+    yield Chunk("one ", ())
+    while not stopped.wait(0.05):
+        pass
+    yield Chunk("two", ())
+
+show_answer(chunks(), "none")
+print("read", repr(sys.stdin.readline()))
+"""
+
+
+def test_ctrl_c_takes_away_nothing_that_was_typed() -> None:
+    """The terminal emptied its queue with it."""
+    pexpect = pytest.importorskip("pexpect")
+    child = pexpect.spawn(
+        sys.executable,
+        ["-c", INTERRUPTED],
+        env={**os.environ, "TERM": "xterm"},
+        timeout=PATIENCE_S,
+        encoding="utf-8",
+    )
+    child.expect_exact("one")
+    child.send("typed")
+    child.send("\x03")
+    child.expect_exact("two\r\n")
+    child.send(" on\r")
+    child.expect_exact("read 'typed on\\n'")
+    child.expect(pexpect.EOF)
+
+
 def test_lines_for_the_person_break_between_words_too(
     width: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
+from pathlib import Path
 
 import pytest
 import typer
 
+from edgespec.cli import chat_input
 from edgespec.cli.chat_input import interface_bytes, read_messages
 
 
@@ -36,3 +39,17 @@ def test_a_line_that_is_no_text_is_told_and_the_others_are_answered(
 def test_messages_of_other_programs_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     assert piped(monkeypatch, b"\xef\xbb\xbf/exit\r\n") == ["/exit"]
     assert piped(monkeypatch, "Grüße\r\nnoch eine\n".encode("utf-16")) == ["Grüße", "noch eine"]
+
+
+def test_a_history_that_grew_long_is_shortened_at_its_old_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of it is read at each start, and it once held every paste for ever."""
+    monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path))
+    file = tmp_path / "chat-history"
+    lines = [f"\n# 2026-11-27 12:00:00\n+line {number} {'x' * 1000}\n" for number in range(400)]
+    file.write_text("".join(lines))
+    kept = list(chat_input._history().load_history_strings())
+    assert 100 < len(kept) < 140 and kept[0].startswith("line 399 ")
+    assert all(re.fullmatch(r"line \d+ x{1000}", one) for one in kept)
+    assert file.stat().st_mode & 0o777 == 0o600

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import signal
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from edgespec.cli.chat_loop import stoppable
+from edgespec.cli import chat_loop
+from edgespec.cli.chat_loop import Chat, stoppable
 
 
 def test_the_second_ctrl_c_interrupts_and_outside_it_is_as_before() -> None:
@@ -25,3 +28,47 @@ def test_each_answer_is_stopped_by_itself() -> None:
         signal.raise_signal(signal.SIGINT)
     with stoppable() as second:
         assert first.is_set() and not second.is_set()
+
+
+@pytest.mark.parametrize("columns", [*range(4, 40), 120])
+def test_a_narrow_status_line_has_whole_numbers(columns: int) -> None:
+    """It was cut in a number: 409 for 4096."""
+    chat: Any = SimpleNamespace(
+        last=SimpleNamespace(
+            counters=SimpleNamespace(tokens_per_s=361.0, acceptance_length=2.32), spans=()
+        ),
+        session=SimpleNamespace(used_tokens=438),
+        engine=SimpleNamespace(backend=SimpleNamespace(context_size=4096)),
+        plan=SimpleNamespace(limit_bytes=19580 << 20),
+    )
+    shown = Chat.status(chat, columns)
+    assert len(shown) <= columns
+    if columns >= 8:
+        whole = ("361", "tokens/s", "t/s", "2.32", "2.32x", "438/4096", "context", "memory")
+        assert {*shown.split()} - {"a", "step", "MiB", "of", "GiB"} <= {*whole} | {
+            one
+            for one in shown.split()
+            if one.endswith("/19580M") or one in ("19.12",) or one.isdecimal()
+        }
+
+
+def test_what_is_typed_while_a_model_loads_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was written into the line of the progress."""
+    held: list[str] = []
+    monkeypatch.setattr(chat_loop, "keys_held", lambda: Held(held))
+    monkeypatch.setattr(chat_loop, "read_model", lambda path: path)
+    monkeypatch.setattr("edgespec.cli.options.model_path", lambda name: name)
+    monkeypatch.setattr(chat_loop, "load_engine", lambda *_, **__: (held == ["held"], None))
+    assert Chat._load(object.__new__(Chat), "m.gguf", SimpleNamespace())[0]  # type: ignore[arg-type]
+    assert held == ["held", "free"]
+
+
+class Held:
+    def __init__(self, told: list[str]) -> None:
+        self._told = told
+
+    def __enter__(self) -> None:
+        self._told.append("held")
+
+    def __exit__(self, *_: object) -> None:
+        self._told.append("free")

@@ -11,10 +11,12 @@ from frozen_times import let_drafts_pay
 
 from edgespec.backends.llama.backend import LlamaSequence
 from edgespec.backends.tree import DraftTree
+from edgespec.decode.engine import Engine
+from edgespec.decode.generation import Result
 from edgespec.setup import loading
 
-_ARGUMENTS = ("run", "-p", "Write the word hello 20 times, with spaces between.", "--drafter")
-_ARGUMENTS += ("suffix", "--draft-max", "4", "--ctx", "256", "--max-tokens", "40", "--check")
+_PROMPT = "Write the word hello 20 times, with spaces between."
+_OPTIONS = "--drafter suffix --draft-max 4 --ctx 256 --max-tokens 40 --check".split()
 
 
 @pytest.fixture
@@ -43,9 +45,22 @@ def lying_steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.model
 @pytest.mark.usefixtures("exact_engine")
-def test_a_backend_that_lies_is_found_out(command: Command, lying_steps: list[int]) -> None:
-    done = command(*_ARGUMENTS, "--json")
+def test_a_backend_that_lies_is_found_out(
+    command: Command, lying_steps: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drafted_again: list[int] = []
+    generate = Engine.generate
+
+    def watched(self: Engine, *arguments: Any, **options: Any) -> Result:
+        before = len(lying_steps)
+        result = generate(self, *arguments, **options)
+        drafted_again.append(len(lying_steps) - before)
+        return result
+
+    monkeypatch.setattr(Engine, "generate", watched)
+    done = command("run", "-p", _PROMPT, *_OPTIONS, "--json")
     assert lying_steps, "nothing was drafted, so nobody lied"
+    assert drafted_again == [0], "it is compared with plain decoding"
     found = json.loads(done.out)["check"]
     assert found["identical"] is False
     assert 0 <= found["position"] < 40
@@ -55,7 +70,7 @@ def test_a_backend_that_lies_is_found_out(command: Command, lying_steps: list[in
 @pytest.mark.model
 @pytest.mark.usefixtures("exact_engine", "lying_steps")
 def test_people_are_told_where_outputs_part(command: Command) -> None:
-    done = command(*_ARGUMENTS)
+    done = command("run", "-p", _PROMPT, *_OPTIONS)
     line = done.err.splitlines()[-2]
     assert line.startswith("check: differs from plain decoding at token "), done.err
     assert "where the two best logits are" in line and "batch noise here: " in line

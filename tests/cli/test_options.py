@@ -59,16 +59,26 @@ def test_words_of_llama_cpp_are_known(say: Command, alias: str, option: str) -> 
 @pytest.mark.model
 @pytest.mark.parametrize(
     "arguments",
-    [("-ctk", "q8_0"), ("-ctk", "q8_0", "-ctv", "f16"), ("-ctk", "q9", "-ctv", "q9")],
+    [("-ctk", "q9"), ("-ctk", "q8_0", "-ctv", "q9"), ("--kv-type", "q8_0/q4_0")],
 )
 def test_cache_types_that_cannot_be_are_misuse(say: Command, arguments: tuple[str, ...]) -> None:
     assert say("plan", *arguments)[0] == 2
 
 
 @pytest.mark.model
-def test_llama_cpps_cache_types_are_ours(say: Command) -> None:
-    _, out, _ = say("plan", "-ctk", "q8_0", "-ctv", "q8_0", "--json")
-    assert json.loads(out)["plan"]["kv_type"]["value"] == "q8_0"
+@pytest.mark.parametrize(
+    ("arguments", "kind"),
+    [
+        (("-ctk", "q8_0", "-ctv", "q8_0"), "q8_0"),
+        (("-ctk", "q8_0"), "q8_0/f16"),
+        (("--kv-type", "q8_0", "--cache-type-v", "q5_0"), "q8_0/q5_0"),
+    ],
+)
+def test_llama_cpps_cache_types_are_ours(
+    say: Command, arguments: tuple[str, ...], kind: str
+) -> None:
+    _, out, _ = say("plan", *arguments, "--json")
+    assert json.loads(out)["plan"]["kv_type"]["value"] == kind
 
 
 @pytest.mark.model

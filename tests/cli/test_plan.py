@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from command_line import CHOICES, COMPONENTS, ESCAPE, EXACT, Command, first_column, run
+from random_gguf import F32, Q4_0, write_model
 
 from edgespec.backends.llama.tokenizer import open_tokenizer
 from edgespec.models.embedded import embedded_model
@@ -90,7 +91,7 @@ def test_plan_json(command: Command) -> None:
     document = done.document
     assert set(document) == {
         "model", "name", "file_type", "plan", "memory", "predicted_plain_tokens_per_s",
-        "predicted_tokens_per_s", "speed_source", "alternatives", "users",
+        "predicted_tokens_per_s", "speed_source", "alternatives", "users", "kv_loss_nats",
     }  # fmt: skip
     assert Path(document["model"]) == embedded_model()
     assert document["file_type"] == "Q4_1" and "135M" in document["name"]
@@ -153,3 +154,20 @@ def test_a_long_prompt_in_a_rare_script_has_room(measured: str, tmp_path: Path) 
     assert done.status == 0, done.err
     context = done.document["plan"]["context_size"]["value"]
     assert 4096 < done.document["prompt_tokens"] + 4 <= context
+
+
+@pytest.mark.usefixtures("steady")
+def test_what_does_not_fit_is_refused_with_a_file_that_does(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgespec.memory.plan.machine.resident_bytes", lambda: 0)
+    large = write_model(tmp_path / "large.gguf", "llama", F32, name="Random", width=256)
+    write_model(tmp_path / "small.gguf", "llama", Q4_0, name="Random", width=256)
+    options = ("--ctx", "512", "--draft-max", "0", "--kernels", "off")
+    peaks = [
+        command("plan", str(tmp_path / name), *options, "--json").document["memory"]
+        for name in ("large.gguf", "small.gguf")
+    ]
+    budget = sum(one["predicted_peak_bytes"] for one in peaks) // 2
+    done = command("plan", str(large), *options, "--budget", f"{budget >> 10}KiB")
+    assert done.status == 1 and "small.gguf` (Q4_0) fits in" in " ".join(done.err.split())

@@ -46,6 +46,19 @@ SHORT = ("--ctx", "320", "--threads", "1", "--draft-max", "3")
 
 
 @pytest.mark.model
+def test_a_pipe_sees_progress_and_that_others_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def found(*_: Any, progress: Any) -> dict[str, Any]:
+        progress("answering", 0.5)
+        return {"busy_neighbours": 1.2}
+
+    monkeypatch.setattr(profiling, "profile", found)
+    monkeypatch.setattr("edgespec.cli.profile.LINE_EVERY_S", 0.0)
+    done = runner.invoke(app, ["profile", "--json", *SHORT])
+    assert "answering  50%" in done.stderr
+    assert "warning: other programs kept 1.2 cores busy" in done.stderr
+
+
+@pytest.mark.model
 @pytest.mark.usefixtures("profile_once")
 def test_profile_puts_measurements_beside_predictions(tmp_path: Path) -> None:
     page = tmp_path / "report.html"

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import signal
+import threading
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from edgespec.cli.start import cancel_on_interrupt
+from edgespec.cli.start import cancel_on_interrupt, load_engine
+from edgespec.setup import loading
 
 
 @pytest.mark.model
@@ -19,3 +23,23 @@ def test_ctrl_c_is_ignored_where_it_was_before() -> None:
         assert not cancel.is_set()
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize("step", ["plan_to_load", "load_plan"])
+def test_ctrl_c_ends_a_load_at_its_next_report(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not when the model is there, seconds later."""
+    cancel, seen = threading.Event(), list[float]()
+
+    def load(*arguments: Any, progress: Callable[[str, float], None] | None = None) -> None:
+        report = progress or arguments[-1]
+        report("loading", 0.1)
+        cancel.set()
+        report("loading", 0.2)
+        seen.append(0.2)
+
+    monkeypatch.setattr(loading, "plan_to_load", lambda *_: None)
+    monkeypatch.setattr(loading, step, load)
+    anything: Any = None
+    with pytest.raises(KeyboardInterrupt):
+        load_engine(anything, anything, cancel, quiet=True)
+    assert not seen

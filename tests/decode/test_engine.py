@@ -319,3 +319,20 @@ def test_the_first_token_does_not_wait_for_the_drafter() -> None:
         rest = [token for chunk in chunks for token in chunk.token_ids]
     assert bytes(rest) == b"bcabcabcabc"
     assert drafter.begun
+
+
+def test_a_role_that_is_none_is_refused() -> None:
+    """A mistyped one was answered as if nobody had spoken."""
+    template = "{% for m in messages %}{% if m.role == 'ipython' %}!{% endif %}{{ m.content }}"
+    engine = Engine(FakeBackend(echo_model, VOCAB), chat_template=template + "{% endfor %}")
+    for role in ("system", "user", "assistant", "tool", "ipython"):
+        assert engine.encode([{"role": role, "content": "go"}])
+    with pytest.raises(UnsupportedError, match="there is no role 'userr'"):
+        engine.generate([{"role": "userr", "content": "go"}])
+
+
+def test_an_engine_shows_what_it_is() -> None:
+    engine = engine_of(echo_model)
+    assert repr(engine).startswith("<edgespec.Engine: ")
+    engine.close()
+    assert repr(engine).startswith("<edgespec.Engine closed: ")

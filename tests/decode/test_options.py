@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from edgespec.backends.fake import FakeBackend
 from edgespec.decode import options as module
 from edgespec.decode.engine import Engine
 from edgespec.decode.options import GenerationOptions
+from edgespec.decode.session import Session
 from edgespec.errors import UnsupportedError
 from edgespec.sampling.params import SamplingParams
 
@@ -65,3 +67,30 @@ def test_fields_of_sampling_are_taken_by_their_names() -> None:
     assert GenerationOptions.of(None, temperature=0.5).sampling == SamplingParams(temperature=0.5)
     with pytest.raises(TypeError, match="temprature"):
         GenerationOptions.of(None, temprature=0.5)  # type: ignore[call-arg]
+
+
+class Shape:
+    """As a class of pydantic."""
+
+    @classmethod
+    def model_json_schema(cls) -> dict[str, Any]:
+        return {"type": "integer"}
+
+
+def test_a_schema_is_a_text_a_mapping_or_a_class() -> None:
+    for schema in ('{"type": "integer"}', {"type": "integer"}, Shape):
+        assert GenerationOptions.of(None, json_schema=schema).json_schema == '{"type": "integer"}'
+    for wrong in (5, {"enum": [object()]}, ["text"]):
+        with pytest.raises(UnsupportedError, match="json_schema"):
+            GenerationOptions(json_schema=wrong)  # type: ignore[arg-type]
+
+
+def test_a_wrong_keyword_is_the_called_function_s() -> None:
+    """It was blamed on SamplingParams, whatever was called."""
+    one = engine()
+    one.chat_template = "{{ messages[0].content }}"
+    wrong: Any = {"max_token": 5}
+    for call in (one.generate, one.stream, Session(one).send, Session(one).stream):
+        name = call.__name__
+        with pytest.raises(TypeError, match=rf"^{name}\(\) got .*'max_token'. .* 'max_tokens'"):
+            call("x", **wrong)

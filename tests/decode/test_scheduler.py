@@ -23,6 +23,7 @@ from edgespec.decode.scheduler import Job
 from edgespec.drafting.drafters.base import Drafter
 from edgespec.drafting.drafters.recycling import RecyclingDrafter
 from edgespec.drafting.drafters.suffix import SuffixDrafter
+from edgespec.drafting.text_index import Text, TextIndex
 from edgespec.errors import BackendError, ContextFullError, UnsupportedError
 from edgespec.memory.times.curve import CostCurve
 from edgespec.sampling.params import SamplingParams
@@ -275,6 +276,26 @@ def test_a_long_prompt_is_read_in_pieces_by_the_steps_of_others(apart: bool) -> 
 
 
 # ------------------------------------------------------------------------------- prefixes
+
+
+@pytest.mark.parametrize("users", [1, 2])
+def test_a_long_prompt_is_indexed_with_the_pieces_that_are_read(users: int) -> None:
+    """No step of others waits until all of it is: 4 us a token, 160 ms of 40,000."""
+    added: list[int] = []
+
+    class Watched(TextIndex):
+        def extend(self, text: Text, tokens: Sequence[int]) -> Text:
+            added.append(len(tokens))
+            return super().extend(text, tokens)
+
+    rng = random.Random(3)
+    prompt = [rng.randrange(VOCAB - 1) for _ in range(600)]
+    backend = FakeBackend(babble, VOCAB, end=END, users=users, max_nodes=32, batch_size=50)
+    drafter = SuffixDrafter(Watched())
+    with Engine(backend, curve=flat(), drafter=drafter) as engine:
+        result = engine.generate(prompt, max_tokens=5)
+    assert sum(added) >= 600 and max(added) <= 50
+    assert result.token_ids == alone(prompt, GenerationOptions(max_tokens=5)).token_ids
 
 
 def test_a_shared_prefix_is_read_once() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from quantize_cases import run
+from random_gguf import F32, write_model
 
 from edgespec.files import comparison
 from edgespec.models.spec import read_model_spec
@@ -27,13 +28,14 @@ def test_comparing(source: Path, tmp_path: Path) -> None:
     assert re.search(r"small\.gguf +117 KiB +\d\.\d{4} \[", shown)
 
 
-def test_cache_types(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What smaller caches lose is kept for the planner."""
+def test_cache_types(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What smaller caches lose is kept for the planner; keys and values may have two types."""
+    source = write_model(tmp_path / "bytes.gguf", "llama", F32, reads_bytes=True)
     monkeypatch.setattr(comparison, "_KV_DEPTH", 32)
-    monkeypatch.setattr(comparison, "_KV_LENGTH", 96)
+    monkeypatch.setattr(comparison, "_KV_TYPES", ("q8_0", "q4_0", "q8_0/q4_0"))
     report = json.loads(run("compare", source, "--kv", "--json").stdout)
-    assert [row["kv_type"] for row in report["kv_rows"]] == ["f16", "q8_0", "q4_0"]
+    assert [row["kv_type"] for row in report["kv_rows"]] == ["f16", "q8_0", "q4_0", "q8_0/q4_0"]
     losses = [row["quality"]["kl"]["value"] for row in report["kv_rows"][1:]]
-    assert 0 < losses[0] < losses[1]
+    assert 0 < losses[0] < losses[2] < losses[1]
     stored = stored_kv_losses(read_model_spec(source))
-    assert stored == dict(zip(("q8_0", "q4_0"), losses, strict=True))
+    assert stored == dict(zip(("q8_0", "q4_0", "q8_0/q4_0"), losses, strict=True))

@@ -125,6 +125,7 @@ def test_a_model_of_another_vocabulary_is_told_the_text(tmp_path: Path) -> None:
         draft = model(tmp_path, name, tokens, tokenizer=kind)
         check_drafter(target, draft)
         assert is_translated(target, draft) and is_translated(draft, target)
+    check_drafter(target, model(tmp_path, "sliding", ["x", "y"], window=8))
     longer = model(tmp_path, "longer", [*WORDS, "more"])
     check_drafter(target, longer)
     assert not is_translated(target, longer)
@@ -149,7 +150,7 @@ def test_partners_come_with_their_reasons(tmp_path: Path) -> None:
     target = model(tmp_path, "target", WORDS)
     good = model(tmp_path, "good", [*WORDS, "more"])
     other = model(tmp_path, "other", ["x"])
-    bad = model(tmp_path, "bad", ["x"], window=8)
+    bad = model(tmp_path, "bad", WORDS, window=8)
     found = [reason for _, reason in partners(target, [good, other, bad])]
     assert found[:2] == ["", ""]
     assert "its cache cannot go back" in found[2]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+import subprocess
 import sys
 from pathlib import Path
 
@@ -200,25 +201,48 @@ def test_folders_come_whole(tmp_path: Path) -> None:
 
 
 def test_only_what_dead_processes_left_is_removed(tmp_path: Path) -> None:
-    """In a container the dead process often had the number of the one that cleans up."""
-    dead, ours = 2**31 - 2, os.getpid()
-    gone = [f".a.{dead}-0.partial", f".a.{ours}-999999.partial", f".a.{dead}.partial"]
-    kept = [
-        f".b.{dead}-0.partial",
-        f".a.{os.getppid()}-0.partial",
-        ".a.partial",
-        "a",
-        ".a.x.partial",
-    ]
+    gone = [".a.2147483646-0.partial", ".a.0123456789ab.partial", ".a.0123456789ab.partial.lock"]
+    gone += [".a.77.partial", ".a.ba9876543210.partial.lock"]
+    kept = [".b.2147483646-0.partial", ".a.partial", "a", ".a.x.partial"]
     for name in (*gone, *kept):
         (tmp_path / name).write_text("half")
     with making(tmp_path / "a") as partial:
         partial.write_text("being written")
         remove_dead(tmp_path, "a")
-        assert set(os.listdir(tmp_path)) == {*kept, partial.name}
+        assert set(os.listdir(tmp_path)) == {*kept, partial.name, f"{partial.name}.lock"}
     remove_dead(tmp_path)
     assert set(os.listdir(tmp_path)) == set(kept[1:])
     remove_dead(tmp_path / "no such folder")
+
+
+WRITING = """
+import sys
+from pathlib import Path
+from edgespec.models.writing import making
+with making(Path(sys.argv[1])) as folder:
+    folder.mkdir()
+    print(folder.name, flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_what_another_container_writes_is_kept_until_it_dies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its process cannot be seen from here, as with a folder that two containers share."""
+    monkeypatch.setattr(os, "kill", lambda *_: (_ for _ in ()).throw(ProcessLookupError))
+    target = tmp_path / "model"
+    command = [sys.executable, "-c", WRITING, str(target)]
+    with subprocess.Popen(command, stdin=-1, stdout=-1, text=True) as other:
+        assert other.stdout is not None
+        name = other.stdout.readline().strip()
+        with making(target):
+            assert name in os.listdir(tmp_path)
+        assert sorted(os.listdir(tmp_path)) == [name, f"{name}.lock"]
+        monkeypatch.undo()
+        other.kill()
+    remove_dead(tmp_path)
+    assert os.listdir(tmp_path) == []
 
 
 def test_documents_and_texts_are_readable_for_their_owner_alone(cache_folder: Path) -> None:
@@ -227,3 +251,10 @@ def test_documents_and_texts_are_readable_for_their_owner_alone(cache_folder: Pa
     for path in cache_folder.rglob("*.json"):
         assert sys.platform == "win32" or stat.S_IMODE(path.stat().st_mode) == 0o600
         assert json.loads(path.read_text())
+
+
+def test_a_folder_that_is_not_there_is_not_made(tmp_path: Path) -> None:
+    """The lock beside a partial file made it: a mistyped name was a new folder."""
+    with pytest.raises(FileNotFoundError), whole_file(tmp_path / "no" / "file") as part:
+        part.write_text("x")
+    assert not (tmp_path / "no").exists()

@@ -31,6 +31,7 @@ from edgespec.memory.plan.request import Request
 from edgespec.models.embedded import embedded_model
 from edgespec.models.gguf.reader import read_gguf
 from edgespec.models.spec import ModelSpec, read_model_spec
+from edgespec.models.writing import making
 from edgespec.quantize import convert as convert_module
 from edgespec.quantize.convert import FILE_TYPES, Recipe, convert, file_type_named, predict
 from edgespec.setup.loading import load_plan
@@ -265,12 +266,35 @@ def test_what_dead_runs_left_is_removed_and_what_others_write_is_not(
     source: Path, tmp_path: Path
 ) -> None:
     target = tmp_path / "target.gguf"
-    dead, alive = (tmp_path / f".target.gguf.{n}.partial" for n in (2**31 - 2, os.getppid()))
-    (tmp_path / f".target.gguf.{2**31 - 3}.partial").mkdir()
-    dead.write_bytes(b"half")
-    alive.write_bytes(b"half")
-    convert(source, target, "Q4_0")
-    assert sorted(os.listdir(tmp_path)) == [alive.name, "target.gguf"]
+    (tmp_path / ".target.gguf.123.partial").mkdir()
+    (tmp_path / ".target.gguf.124.partial").write_bytes(b"half")
+    with making(target) as alive:
+        alive.write_bytes(b"half")
+        convert(source, target, "Q4_0")
+        found = {alive.name, f"{alive.name}.lock", "target.gguf"}
+        assert set(os.listdir(tmp_path)) == found
+
+
+LIMITED = """
+import resource, sys
+from pathlib import Path
+from edgespec.errors import DoesNotFitError
+from edgespec.quantize.convert import convert
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+try:
+    convert(Path(sys.argv[1]), Path(sys.argv[2]), "Q8_0")
+except DoesNotFitError as problem:
+    print(problem, problem.hint)
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs limits of POSIX")
+def test_a_limit_on_the_size_of_files_is_told(source: Path, tmp_path: Path) -> None:
+    """It was told as a damaged source: the disk itself has room."""
+    command = [sys.executable, "-c", LIMITED, str(source), str(tmp_path / "target.gguf")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert "took only a part" in done.stdout and "ulimit -f" in done.stdout, done.stderr
+    assert os.listdir(tmp_path) == []
 
 
 def test_a_folder_that_may_not_be_written_to(
@@ -332,9 +356,7 @@ def test_a_run_that_is_killed_leaves_no_target(
     process.stdout.close()
     assert not target.exists()
     left = os.listdir(tmp_path)
-    assert (
-        (left == []) if kill == signal.SIGINT else all(name.endswith(".partial") for name in left)
-    )
+    assert left == [] if kill == signal.SIGINT else all(".partial" in name for name in left)
     deadline = time.monotonic() + 10
     convert(source, target, "Q4_0")
     while os.listdir(tmp_path) != ["target.gguf"] and time.monotonic() < deadline:

@@ -191,9 +191,8 @@ def test_documents_with_several_drafters_and_small_drafts(
     """Branches leave tokens to be fed again, and the next round is forced."""
     monkeypatch.setenv("EDGESPEC_CACHE", str(measured_cache))
     options: dict[str, Any] = {"json_schema": SCHEMA, "max_tokens": 60}
-    drafters = "suffix,recycling"
     with edgespec.load(
-        context_size=256, threads=1, exact=True, drafter=drafters, draft_max=2
+        context_size=256, threads=1, exact=True, drafter="suffix,recycling", draft_max=2
     ) as engine:
         engine.curve = free_drafts(3)
         for seed, temperature in enumerate((0.0, 1.5)):

@@ -14,6 +14,7 @@ from waiting import until
 
 from edgespec.log import PROMPTS
 from edgespec.serve import app
+from edgespec.serve.responses import KeptResponses
 
 
 def test_a_failure_is_logged_with_its_place_and_its_id_alone(
@@ -21,10 +22,10 @@ def test_a_failure_is_logged_with_its_place_and_its_id_alone(
 ) -> None:
     """Messages of exceptions may quote what a client sent."""
 
-    def fail(_service: object, document: Any) -> None:
+    def fail(_service: object, document: Any, _task: object) -> None:
         raise KeyError(document["content"])
 
-    monkeypatch.setitem(app._ANSWERING, "/tokenize", fail)
+    monkeypatch.setitem(app._ASKED, "/tokenize", (*app._ASKED["/tokenize"][:2], fail))
     address = serve(Speaker())
     told = httpx.post(f"{address}/tokenize", json={"content": "private text"})
     name = told.headers["x-request-id"]
@@ -41,8 +42,8 @@ def test_what_no_route_catches_is_told_the_same_way(
     def fail(*_arguments: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(app, "openai_error", fail)
-    told = httpx.get(f"{serve(Speaker())}/v1/models/none")
+    monkeypatch.setattr(KeptResponses, "document", fail)
+    told = httpx.get(f"{serve(Speaker())}/v1/responses/none")
     assert told.status_code == 500
     name = told.headers["x-request-id"]
     assert (

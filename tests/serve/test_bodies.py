@@ -63,6 +63,14 @@ def test_what_cannot_be_decompressed_is_refused(
     assert caught.value.status == status
 
 
+@pytest.mark.parametrize("number", ["1e999", "-1e999"])
+def test_a_number_beyond_all_others_is_refused(number: str) -> None:
+    """A response tells fields of its request, and JSON has no infinity."""
+    with pytest.raises(ApiError, match=f"a number that is too large: {number}"):
+        read_json(f'{{"metadata": {{"a": {number}}}}}'.encode(), Limits())
+    assert read_json(b'{"a": 1e300}', Limits()) == {"a": 1e300}
+
+
 def test_a_byte_order_mark_is_passed_by() -> None:
     """Programs on Windows write one before UTF-8."""
     assert read_json(b"\xef\xbb\xbf" + BODY, Limits()) == read_json(BODY, Limits())

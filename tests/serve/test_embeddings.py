@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import base64
+import json
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -16,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from serving_cases import Connect
 
-from edgespec.errors import EdgespecError
+from edgespec.errors import BackendError, ContextFullError, EdgespecError
 from edgespec.memory.plan.machine import this_machine
 from edgespec.memory.plan.request import Request
 from edgespec.serve.api_error import ApiError
@@ -30,6 +33,7 @@ from edgespec.setup.embedding import Embedder
 from edgespec.setup.model_sets import Capacity
 
 Start = Callable[..., str]
+TASK: Any = SimpleNamespace(cancel=None)
 TEXTS = ["the cat sat", "a dog!", "sun"]
 
 
@@ -63,7 +67,7 @@ def start(folder: Path) -> Iterator[Start]:
 def test_openais_client_gets_the_vectors(start: Start, client: Connect, folder: Path) -> None:
     """It asks for base64 unless told otherwise; texts, one text and token ids are the same."""
     api = client(start())
-    with Embedder.load(folder / "bert.gguf") as embedder:
+    with Embedder(folder / "bert.gguf") as embedder:
         expected = embedder.embed(TEXTS)
         ids = [embedder.tokenizer.encode(text, is_whole=True) for text in TEXTS]
     asked: list[Any] = [TEXTS, ids]
@@ -115,8 +119,8 @@ def test_documents_are_ranked_best_first(start: Start) -> None:
         ({"input": []}, 400, "input must be a text"),
         ({"input": [""]}, 400, "input[0] must be a text that is not empty"),
         ({"input": ["a", 3]}, 400, "input[1] must be a text"),
-        ({"input": [[1, "a"]]}, 400, "token ids that are not from 0 to 16"),
-        ({"input": [[99]]}, 400, "token ids that are not from 0 to 16"),
+        ({"input": [[1, "a"]]}, 400, "must have texts or token ids"),
+        ({"input": [[99]]}, 400, "has token ids that the model does not have (use 0 to 16)"),
         ({"input": ["a"] * 5000}, 400, "has 5000 texts, and at most 4096"),
         ({"input": "cat " * 100}, 400, "text 1 has 102 tokens, and at most 64 fit"),
         ({"input": "a", "dimensions": 100}, 400, "100 dimensions are not possible"),
@@ -152,10 +156,10 @@ def test_a_server_of_embeddings_writes_no_text(start: Start) -> None:
 
 
 def test_more_than_fit_are_told_to_come_again(folder: Path) -> None:
-    service = EmbeddingService(Embedder.load(folder / "bert.gguf"))
+    service = EmbeddingService(Embedder(folder / "bert.gguf"))
     service._running = 32
     with pytest.raises(ApiError, match="32 requests are under way") as told:
-        embeddings(service, {"input": "a"})
+        embeddings(service, {"input": "a"}, TASK)
     assert told.value.status == 429
     service.close()
     with pytest.raises(ApiError, match="closed"):
@@ -175,7 +179,7 @@ FIELDS = st.sampled_from(
 @pytest.fixture(scope="module")
 def services(folder: Path) -> Iterator[list[EmbeddingService]]:
     files = [folder / "bert.gguf", folder / "rank.gguf"]
-    found = [EmbeddingService(Embedder.load(file)) for file in files]
+    found = [EmbeddingService(Embedder(file)) for file in files]
     yield found
     for one in found:
         one.close()
@@ -186,8 +190,38 @@ def services(folder: Path) -> Iterator[list[EmbeddingService]]:
 def test_no_body_makes_it_fail(services: list[EmbeddingService], body: Any, ranks: bool) -> None:
     """Whatever is sent: an answer or one sentence."""
     try:
-        told = (rerank if ranks else embeddings)(services[ranks], body)
+        told = (rerank if ranks else embeddings)(services[ranks], body, TASK)
     except (ApiError, EdgespecError) as problem:
         assert str(problem) and "\n" not in str(problem)
     else:
-        assert told["object"] == "list"
+        document = told if isinstance(told, dict) else json.loads(b"".join(told))
+        assert document["object"] == "list"
+
+
+def test_nobody_computes_for_who_left(folder: Path) -> None:
+    """Neither what is in line nor what is not tokenized yet."""
+    with Embedder(folder / "bert.gguf") as embedder:
+        context: Any = embedder._context
+        cancel, read = threading.Event(), context.read
+
+        def leaves(*arguments: Any) -> None:
+            cancel.set()
+            read(*arguments)
+
+        context.read = leaves
+        with pytest.raises(BackendError, match="nobody waits"):
+            embedder.embed(["the cat sat"] * 500, cancel=cancel)
+        context.read = read
+        assert not embedder._jobs
+        assert len(embedder.embed(TEXTS).rows) == 3, "others go on"
+        with pytest.raises(BackendError, match="nobody waits"):
+            embedder.embed(TEXTS, cancel=cancel)
+
+
+def test_a_text_far_too_long_is_cut_before_it_is_tokenized(folder: Path) -> None:
+    with Embedder(folder / "bert.gguf") as embedder:
+        words = "the cat sat " * 10_000
+        with pytest.raises(ContextFullError, match="at least"):
+            embedder.embed([words])
+        cut = embedder.embed([words, "the cat sat " * 100], truncate=True)
+        assert np.allclose(*cut.rows), "the same as of a text that was tokenized whole"

@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
-from serving_cases import Serve, Speaker
+from serving_cases import ConnectAnthropic, Serve, Speaker
 from starlette.applications import Starlette
 from starlette.routing import Mount
 from starlette.testclient import TestClient
@@ -203,3 +203,27 @@ def test_what_is_no_request_is_refused(serve: Serve, body: bytes) -> None:
     response = httpx.post(serve(Speaker()) + CHAT, content=body)
     assert response.status_code in (400, 404)
     assert response.json()["error"]["message"]
+
+
+def test_health_is_asked_by_http_1_0_without_a_host(serve: Serve) -> None:
+    """As HAProxy does; no browser sends a request without a name, and other paths need one."""
+    address = httpx.URL(serve(Speaker()))
+    for path, status in (("/health", b"200"), ("/v1/models", b"403")):
+        with socket.create_connection((address.host, address.port or 0)) as connection:
+            connection.sendall(f"GET {path} HTTP/1.0\r\n\r\n".encode())
+            assert connection.recv(12).split()[1] == status
+
+
+def test_a_page_may_forget_a_response(serve: Serve) -> None:
+    good = {"origin": "https://good.example", "access-control-request-method": "DELETE"}
+    address = serve(Speaker(), origins=("https://good.example",))
+    assert httpx.options(f"{address}/v1/responses/resp_1", headers=good).status_code == 200
+
+
+def test_a_request_has_its_name_in_both_headers(
+    serve: Serve, anthropic_client: ConnectAnthropic
+) -> None:
+    made = anthropic_client(serve(Speaker("Hi"))).messages.create(
+        model="edgespec", max_tokens=9, messages=[{"role": "user", "content": "Hi"}]
+    )
+    assert made._request_id is not None and made._request_id.startswith("req_")

@@ -21,8 +21,7 @@ from waiting import PATIENCE_S
 from edgespec.cli.main import app
 from edgespec.decode.engine import Engine
 from edgespec.models.images import read_image
-from edgespec.serve.api_error import ApiError
-from edgespec.serve.parsing import LargeBodies, Limits
+from edgespec.serve.parsing import Limits
 from edgespec.serve.server import Server
 
 Part = dict[str, Any]
@@ -245,19 +244,6 @@ def test_and_nowhere_else(serve: Serve) -> None:
     body = asked(png(picture(1, 200, 120)))
     blind = serve(Speaker(), limits=Limits(body_bytes=50_000))
     assert post(blind, "chat/completions", body).status_code == 413
-
-
-def test_few_large_bodies_are_held_at_once() -> None:
-    bodies = LargeBodies(Limits(body_bytes=10, image_bodies=2))
-    with bodies.admits() as first, bodies.admits() as second, bodies.admits() as third:
-        for check in (first, first, second):
-            check(11)
-        third(10)
-        with pytest.raises(ApiError, match="2 other requests with images") as caught:
-            third(11)
-        assert caught.value.status == 503
-    with bodies.admits() as check:
-        check(11)
 
 
 def test_the_server_says_whether_it_sees(seeing: tuple[Engine, str]) -> None:

@@ -215,3 +215,24 @@ def test_an_answer_that_fails_ends_with_an_error(serve: Serve) -> None:
     told = httpx.post(f"{serve(Failing())}/v1/messages", json=body).text
     last = json.loads(told.rstrip().rpartition("data: ")[2])
     assert last["type"] == "error" and last["error"]["type"] == "api_error"
+
+
+def test_its_clients_list_models(serve: Serve, anthropic_client: ConnectAnthropic) -> None:
+    (model,) = anthropic_client(serve(Speaker())).models.list().data
+    assert (model.type, model.display_name) == ("model", model.id) and model.created_at.year > 2024
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "keys", "status", "kind"),
+    [
+        ("POST", "/v1/messages", ("k",), 401, "authentication_error"),
+        ("GET", "/v1/messages", None, 405, "invalid_request_error"),
+        ("POST", "/v1/messages/batches", None, 404, "not_found_error"),
+    ],
+)
+def test_every_error_below_its_path_has_its_form(
+    serve: Serve, method: str, path: str, keys: tuple[str, ...] | None, status: int, kind: str
+) -> None:
+    told = httpx.request(method, f"{serve(Speaker(), keys=keys)}{path}")
+    assert (told.status_code, told.json()["type"]) == (status, "error")
+    assert told.json()["error"]["type"] == kind

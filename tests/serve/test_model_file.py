@@ -113,7 +113,7 @@ def test_chats_embeddings_and_ranking_share_one_budget(tmp_path: Path) -> None:
         write_random_bert(tmp_path / "rank.gguf", pooling=RANK),
         write_model(tmp_path / "other.gguf", "llama", Q8_0, 1, reads_bytes=True),
     ]
-    with Embedder.load(paths[1]) as embedder:
+    with Embedder(paths[1]) as embedder:
         row = embedder.embed(["a dog"]).rows[0].tolist()
     pool, shared = pool_of(paths, fitting=2)
     with Server.of_pool(pool, shared) as server:

@@ -110,6 +110,17 @@ def test_a_stream_whose_model_cannot_be_loaded_ends_with_an_error(start: Start, 
     assert ("event: error" in answer.text) == (path == "/v1/messages")
 
 
+def test_a_response_whose_model_cannot_be_loaded_fails_with_its_event(start: Start) -> None:
+    server = start()
+    server.models["a"].failure = UnsupportedError("it is odd", hint="take another one")
+    body = {"model": "a", "input": "Hi", "stream": True}
+    answer = httpx.post(f"{server.address}/v1/responses", json=body, timeout=PATIENCE_S)
+    *_, name, last = filter(lambda line: line and line[0] != ":", answer.text.splitlines())
+    assert name == "event: response.failed"
+    response = json.loads(last.removeprefix("data: "))["response"]
+    assert response["status"] == "failed" and "it is odd" in response["error"]["message"]
+
+
 @pytest.mark.parametrize("failure", [ModelFileError("no model"), RuntimeError("a bug")])
 def test_a_model_that_fails_leaves_the_others_alone(start: Start, failure: Exception) -> None:
     server = start()

@@ -203,6 +203,36 @@ def test_every_part_of_an_answer_has_its_events(summarises: bool) -> None:
     assert sum("arguments.delta" in one["type"] for one in events) > 10
 
 
+def test_what_a_template_refuses_is_a_field_of_the_request(serve: Serve) -> None:
+    address = serve(Speaker(), chat_template="{{ raise_exception('roles must alternate') }}")
+    for path, field in (("responses", "input"), ("chat/completions", "messages")):
+        body = {"input": "Hi", "messages": HELLO}
+        told = httpx.post(f"{address}/v1/{path}", json=body)
+        assert told.status_code == 400 and told.json()["error"]["param"] == field
+        assert "roles must alternate" in told.json()["error"]["message"]
+
+
+def test_items_and_tokens_are_asked_for(serve: Serve, client: Connect) -> None:
+    responses = client(serve(Speaker())).responses
+    made = responses.create(model="edgespec", input="Hi")
+    (item,) = responses.input_items.list(made.id).data
+    assert item.to_dict()["content"] == [{"type": "input_text", "text": "Hi"}]
+    counted = responses.input_tokens.count(model="edgespec", input="Hi").input_tokens
+    assert made.usage is not None and counted == made.usage.input_tokens
+
+
+def test_the_items_of_a_response_are_told() -> None:
+    kept = KeptResponses(1 << 20, 9)
+    output = [{"id": "msg_9", "type": "message", "role": "assistant", "content": []}]
+    items = [{"role": "user", "content": "Hi"}, {"type": "function_call_output", "output": "x"}]
+    kept.add("me", {"id": "resp_1", "output": output}, [*items, *output])
+    told = kept.input_items("me", "resp_1")
+    last, first = told["data"]
+    assert (last["type"], first["type"]) == ("function_call_output", "message")
+    assert first["content"] == [{"type": "input_text", "text": "Hi"}]
+    assert (told["first_id"], told["last_id"]) == (last["id"], first["id"])
+
+
 def test_events_of_a_text_have_what_the_interface_requires() -> None:
     events = events_of(ResponsesShape("m", {}), calling_reader(), CALLS)
     texts = [one for one in events if one["type"].startswith("response.output_text.")]

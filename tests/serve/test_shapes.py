@@ -13,14 +13,14 @@ from decoding_cases import END, VOCAB
 from serving_cases import Connect, Serve
 
 from edgespec.backends.fake import ByteTokenizer, FakeBackend
-from edgespec.decode.generation import Chunk, Result
+from edgespec.decode.generation import Chunk, FinishReason, Result
 from edgespec.decode.stats import Counters
 from edgespec.sampling.logprobs import TokenLogprob
 from edgespec.serve.api_error import ApiError
 from edgespec.serve.shapes import Choice, ToldTokens, ToolCall, sources, timings, usage
 
 
-def choice(index: int = 0, reason: str = "stop", calls: Any = (), **counts: Any) -> Choice:
+def choice(index: int = 0, reason: FinishReason = "stop", calls: Any = (), **counts: Any) -> Choice:
     result = Result("", (), reason, Counters(**counts))
     return Choice(index, "", "", calls, result)
 

@@ -364,3 +364,12 @@ def test_an_answer_in_channels_has_no_markup(serve: Serve) -> None:
     said = httpx.post(f"{address}/v1/chat/completions", json={"messages": HELLO}).json()
     message = said["choices"][0]["message"]
     assert (message["content"], message["reasoning_content"]) == ("Yes", "Hm.")
+
+
+def test_a_schema_that_cannot_be_kept_to_names_its_tool(serve: Serve) -> None:
+    """The model of this server has no grammars at all."""
+    body = {"messages": HELLO, "tools": [WEATHER], "tool_choice": "required"}
+    told = httpx.post(f"{serve(Speaker())}/v1/chat/completions", json=body)
+    error = told.json()["error"]
+    assert (told.status_code, error["param"]) == (400, "tools")
+    assert error["message"].startswith("a call of weather cannot be required: ")

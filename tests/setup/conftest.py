@@ -18,7 +18,7 @@ from edgespec.setup.planning import make_run_plan
 @pytest.fixture
 def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody measures this machine's bandwidth: 20 GB/s."""
-    monkeypatch.setattr("edgespec.setup.planning.memory_bandwidth", lambda: 20e9)
+    monkeypatch.setattr("edgespec.setup.planning.memory_bandwidth", lambda _: 20e9)
 
 
 @pytest.fixture

@@ -135,7 +135,7 @@ def test_without_onnxruntime_the_reason_says_so(
 
 
 def test_options_that_onnx_runtime_cannot_honour_are_refused(spec: ModelSpec) -> None:
-    with pytest.raises(UnsupportedError, match="--kv-type q8_0") as caught:
+    with pytest.raises(UnsupportedError, match="KV cache of q8_0") as caught:
         plan(spec, backend=ONNX, kv_type="q8_0")
     assert "llamacpp" in caught.value.hint
     with pytest.raises(UnsupportedError, match="--gpu-layers 4"):

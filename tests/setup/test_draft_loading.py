@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from loading_cases import (
     CURVE,
@@ -15,6 +16,7 @@ from loading_cases import (
     quiet,
 )
 from random_gguf import Q8_0, write_model
+from tiny_folder import write_folder
 
 import edgespec
 from edgespec.backends.fake import FakeBackend
@@ -66,5 +68,42 @@ def test_a_model_of_another_vocabulary_drafts(
             drafted = engine.generate(prompt, max_tokens=24)
             plain = engine.generate(prompt, max_tokens=24, speculate=False)
             assert drafted.token_ids == plain.token_ids
-            read = bytes(one for one in model._text.backend.tokens if one < 256).decode()
+            read = bytes(one for one in model._text.backend.tokens if one < 256).decode(
+                errors="replace"
+            )
             assert prompt in read, "what it was told"
+
+
+@pytest.mark.model
+def test_a_draft_model_whose_layers_slide_goes_back(tmp_path: Path) -> None:
+    """Its window is so short that they keep all cells: what was only a draft is taken back."""
+    draft = write_model(tmp_path / "slides.gguf", "gemma3", Q8_0, reads_bytes=True)
+    options = LoadOptions(draft_model=draft, drafter="model", context_size=256, threads=1)
+    with edgespec.load(embedded_model(), options) as engine:
+        assert isinstance(engine.drafter, CombinedDrafter)
+        model = engine.drafter.member("model")
+        assert isinstance(model, TranslatingDrafter)
+        backend = model._text.backend
+        backend.truncate(0)
+        text = list(b"to be or not to be that is the question whether it is nobler" * 2)
+        rows = [backend.prefill([token])[:256].copy() for token in text]
+        assert backend.truncate(30) == 30
+        again = [backend.prefill([token])[:256].copy() for token in text[30:40]]
+        np.testing.assert_allclose(again, rows[30:40], atol=1e-3)
+
+
+def test_an_onnx_folder_has_a_draft_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its tokens are not comparable with a GGUF file's, but its text is carried over."""
+    pytest.importorskip("onnxruntime")
+    monkeypatch.setattr(_Source, "limit", lambda _source, context, _ms: context.max_nodes)
+    monkeypatch.setattr(_Source, "is_worth_asking", lambda *_: True)
+    draft = write_model(tmp_path / "bytes.gguf", "llama", Q8_0, reads_bytes=True)
+    options = LoadOptions(draft_model=draft, drafter="model", context_size=128, threads=1)
+    with edgespec.load(write_folder(tmp_path / "folder"), options) as engine:
+        drafted = engine.generate("hello", max_tokens=20, raw=True)
+        plain = engine.generate("hello", max_tokens=20, raw=True, speculate=False)
+        assert drafted.token_ids == plain.token_ids
+        assert isinstance(engine.drafter, CombinedDrafter)
+        model = engine.drafter.member("model")
+        assert isinstance(model, TranslatingDrafter)
+        assert bytes(model._text.backend.tokens[:5]) == b"hello"

@@ -30,7 +30,7 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_vectors_are_those_of_the_paper(bert: Path) -> None:
     """Of several texts in one step: 0.999 and better, against plain numpy."""
-    with Embedder.load(bert) as embedder:
+    with Embedder(bert) as embedder:
         made = embedder.embed(TEXTS)
         ids = [embedder.tokenizer.encode(text, is_whole=True) for text in TEXTS]
     weights = random_weights()
@@ -47,7 +47,7 @@ def test_the_file_says_what_stands_for_a_text(tmp_path: Path, bert: Path) -> Non
     asked = edgespec.embed(TEXTS, bert, pooling="cls")
     last = edgespec.embed(TEXTS, bert, pooling="last")
     assert np.allclose(own, asked, atol=1e-5)
-    with Embedder.load(bert) as embedder:
+    with Embedder(bert) as embedder:
         ids = embedder.tokenizer.encode(TEXTS[0], is_whole=True)
         again = embedder.embed([ids]).rows[0]
     states = reference(random_weights(), ids)
@@ -58,7 +58,7 @@ def test_the_file_says_what_stands_for_a_text(tmp_path: Path, bert: Path) -> Non
 
 def test_long_texts_are_refused_or_cut_off(bert: Path) -> None:
     long = " ".join(WORDS[:8]) + " " + "cat " * 100
-    with Embedder.load(bert) as embedder:
+    with Embedder(bert) as embedder:
         assert embedder.chosen.context_size == 64
         with pytest.raises(ContextFullError, match="text 2 has 110 tokens, and at most 64 fit"):
             embedder.embed(["cat", long])
@@ -69,7 +69,7 @@ def test_long_texts_are_refused_or_cut_off(bert: Path) -> None:
 
 
 def test_what_is_no_text_is_refused_and_others_go_on(bert: Path) -> None:
-    with Embedder.load(bert) as embedder:
+    with Embedder(bert) as embedder:
         for wrong in ([], [-1], [99_999]):
             with pytest.raises(UnsupportedError, match="text 1 has"):
                 embedder.embed([wrong])
@@ -97,7 +97,7 @@ def test_vectors_that_may_be_shortened(tmp_path: Path, bert: Path) -> None:
 def test_documents_are_ranked(tmp_path: Path) -> None:
     path = write_random_bert(tmp_path / "rank.gguf", pooling=RANK)
     documents = ["the dog", "a mat!", "sun on the moon"]
-    with Embedder.load(path) as embedder:
+    with Embedder(path) as embedder:
         made = embedder.rerank("the cat", documents)
         pair = embedder._context.pair("the cat", documents[0])
         with pytest.raises(UnsupportedError, match="makes no vectors"):
@@ -113,7 +113,7 @@ def test_documents_are_ranked(tmp_path: Path) -> None:
 def test_many_callers_share_steps_and_get_their_own(bert: Path) -> None:
     """Twelve threads with lists of other lengths: every row is that of its text alone."""
     words = [f"{a} {b} {c}" for a in WORDS[:7] for b in WORDS[3:7] for c in WORDS[:4]]
-    with Embedder.load(bert) as embedder:
+    with Embedder(bert) as embedder:
         alone = {word: embedder.embed([word]).rows[0] for word in words}
         found: dict[int, object] = {}
 
@@ -134,7 +134,7 @@ def test_many_callers_share_steps_and_get_their_own(bert: Path) -> None:
 def test_a_text_ends_as_the_file_says(tmp_path: Path) -> None:
     """Models that embed by their last state were trained on that of the end token."""
     path = write_model(tmp_path / "llama.gguf", "llama", F32, reads_bytes=True, adds_end=True)
-    with Embedder.load(path, pooling="last", context_size=512) as embedder:
+    with Embedder(path, pooling="last", context_size=512) as embedder:
         ended = [*embedder.tokenizer.encode("abc"), VOCABULARY - 1]
         text, ids, prompt = embedder.embed(["abc", ended, ended[:-1]]).rows
     assert cosine(text, ids) > 0.99999 > cosine(text, prompt)
@@ -145,13 +145,13 @@ def test_a_text_in_parts_is_the_text_at_once(tmp_path: Path) -> None:
     path = write_model(tmp_path / "llama.gguf", "llama", F32, reads_bytes=True)
     text = [token % 256 for token in range(7, 1500, 5)]
     with pytest.raises(UnsupportedError, match="was made to write text"):
-        Embedder.load(path)
-    with Embedder.load(path, pooling="last", context_size=512) as embedder:
+        Embedder(path)
+    with Embedder(path, pooling="last", context_size=512) as embedder:
         assert len(text) > embedder.chosen.batch_size
         long, short = embedder.embed([text, text[:5]]).rows
-    with Embedder.load(path, pooling="mean", context_size=512) as embedder:
+    with Embedder(path, pooling="mean", context_size=512) as embedder:
         mean = embedder.embed([text[:1]]).rows[0]
-    with Embedder.load(path, pooling="last", context_size=512, threads=16) as embedder:
+    with Embedder(path, pooling="last", context_size=512, threads=16) as embedder:
         assert embedder.chosen.batch_size > len(text)
         whole = embedder.embed([text]).rows[0]
         first = embedder.embed([text[:1]]).rows[0]
@@ -160,7 +160,7 @@ def test_a_text_in_parts_is_the_text_at_once(tmp_path: Path) -> None:
 
 
 def test_closing_ends_callers_that_wait(bert: Path) -> None:
-    embedder = Embedder.load(bert)
+    embedder = Embedder(bert)
     problems: list[BaseException] = []
 
     def ask() -> None:
@@ -180,7 +180,7 @@ def test_closing_ends_callers_that_wait(bert: Path) -> None:
 
 def test_bytes_are_those_that_were_planned(bert: Path) -> None:
     """llama.cpp's own buffers, to the rounding of its log; a step takes no more afterwards."""
-    with Embedder.load(bert) as embedder:
+    with Embedder(bert) as embedder:
         embedder.embed(TEXTS * 20, truncate=True)
         planned, allocated = embedder.chosen.component_bytes, embedder.memory_bytes()
     assert allocated["compute"] == pytest.approx(planned["compute"], abs=16_384)
@@ -191,7 +191,7 @@ def test_all_who_wait_are_told_that_it_is_closed(
     bert: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While they are told, they take their texts out of the queue."""
-    embedder = Embedder.load(bert)
+    embedder = Embedder(bert)
     begun = threading.Event()
 
     def slow(_batch: object) -> None:

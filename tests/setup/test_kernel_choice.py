@@ -11,6 +11,7 @@ import pytest
 from footprint_cases import tensor
 from planning_cases import PLENTY, SPEC, curve, model, plan_of
 
+from edgespec.memory.plan.options import KernelChoice
 from edgespec.memory.plan.plan import Plan
 from edgespec.memory.plan.request import Request
 from edgespec.memory.plan.settings import settings_of
@@ -79,7 +80,8 @@ def reason_of(plan: Plan) -> str:
 
 def test_what_is_asked_for_is_not_measured_away() -> None:
     products({"1": (1.0, 9.0), "4": (1.0, 9.0)})
-    for kernels, used in (("on", True), ("off", False)):
+    asked: tuple[tuple[KernelChoice, bool], ...] = (("on", True), ("off", False))
+    for kernels, used in asked:
         plan = best_kernels(SPEC, replace(REQUEST, kernels=kernels), planner())
         assert plan.kernels is used and reason_of(plan) == "as asked"
 

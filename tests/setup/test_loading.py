@@ -91,7 +91,7 @@ def test_two_models_that_take_turns(plan: Plan, monkeypatch: pytest.MonkeyPatch)
 def free(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Sets the MiB that are free whenever it is asked; the last ones stay."""
     monkeypatch.setattr(loading, "prepare_kernels", lambda *_: None)
-    monkeypatch.setattr("edgespec.setup.planning.memory_bandwidth", lambda: 20e9)
+    monkeypatch.setattr("edgespec.setup.planning.memory_bandwidth", lambda _: 20e9)
     monkeypatch.setattr("edgespec.memory.device.accelerators.accelerators", lambda: ())
 
     monkeypatch.setattr("edgespec.setup.planning.this_machine", machine_by_hand)
@@ -120,7 +120,7 @@ def test_a_plan_is_made_anew_where_memory_went_meanwhile(
         free(86)
         return plan
 
-    monkeypatch.setattr(loading, "make_run_plan", planned)
+    monkeypatch.setattr(loading, "plan_or_say_what_fits", planned)
     free(8192)
     plan = loading.plan_to_load(SPEC, LONGEST, quiet)
     assert plan.predicted_peak_bytes <= 86 << 20

@@ -7,6 +7,7 @@ from time import time
 from typing import Any
 
 import pytest
+from bert_gguf import write_random_bert
 from random_gguf import Q8_0, write_model
 
 from edgespec.drafting.ledger import SAVINGS
@@ -117,12 +118,12 @@ def test_a_file_with_the_models_vocabulary_comes_first(
 ) -> None:
     """Then the embedded model, whatever else lies here; what cannot draft is passed over."""
     sibling = write_model(tmp_path / "sibling.gguf", "llama", Q8_0)
-    sliding = write_model(tmp_path / "sliding.gguf", "gemma3", Q8_0)
+    wordpiece = write_random_bert(tmp_path / "wordpiece.gguf")
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(b"GGUF")
     stranger = tmp_path / "stranger.gguf"
     write_model(stranger, "llama", Q8_0, reads_bytes=True, controls=["<x>"])
-    others = [Local(one.name, one, "folder") for one in (broken, sliding, sibling, stranger)]
+    others = [Local(one.name, one, "folder") for one in (broken, wordpiece, sibling, stranger)]
     small = here(monkeypatch, tmp_path / "small.gguf", EMBEDDED, *others)
     assert plan_of(target).draft_model == sibling
     here(monkeypatch, small, EMBEDDED, others[0], others[1], others[3])

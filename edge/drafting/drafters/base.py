@@ -52,6 +52,12 @@ class Drafter:
     def begin(self, tokens: Sequence[int]) -> None:
         """A new text starts with `tokens`: the prompt and the first token of the answer."""
 
+    def prepare(self, tokens: Sequence[int], count: int) -> None:
+        """The model reads `tokens`, of which `count` may be looked at: a text begins so soon.
+
+        Told again and again, so that no step of others waits for the whole prompt in `begin`.
+        """
+
     def estimate(self, context: StepContext) -> DraftEstimate | None:
         """What a draft model expects of a round before it is asked; None: asking costs no step."""
         return None

@@ -87,6 +87,7 @@ class _Source:
             context,
             spent_ms=estimate.first_ms,
             node_ms=estimate.node_ms,
+            tries=True,
         )
         if (size > 0 and hoped > rate) or self.ledger.is_full:
             return True
@@ -150,6 +151,11 @@ class CombinedDrafter(Drafter):
         for drafter in self._drafters:
             drafter.history = self.history
             drafter.begin(tokens)
+
+    def prepare(self, tokens: Sequence[int], count: int) -> None:
+        for drafter in self._drafters:
+            drafter.history = self.history
+            drafter.prepare(tokens, count)
 
     def propose(self, context: StepContext, base: Proposal = EMPTY) -> Proposal:
         """One tree of what every drafter that is asked proposes."""

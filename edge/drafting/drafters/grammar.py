@@ -34,6 +34,9 @@ class GrammarDrafter(CountingDrafter):
     def begin(self, tokens: Sequence[int]) -> None:
         self._inner.begin(tokens)
 
+    def prepare(self, tokens: Sequence[int], count: int) -> None:
+        self._inner.prepare(tokens, count)
+
     def propose(self, context: StepContext, base: Proposal = EMPTY) -> Proposal:
         """The forced text, cut into tokens, or the other drafter's proposal."""
         self._proposal = EMPTY

@@ -347,6 +347,7 @@ class WritingDrafter(CountingDrafter):
             spent_ms=spent_ms,
             node_ms=0.0 if self._block else self._step_ms(),
             drafted=depth,
+            tries=True,  # as what is verified is chosen
         )
         return size > depth
 

@@ -69,6 +69,9 @@ class SuffixDrafter(CountingDrafter):
         super().__init__(new_calibration(known_counts(self.name, NUM_CELLS)))
         self.texts = texts or TextIndex()
         self._text: Text | None = None
+        # Of a text that is read: its tokens, and how many of them are in the index already.
+        self._coming: Sequence[int] = ()
+        self._num_indexed = 0
 
     @property
     def nbytes(self) -> int:
@@ -77,7 +80,18 @@ class SuffixDrafter(CountingDrafter):
     def begin(self, tokens: Sequence[int]) -> None:
         """Start a new text; older ones of its history stay as a weaker source."""
         super().begin(tokens)
-        self._text = self.texts.begin(self.history, tokens)
+        self.prepare(tokens, len(tokens))
+        self._num_indexed = 0
+
+    def prepare(self, tokens: Sequence[int], count: int) -> None:
+        """Index the first `count` tokens, about 4 us each."""
+        done = self._num_indexed
+        if self._text is None or not done or tokens[:done] != self._coming[:done]:
+            self._text = self.texts.begin(self.history, tokens, max(1, count))
+            done = max(1, count, len(self._text.tokens))  # another text may have had more
+        elif count > done:
+            self._text, done = self.texts.extend(self._text, tokens[done:count]), count
+        self._coming, self._num_indexed = tokens, done
 
     def recall(self, texts: Sequence[KeptText]) -> None:
         """Texts of earlier runs are a source like older texts of this one."""

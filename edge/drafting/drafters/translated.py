@@ -15,7 +15,7 @@ import re
 from codecs import getincrementaldecoder
 from collections.abc import Sequence
 from contextlib import suppress
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import Any
 
 from edgespec.backends.base import Backend, Logits, Tokenizer
@@ -258,11 +258,8 @@ class TranslatedText(ModelText):
     def append(self, emitted: Sequence[int]) -> None:
         """Go on with more of the target's tokens."""
         self.written = [*self.written, *emitted][-_MOST_OPEN:]
-        token_bytes, pieces = (
-            self._translation.target.tokenizer.token_bytes,
-            self._translation.draft,
-        )
-        new = self._decoder.decode(b"".join(map(token_bytes, emitted))).encode()
+        target, pieces = self._translation.target.tokenizer, self._translation.draft
+        new = self._decoder.decode(b"".join(map(target.token_bytes, emitted))).encode()
         for token in self.drafted:  # what was right stays as it was drafted
             piece = pieces.tokenizer.token_bytes(token)
             if not (piece and new.startswith(piece)):
@@ -283,7 +280,7 @@ class TranslatedText(ModelText):
 
     def _leave_behind(self) -> None:
         """Begin anew with the first and the last tokens where that is less to read, or all fits."""
-        most, first = constants.USUAL_PROMPT, constants.TEXT_FIRST
+        most, first = constants.TEXT_READ, constants.TEXT_FIRST
         most = min(most, (self.backend.context_size - self._room) // 2)
         if len(self.tokens) > most and (len(self.tokens) - self.shared > most or not self._fits):
             first = min(first, most // 2)
@@ -454,9 +451,8 @@ def complete(data: bytes) -> int:
 def new_calibration() -> Calibration:
     """Cells are numbered (drawn * 2 + last) * shares + share."""
     groups = [cell // SHARES for cell in range(4 * SHARES)]
-    tries, borders = constants.BELIEVED_TRIES, (0.0, *constants.SHARE_BORDERS, 1.0)
-    said = [tries * (low + high) / 2.0 for low, high in pairwise(borders)]
-    known = {cell: (said[cell % SHARES], tries) for cell in range(len(groups))}
+    counted = [pair for part in constants.TRANSLATED_HITS for pair in part]
+    known = dict(enumerate([*counted, *counted]))
     return Calibration(len(groups), groups, groups, [constants.FIRST_CHANCE] * 4, known)
 
 
@@ -475,6 +471,7 @@ class TranslatingDrafter(ModelDrafter):
         self._calibration, self._translation = new_calibration(), translation
         self._places = calibration_of_places(constants.TRANSLATED_GAINS)
         self._text = TranslatedText(backend, translation, constants.LONGEST)
+        self._usual_prompt = constants.TEXT_READ
 
     def begin(self, tokens: Sequence[int]) -> None:
         """Start a new text, for which those before it say little: languages and tasks differ."""

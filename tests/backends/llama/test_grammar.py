@@ -167,6 +167,55 @@ def test_expressions_and_grammars(
     assert not takes(tokenizer, made(tokenizer, text, kind), wrong)
 
 
+TOKENS = [
+    ('root ::= <|im_start|> "a"', [[1, "a"]], [["a"], [1], [1, 1, "a"]]),
+    ('root ::= "a" <[1]> | "<[0]>" [<[0>]* # <[0]>', [["a", 1], ["<[0]>0>"]], [["a"], [0]]),
+    ("root ::= text* <|im_start|>\ntext ::= !<[1]>", [["ab", 1], [3, 1], [1]], [["ab"], [1, 1]]),
+    ('root ::= ("a" <|im_start|>){2}', [["a", 1, "a", 1]], [["a", 1]]),
+    ('root ::= "a" <|im_end|>', [["a"]], [[], ["b"]]),  # an answer ends where its text may end
+    ("root ::= <[49151]>", [[49151]], [[49150]]),
+]
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(("text", "taken", "refused"), TOKENS)
+def test_a_grammar_may_name_tokens(
+    tokenizer: VocabularyTokenizer, text: str, taken: list[Any], refused: list[Any]
+) -> None:
+    """By their text or their id, as llama.cpp's grammars do; the quoted ones are texts."""
+    end = next(one for one in range(tokenizer.vocab_size) if tokenizer.is_end(one))
+
+    def fits(parts: list[int | str]) -> bool:
+        grammar = made(tokenizer, text, "grammar")
+        for part in parts:
+            ids = tokenizer.encode(part, add_special=False) if isinstance(part, str) else [part]
+            for token in ids:
+                if not grammar.allows(token):
+                    return False
+                grammar.accept(token)
+        return grammar.allows(end)
+
+    assert all(map(fits, taken)) and not any(map(fits, refused))
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("root ::= <no such token>", "names <no such token>, which is"),
+        ("root ::= <[999999999]>", "cannot be used"),
+        ('start ::= "a"', "No 'root' rule found"),
+        ('# root ::= "b"\nnext ::= "a"', "No 'root' rule found"),
+    ],
+)
+def test_a_grammar_without_its_root_or_its_tokens_says_so(
+    tokenizer: VocabularyTokenizer, text: str, words: str
+) -> None:
+    with pytest.raises(UnsupportedError) as caught:
+        made(tokenizer, text, "grammar")
+    assert words in str(caught.value)
+
+
 @pytest.mark.parametrize("kind", ["json_schema", "regex", "grammar"])
 def test_a_form_begins_behind_a_thought(tokenizer: VocabularyTokenizer, kind: str) -> None:
     form = {"json_schema": '{"const": "yes"}', "regex": '"yes"', "grammar": 'root ::= "\\"yes\\""'}

@@ -31,7 +31,7 @@ from edgespec.backends.llama.library import (
     set_params,
 )
 from edgespec.errors import BackendError, MissingDependencyError
-from edgespec.memory.device import host
+from edgespec.memory.device import host, llama_binary
 
 NONE, DEBUG, INFO, WARN, ERROR, CONTINUATION = range(6)  # ggml_log_level
 MEBIBYTE = 2**20
@@ -153,6 +153,7 @@ def test_the_first_use_in_two_threads_is_one(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(sys.modules, "llama_cpp.llama_cpp", module)
     fresh = functools.cache(_initialised.__wrapped__)
     monkeypatch.setattr(llama_library, "_initialised", fresh)
+    monkeypatch.setattr(llama_library, "_warn_of_another_build", lambda: None)
     with ThreadPoolExecutor(2) as pool:
         found = [one.result(30) for one in [pool.submit(library) for _ in range(2)]]
     assert found == [module, module]
@@ -442,6 +443,29 @@ def test_a_library_that_is_not_there_is_a_sentence(tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------------------- structures
+
+
+ANOTHER = """
+from edgespec.memory.device import llama_binary
+llama_binary.COMMIT = "1234567"
+from edgespec.backends.llama.library import library
+library(), library()
+"""
+
+
+def test_another_build_is_told_once() -> None:
+    """As with LLAMA_CPP_LIB_PATH: its structures may differ, and nobody else compares them."""
+    done = subprocess.run(
+        [sys.executable, "-c", ANOTHER], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stderr.count("was not tested with this llama.cpp: ggml 0.25.3 of commit") == 1
+
+
+def test_the_build_is_that_of_the_kernels() -> None:
+    source = Path(__file__).parents[3] / "backends" / "kernels" / "ggml_structures.h"
+    text = source.read_text(encoding="utf-8")
+    assert f'kVersion = "{llama_binary.GGML_VERSION}"' in text
+    assert f'kCommit = "{llama_binary.COMMIT}"' in text
 
 
 def renamed(name: str) -> Any:

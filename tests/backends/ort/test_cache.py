@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from random_gguf import Q8_0, write_model
 from edgespec.backends.ort import cache as ort_cache
 from edgespec.errors import BackendError, UnsupportedError
 from edgespec.models.spec import ModelSpec, read_model_spec
+from edgespec.models.writing import making
 
 
 @pytest.fixture
@@ -91,7 +93,7 @@ def test_a_conversion_that_fails_says_why_and_leaves_nothing(
     stand_in(monkeypatch, tmp_path, body)
     with pytest.raises(kind, match=f"^{sentence}$"):
         ort_cache.converted(spec, tmp_path / "cache", "cpu")
-    assert os.listdir(tmp_path / "cache") == []
+    assert os.listdir(tmp_path / "cache") == ["lock"]
 
 
 def test_whoever_converts_last_takes_the_folder_of_the_one_that_was_faster(
@@ -106,7 +108,7 @@ def test_whoever_converts_last_takes_the_folder_of_the_one_that_was_faster(
     stand_in(monkeypatch, tmp_path, body)
     folder = ort_cache.converted(spec, tmp_path / "cache", "cpu")
     assert (folder / "model.onnx").read_text() == "theirs"
-    assert list((tmp_path / "cache").iterdir()) == [folder]
+    assert set((tmp_path / "cache").iterdir()) == {folder, tmp_path / "cache" / "lock"}
 
 
 def test_a_folder_of_which_something_is_missing_is_made_again(
@@ -117,7 +119,7 @@ def test_a_folder_of_which_something_is_missing_is_made_again(
     (folder / "weights.bin").unlink()
     assert ort_cache.converted(spec, tmp_path / "cache", "cpu") == folder
     assert (folder / "weights.bin").read_text() == "weights"
-    assert list((tmp_path / "cache").iterdir()) == [folder]
+    assert set((tmp_path / "cache").iterdir()) == {folder, tmp_path / "cache" / "lock"}
 
 
 def test_a_rename_that_fails_is_an_error_and_no_model(
@@ -131,7 +133,18 @@ def test_a_rename_that_fails_is_an_error_and_no_model(
     monkeypatch.setattr(os, "replace", denied)
     with pytest.raises(UnsupportedError, match=r"cannot write .*: Permission denied"):
         ort_cache.converted(spec, tmp_path / "cache", "cpu")
-    assert os.listdir(tmp_path / "cache") == []
+    assert os.listdir(tmp_path / "cache") == ["lock"]
+
+
+def test_who_comes_while_another_one_converts_waits_and_takes_its_folder(
+    spec: ModelSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted = "open(Path(sys.argv[2]).parents[1] / 'runs', 'a').write('x')\ntime.sleep(0.3)\n"
+    stand_in(monkeypatch, tmp_path, f"import time\n{counted}{_WHOLE}")
+    with ThreadPoolExecutor(2) as pool:
+        made = [pool.submit(ort_cache.converted, spec, tmp_path / "cache", "cpu") for _ in range(2)]
+    assert made[0].result() == made[1].result()
+    assert (tmp_path / "runs").read_text() == "x"
 
 
 def test_what_a_killed_conversion_left_is_removed_by_the_next_one(
@@ -139,11 +152,11 @@ def test_what_a_killed_conversion_left_is_removed_by_the_next_one(
 ) -> None:
     """Whatever model it was of; what a living process makes stays, and is no converted model."""
     stand_in(monkeypatch, tmp_path, _WHOLE)
-    dead = tmp_path / "cache" / f".another-model.{2**31 - 2}-0.partial"
-    alive = tmp_path / "cache" / f".another-model.{os.getppid()}-0.partial"
-    for folder in (dead, alive):
-        (folder / "packed").mkdir(parents=True)
-        (folder / "packed" / "weights.bin").write_bytes(bytes(100))
+    dead = tmp_path / "cache" / ".another-model.123-0.partial"
+    dead.mkdir(parents=True)
     monkeypatch.setattr(ort_cache, "_KEPT_BYTES", 1)
-    made = ort_cache.converted(spec, tmp_path / "cache", "cpu")
-    assert set((tmp_path / "cache").iterdir()) == {made, alive}
+    with making(tmp_path / "cache" / "another-model") as alive:
+        (alive / "packed").mkdir(parents=True)
+        (alive / "packed" / "weights.bin").write_bytes(bytes(100))
+        made = ort_cache.converted(spec, tmp_path / "cache", "cpu")
+        assert made.is_dir() and alive.is_dir() and not dead.exists()

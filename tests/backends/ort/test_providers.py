@@ -43,6 +43,7 @@ class FakeRuntime:
     counts: dict[str, int] = field(default_factory=lambda: {CPU_PROVIDER: 10})
     sessions: list[dict[str, Any]] = field(default_factory=list)
     options: Any = None
+    __version__ = "1.0"
 
     def get_available_providers(self) -> list[str]:
         return [*self.built_in, CPU_PROVIDER]
@@ -76,6 +77,8 @@ class FakeRuntime:
             for name, count in self.counts.items()
         ]
         return SimpleNamespace(get_provider_graph_assignment_info=lambda: parts)
+
+    InferenceSession.get_provider_graph_assignment_info = None  # type: ignore[attr-defined]
 
 
 def use(monkeypatch: pytest.MonkeyPatch, runtime: FakeRuntime) -> FakeRuntime:
@@ -141,6 +144,18 @@ def test_a_provider_is_named_and_never_left_to_a_policy(monkeypatch: pytest.Monk
     assert all(session["enable_fallback"] == 0 for session in runtime.sessions)
 
 
+def test_a_runtime_that_does_not_tell_what_runs_on_a_device_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As the newest one for Python 3.10: it was an AttributeError, behind the compilation."""
+    runtime = use(monkeypatch, FakeRuntime(plugins=[(QNN, "NPU")]))
+    monkeypatch.delattr(FakeRuntime.InferenceSession, "get_provider_graph_assignment_info")
+    with pytest.raises(UnsupportedError, match=r"ONNX Runtime 1\.0 does not tell") as caught:
+        open_session(Path("m.onnx"), 3, choose("npu"))
+    assert "3.11" in caught.value.hint and runtime.sessions == []
+    open_session(Path("m.onnx"), 3, CPU_DEVICE)
+
+
 def test_a_device_that_would_run_little_of_the_graph_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -157,6 +172,7 @@ def test_a_provider_that_does_not_start_is_a_sentence(monkeypatch: pytest.Monkey
     def fail(*_arguments: Any, **_chosen: Any) -> Any:
         raise RuntimeError("no driver")
 
+    fail.get_provider_graph_assignment_info = None  # type: ignore[attr-defined]
     monkeypatch.setattr(runtime, "InferenceSession", fail, raising=False)
     with pytest.raises(BackendError, match=r"cannot load m\.onnx: no driver"):
         open_session(Path("m.onnx"), 1, choose("gpu"))

@@ -379,3 +379,11 @@ def test_a_state_that_is_of_no_use_is_ignored(
     before = drafter.state()
     drafter.load_state(document)
     assert drafter.state() == before
+
+
+def test_a_size_that_was_not_measured_is_drafted_for(clock: Clock) -> None:
+    """As one is verified: by what its neighbours took. Else it would never be measured."""
+    drafter, _ = drafter_of(counting, clock, 0.01)
+    drafter.begin([0, 1])
+    times = (10.0, 10.1, INF, 10.3)
+    assert len(drafter.propose(context_of(*times, max_nodes=2, branches=False))) == 2

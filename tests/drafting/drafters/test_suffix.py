@@ -270,3 +270,32 @@ def test_drafters_are_made_by_name() -> None:
         make_drafter("suffix,suffix")
     with pytest.raises(UnsupportedError, match="needs a draft model"):
         make_drafter("suffix,model")
+
+
+@pytest.mark.parametrize("cuts", [[], [1], [0, 5, 5, 20], [7, 30, 61], [61, 3]])
+def test_a_text_that_is_indexed_in_pieces_is_the_same_text(cuts: Sequence[int]) -> None:
+    """Also behind a reading that was given up, and where an older text begins like it."""
+    rng = random.Random(5)
+    older, other = [[rng.randrange(4) for _ in range(60)] for _ in range(2)]
+    text = [*older[:40], *(rng.randrange(4) for _ in range(21))]
+    whole, pieces = SuffixDrafter(), SuffixDrafter()
+    for drafter in (whole, pieces):
+        drafter.begin(older)
+        drafter.prepare(other, 50)
+    for count in cuts:
+        pieces.prepare(text, count)
+    for drafter in (whole, pieces):
+        drafter.begin([*text, 1])
+    assert whole._text is not None and pieces._text is not None
+    assert pieces._text.tokens == whole._text.tokens
+    assert len(pieces._text.links[0]) == len(whole._text.links[0])
+    assert [place[1:] for place in pieces.texts.places(pieces._text) if place[3]] == [
+        place[1:] for place in whole.texts.places(whole._text) if place[3]
+    ]
+
+
+def test_a_later_text_is_not_taken_for_one_that_was_read() -> None:
+    drafter = SuffixDrafter()
+    drafter.prepare([1, 2, 3, 4, 5, 6], 6)
+    drafter.begin([9, 8, 7])
+    assert drafter._text is not None and list(drafter._text.tokens) == [9, 8, 7]

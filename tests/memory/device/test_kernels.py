@@ -51,3 +51,10 @@ print(attach())
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout != "a model was loaded before them\n"
+
+
+def test_without_a_compiled_library_there_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was "None: cannot open shared object file"."""
+    monkeypatch.setattr(kernels, "kernel_library", lambda: None)
+    with pytest.raises(OSError, match="were not compiled"):
+        kernels.open_library()

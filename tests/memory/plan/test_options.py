@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 from dataclasses import fields
 from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 import typer
@@ -15,8 +17,9 @@ from edgespec.cli import settings
 from edgespec.cli.main import application
 from edgespec.cli.options import PlanOptions
 from edgespec.errors import UnsupportedError
+from edgespec.memory.bytes.shape import KV_TYPE_BYTES
 from edgespec.memory.plan import options as module
-from edgespec.memory.plan.options import LoadOptions
+from edgespec.memory.plan.options import DRAFTERS, Drafters, KvType, LoadOptions
 from edgespec.memory.plan.request import Request
 from edgespec.option_fields import options_of
 
@@ -32,7 +35,46 @@ def test_keywords_are_the_fields() -> None:
         for part in classes["LoadKeywords"].body
         if isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name)
     }
-    assert keywords == {field.name: field.type for field in fields(LoadOptions)}
+    assert keywords.pop("drafter") == "Drafters"  # the field has what is found of them, too
+    assert keywords == {
+        field.name: field.type for field in fields(LoadOptions) if field.name != "drafter"
+    }
+
+
+def test_closed_sets_are_whole() -> None:
+    assert set(get_args(KvType)) == {*KV_TYPE_BYTES}
+    ones = [("",), ("suffix", ""), ("recycling", ""), ("model", "head", "window", "")]
+    lists = {",".join(filter(None, one)) for one in itertools.product(*ones)} - {""}
+    assert set(get_args(Drafters)) == {"auto", "none"} | lists
+    assert {*",".join(lists).split(",")} == {*DRAFTERS}
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [({"ctx": 512}, "context_size"), ({"budget_byte": 1}, "budget_bytes"), ({"ngl": 1}, "gpu_lay")],
+)
+def test_a_wrong_keyword_is_the_called_function_s(given: Any, meant: str) -> None:
+    """It was blamed on the class that happens to hold the options."""
+    for called in (edgespec.load, edgespec.plan):
+        with pytest.raises(
+            TypeError, match=rf"^{called.__name__}\(\) got .* Did you mean '{meant}"
+        ):
+            called(**given)
+    with pytest.raises(TypeError, match=r"^Embedder\(\) got .*'poling'"):
+        edgespec.Embedder("x.gguf", poling="last")  # type: ignore[call-arg]
+
+
+@pytest.mark.model
+def test_errors_of_python_speak_of_arguments() -> None:
+    with pytest.raises(edgespec.DoesNotFitError) as caught:
+        edgespec.plan(budget_bytes=10 << 20)
+    enough = re.fullmatch(r"`budget_bytes=(\d+)` is enough", caught.value.hint)
+    assert enough and edgespec.plan(budget_bytes=int(enough[1]))
+    with pytest.raises(UnsupportedError, match=r"^context_size=100000 exceeds") as refused:
+        edgespec.load(context_size=100000)
+    assert refused.value.hint == "use context_size=8192 or less"
+    with pytest.raises(UnsupportedError, match=r"^context_size=0 is not possible"):
+        LoadOptions.of(None, context_size=0)
 
 
 def test_every_field_is_an_option_a_variable_and_a_line_of_the_documentation() -> None:

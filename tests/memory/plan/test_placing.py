@@ -18,6 +18,7 @@ from planning_cases import (
     peak,
     plan_of,
     reason,
+    refusal,
     with_experts,
 )
 
@@ -73,7 +74,9 @@ def test_exact_knows_the_heads_that_our_attention_does_not_have(keys: int, value
 
 
 def test_a_cache_type_needs_heads_of_whole_blocks() -> None:
-    with pytest.raises(UnsupportedError, match=r"--kv-type q8_0 .* multiple of 32 .* 80") as caught:
+    with pytest.raises(
+        UnsupportedError, match=r"KV cache of q8_0 .* multiple of 32 .* 80"
+    ) as caught:
         plan_of(model(head=80), kv_type="q8_0")
     assert "--kv-type f16" in caught.value.hint
 
@@ -191,7 +194,7 @@ def test_only_the_preference_for_context_takes_a_smaller_cache_and_says_what_it_
     long = plan_of(budget_bytes=budget, prefer="context")
     assert (long.kv_type_k, long.kv_type_v) == ("q8_0", "q8_0")
     assert long.context_size == 7424  # 34 bytes for 32 values instead of 64
-    assert "cost in quality" in reason(long, "kv_type")
+    assert "what it loses is measured" in reason(long, "kv_type")
     assert plan_of(budget_bytes=budget, prefer="speed").kv_type_k == "f16"
     ample = plan_of(prefer="context")
     assert (ample.kv_type_k, ample.context_size) == ("f16", SPEC.context_length)
@@ -203,16 +206,42 @@ def test_only_the_preference_for_context_takes_a_smaller_cache_and_says_what_it_
         ({}, "q8_0"),
         ({"q8_0": 0.001}, "q8_0"),
         ({"q8_0": 0.001, "q4_0": 0.5}, "q8_0"),
-        ({"q8_0": 0.001, "q4_0": 0.008}, "q4_0"),
-        ({"q8_0": 0.02, "q4_0": 0.5}, "f16"),
+        ({"q8_0": 0.001, "q4_0": 0.08}, "q4_0"),
+        ({"q8_0": 0.001, "q8_0/q4_0": 0.02, "q5_0": 0.3}, "q8_0/q4_0"),
+        ({"q8_0": 0.11, "q4_0": 0.5}, "f16"),
     ],
 )
 def test_measured_losses_decide_which_cache_is_taken(losses: dict[str, float], kind: str) -> None:
     """The budget is one that q8_0 does not make large enough either."""
     plan = plan_of(budget_bytes=peak(context_size=4096), prefer="context", kv_losses=losses)
-    assert plan.kv_type_k == plan.kv_type_v == kind
+    assert (plan.kv_type, plan.kv_loss) == (kind, losses.get(kind))
     if kind in losses:
-        assert f"divergence of {losses[kind]:.4f}" in reason(plan, "kv_type")
+        assert f"loses {losses[kind]:.2g} nats" in reason(plan, "kv_type")
+
+
+@pytest.mark.parametrize(
+    ("asked", "pair"),
+    [
+        ({"kv_type": "q8_0", "cache_type_v": "q4_0"}, ("q8_0", "q4_0")),
+        ({"cache_type_v": "q4_0"}, ("f16", "q4_0")),
+        ({"cache_type_k": "q8_0", "cache_type_v": "q8_0"}, ("q8_0", "q8_0")),
+    ],
+)
+def test_keys_and_values_may_have_two_types(asked: dict[str, str], pair: tuple[str, str]) -> None:
+    plan = plan_of(**asked)
+    assert (plan.kv_type_k, plan.kv_type_v) == pair
+    assert plan_of(**asked, kv_losses={plan.kv_type: 3.0}).kv_loss == 3.0
+
+
+def test_a_cache_that_loses_much_is_told_where_it_is_asked_for_and_never_proposed() -> None:
+    asked = plan_of(kv_type="q4_0", kv_losses={"q4_0": 5.2, "q8_0": 0.004})
+    assert "loses 5.2 nats against f16" in reason(asked, "kv_type")
+    assert "no longer this model's" in reason(asked, "kv_type")
+    assert asked.as_json()["kv_losses"]["value"] == "q8_0 0.004, q4_0 5.2"
+    assert "measured by the first load" in reason(plan_of(kv_type="q4_0"), "kv_type")
+    tight: dict[str, Any] = {"context_size": 4096, "budget_bytes": peak(context_size=2560)}
+    hint = refusal(**tight, kv_losses={"q8_0": 0.2, "q5_0": 0.01}).hint
+    assert "--kv-type q5_0" in hint and "q8_0" not in hint and "loses 0.01 nats" in hint
 
 
 # -- experts ---------------------------------------------------------------------------------------

@@ -99,7 +99,7 @@ def test_every_choice_has_a_reason() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"kv_type": "q5_1"}, "'q5_1'"),
+        ({"kv_type": "q9"}, "'q9'"),
         ({"threads": 0}, "--threads 0"),
         ({"threads": -4}, "--threads -4"),
         ({"draft_max": -1}, "--draft-max -1"),

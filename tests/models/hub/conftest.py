@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from hub_files import NAME, write
-from hub_server import COMMIT, Hub, empty_home, endpoint
+from hub_server import COMMIT, Hub, empty_home, endpoint, serving
 from random_gguf import F32, Q8_0, write_model
 
 from edgespec.models.hub import fetching
@@ -18,6 +18,12 @@ from edgespec.models.hub import fetching
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return empty_home(tmp_path / "home", monkeypatch)
+
+
+@pytest.fixture
+def hub_elsewhere() -> Iterator[Hub]:
+    with serving(Hub()) as hub:
+        yield hub
 
 
 @pytest.fixture

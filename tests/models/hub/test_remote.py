@@ -143,6 +143,46 @@ def test_a_commit_is_forty_digits(repository: Hub, home: Path, commit: Any) -> N
     assert files_below(home.parent) == before
 
 
+def tree(hub: Hub) -> str:
+    return f"{hub.address}/api/models/{NAME}/tree/{COMMIT}"
+
+
+def test_pages_without_an_end(repository: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Empty ones count no files, and the library would ask for them for ever."""
+    monkeypatch.setattr(fetching, "_MOST_PAGES", 5)
+    repository.listing, repository.following = [], tree(repository)
+    with pytest.raises(DownloadError, match="over 5 pages"):
+        fetching.find(NAME)
+    assert len(repository.asked) == 6
+
+
+def test_a_page_without_an_end(repository: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetching, "_MOST_PAGE_BYTES", 1 << 20)
+    repository.endless = True
+    with pytest.raises(DownloadError, match="over 1 MiB a page"):
+        fetching.find(NAME)
+
+
+def test_no_listing_names_another_host(
+    repository: Hub, hub_elsewhere: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would get the token, or have this machine ask in its own network."""
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    repository.following = f"{hub_elsewhere.address}/steal"
+    with pytest.raises(DownloadError, match="has the address 'http://"):
+        fetching.find(NAME)
+    repository.following, repository.moved = "", f"{hub_elsewhere.address}/api/models/new/name"
+    with pytest.raises(DownloadError, match="has the address 'http://"):
+        fetching.find(NAME)
+    assert hub_elsewhere.asked == []
+
+
+def test_a_repository_that_was_renamed_is_found(repository: Hub) -> None:
+    repository.moved, repository.written = "/api/models/new/name", "new/name"
+    repository.repositories["new/name"] = repository.repositories[NAME]
+    assert fetching.list_repository(NAME).files
+
+
 def test_files_beside_the_models_are_nobodys_concern(repository: Hub) -> None:
     repository.repositories[NAME]["a:b\\c.md"] = b"notes"
     assert fetch().name == "Tiny-Q8_0.gguf"

@@ -7,7 +7,7 @@ import json
 import re
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -47,6 +47,9 @@ class Hub:
     commit: Any = COMMIT  # as told; files are served under COMMIT
     listing: Any = None  # in place of the files
     written: str = "x/y"  # how the hub writes the repository's name
+    following: str = ""  # the address of each listing's next page
+    moved: str = ""  # where a question about the repository is sent instead
+    endless: bool = False  # listings are a number of blanks that does not end
     asked: list[Asked] = field(default_factory=list)
 
     def sent(self, path: str) -> list[Asked]:
@@ -119,7 +122,9 @@ class _Handler(BaseHTTPRequestHandler):
         if match := re.fullmatch(r"/cdn/(\w+)", path):
             self._send_bytes(match[1], asked)
         elif match := _API.fullmatch(path):
-            if not self._refused(name := self._known(match[1])):
+            if self.hub.moved and not match[2] and not self.hub.moved.endswith(match[1]):
+                self._empty(307, Location=self.hub.moved)
+            elif not self._refused(name := self._known(match[1])):
                 self._send_json(self._tree(name) if match[2] else self._info())
         elif match := _RESOLVE.fullmatch(path):
             if not self._refused(name := self._known(match[1])):
@@ -189,8 +194,13 @@ class _Handler(BaseHTTPRequestHandler):
         body = json.dumps(document).encode()
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
+        if self.hub.following:
+            self.send_header("Link", f'<{self.hub.following}>; rel="next"')
+        self.send_header("Content-Length", str(1 << 40 if self.hub.endless else len(body)))
         self.end_headers()
+        with suppress(OSError):
+            while self.hub.endless:
+                self.wfile.write(b" " * (1 << 16))
         self.wfile.write(body)
 
     def _empty(self, status: int, **headers: str) -> None:

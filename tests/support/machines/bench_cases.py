@@ -52,9 +52,11 @@ def document(**changes: Any) -> dict[str, Any]:
     found: dict[str, Any] = {
         "model": {"file": "tiny.gguf", "name": "Tiny", "type": "Q4_0", "bytes": 1},
         "machine": {
+            "measured_at": "2026-11-27 12:00 +0000",
             "cpu": "A processor of some length indeed", "cores": 2, "system": "Linux x86_64",
             "python": "3.11.7", "edgespec": "0.1.0", "llama_cpp_python": "0.3.36",
         },
+        "busy_neighbours": 1.2,
         "settings": {"max_tokens": 128, "repeats": 3, "prompts": 4, "tasks": 2},
         "ceiling": {
             "bytes_per_token": 86 << 20, "memory_bytes_per_s": 40e9, "tokens_per_s": 443.6,

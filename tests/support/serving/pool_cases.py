@@ -13,6 +13,7 @@ from waiting import PATIENCE_S
 
 from edgespec.decode.engine import Engine
 from edgespec.errors import ModelFileError
+from edgespec.serve.asked import Defaults, Setup
 from edgespec.serve.model_file import about
 from edgespec.serve.parsing import Limits
 from edgespec.serve.pool import Loaded
@@ -37,6 +38,7 @@ class Made:
         self.others: list[int] = []  # models that were there at each load
         self.shared = Shared(Limits())
         self.backends: list[Speaker] = []
+        self.setup = Setup(self.names, 2048, Defaults(), Limits())
 
     def plan(self, _pinned: Sequence[Sizes]) -> None:
         if isinstance(self.failure, ModelFileError):

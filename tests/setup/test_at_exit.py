@@ -1,0 +1,35 @@
+"""Models that are still open when Python ends."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import sys
+import edgespec
+
+
+class Holder:
+    def __init__(self) -> None:
+        self.engine = edgespec.load(context_size=256)
+
+    def __del__(self) -> None:
+        self.engine.close()
+
+
+holder = Holder()
+holder.engine.generate("hi", max_tokens=2)
+sys.modules["kept"] = holder  # until nothing can be imported any more
+"""
+
+
+@pytest.mark.model
+def test_a_model_that_is_closed_at_the_end_says_nothing() -> None:
+    """Its destructor came when modules were gone, and left a traceback."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=120
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
