@@ -52,6 +52,7 @@ from edgespec.measure.timing import one_step, some_tokens
 from edgespec.memory.bytes.footprint import multiplied_tensors
 from edgespec.memory.device import host
 from edgespec.memory.device.kernels import instruction_set
+from edgespec.memory.plan.options import BackendName
 from edgespec.memory.store import cache
 from edgespec.models.onnx.facts import GQA, SPLIT, GraphOptions, read_facts
 from edgespec.models.onnx.folder import GRAPH_FILE
@@ -264,7 +265,7 @@ def _in_own_process(model: Path, backend: str) -> dict[str, Any]:
     return found
 
 
-def _measure(model: Path, name: str) -> dict[str, Any]:
+def _measure(model: Path, name: BackendName) -> dict[str, Any]:
     with edgespec.load(model, backend=name, context_size=2048, draft_max=15) as engine:
         backend = engine.backend
         times = {str(size): ms for size, ms in _step_times(backend, _SIZES, _REPEATS).items()}

@@ -25,6 +25,7 @@ import edgespec
 from edgespec.bench.switch_calibration import forced_rows, prices_of, trace_of
 from edgespec.decode.stats import LARGE, SMALL, ModelTurn
 from edgespec.memory.device.host import cpu_name, usable_cores
+from edgespec.memory.plan.options import KernelChoice
 from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.prefix import common_prefix_length
 from edgespec.setup.loading import load
@@ -128,7 +129,7 @@ QUESTIONS = {
 }
 
 
-def asked(path: str, kernels: str) -> tuple[int, float, str]:
+def asked(path: str, kernels: KernelChoice) -> tuple[int, float, str]:
     """Right answers, tokens/s, and the first answer."""
     right, tokens, seconds, first = 0, 0, 0.0, ""
     with edgespec.load(path, context_size=512, kernels=kernels, drafter="none") as engine:

@@ -28,7 +28,7 @@ from edgespec.setup.stored import keep_kv_losses, stored_kv_losses
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-TOKENS = 512  # of the text: SmolLM2's losses over 256 and 1,024 differ from it by a fifth
+TOKENS = 512  # of the text that is read twice; the table of docs/memory.md is of as many
 _LEAST_TOKENS = 128
 _ROWS = (8, 32)  # of logits at once, at least and at most: a plan has room for its steps'
 _TOP = 512  # tokens whose probabilities are compared one by one

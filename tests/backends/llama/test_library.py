@@ -505,7 +505,8 @@ def test_fields_are_set_in_no_other_way() -> None:
     for place in ("backends.llama", "quantize", "memory.device"):
         for path in Path(importlib.import_module(f"edgespec.{place}").__path__[0]).glob("*.py"):
             for node in ast.walk(ast.parse(path.read_text())):
-                is_set = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
-                if is_set and node.attr in names and not ast.unparse(node).startswith("self."):
+                if not (isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)):
+                    continue
+                if node.attr in names and not ast.unparse(node).startswith("self."):
                     found.append(f"{path.name}: {ast.unparse(node)}")
     assert not found

@@ -63,7 +63,12 @@ def test_the_start_of_threads_is_not_in_the_time(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(threading.Thread, "run", slow)
     times = clock_of(*[0.001] * 8)
-    bandwidth._measure(4, MIB, lambda: (read.append(len(begun)), times())[1])
+
+    def clock() -> float:
+        read.append(len(begun))
+        return times()
+
+    bandwidth._measure(4, MIB, clock)
     assert read == [4] * 8
 
 

@@ -227,7 +227,7 @@ def test_measured_losses_decide_which_cache_is_taken(losses: dict[str, float], k
         ({"cache_type_k": "q8_0", "cache_type_v": "q8_0"}, ("q8_0", "q8_0")),
     ],
 )
-def test_keys_and_values_may_have_two_types(asked: dict[str, str], pair: tuple[str, str]) -> None:
+def test_keys_and_values_may_have_two_types(asked: dict[str, Any], pair: tuple[str, str]) -> None:
     plan = plan_of(**asked)
     assert (plan.kv_type_k, plan.kv_type_v) == pair
     assert plan_of(**asked, kv_losses={plan.kv_type: 3.0}).kv_loss == 3.0
