@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from logging import WARNING
 from math import inf
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from edgespec.cli import options
 from edgespec.cli.pool_options import PoolOptions
 from edgespec.cli.render import note, printable, size_text
 from edgespec.decode.engine import Engine
-from edgespec.errors import DoesNotFitError, UnsupportedError
+from edgespec.errors import DoesNotFitError, EdgespecError, UnsupportedError
 from edgespec.memory.bytes.footprint import RUNTIME_BYTES
 from edgespec.memory.bytes.requests import requests_bytes
 from edgespec.memory.plan.embedding import EmbeddingPlan, embeds
@@ -28,7 +29,7 @@ from edgespec.serve.asked import Defaults, Setup
 from edgespec.serve.embeddings import EmbeddingService
 from edgespec.serve.model_file import ModelFile, no_ids
 from edgespec.serve.parsing import Limits
-from edgespec.serve.pool import Member, Pool, keep_alive_of
+from edgespec.serve.pool import CHAT, Member, Pool, keep_alive_of
 from edgespec.serve.service import Service, Shared
 from edgespec.setup.embedding import Embedder
 from edgespec.setup.kernel_choice import prepare_kernels
@@ -87,10 +88,23 @@ def make_pool(
     members = [Member(one) for one in files]
     _settle(members, choice)
     is_named = [named for _, _, named in found]  # on the command line: they have to be there
-    each = zip(members, files, is_named, strict=True)
+    each = list(zip(members, files, is_named, strict=True))
     eager = [(one, file) for one, file, named in each if named or one.is_pinned]
     capacity = _plan(eager, request, machine)
+    # The first one is the default: of what was not named, one that holds conversations.
+    ranks = {id(one): -1 if named else _rank(one, file) for one, file, named in each}
+    members.sort(key=lambda one: ranks[id(one)])
     return Pool(members, capacity, limits=shared.limits, any_model=any_model), shared
+
+
+def _rank(member: Member, file: ModelFile) -> int:
+    """0 where it has a chat format, 1 without one, 2 where it cannot be read, which is told."""
+    try:
+        return int(file.kind != CHAT or file.spec.chat_template is None)
+    except EdgespecError as problem:
+        member.problem = str(problem)
+        note(f"{printable(member.name)} cannot be loaded: {printable(str(problem))}", WARNING)
+        return 2
 
 
 def _found(

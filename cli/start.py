@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from edgespec.cli.render import Progress, note, printable, size_text
@@ -33,6 +35,28 @@ def cancel_on_interrupt() -> threading.Event:
     return cancel
 
 
+@contextmanager
+def _interrupted_at_once(cancel: threading.Event) -> Iterator[None]:
+    """The first Ctrl-C interrupts what a block does, which may ask for no event for seconds.
+
+    `cancel` is set as well: an exception is lost where Python can pass it to nobody.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if before == signal.SIG_IGN or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def handle(_signal: int, _frame: Any) -> None:
+        cancel.set()
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def load_engine(
     spec: ModelSpec, request: Request, cancel: threading.Event, *, quiet: bool
 ) -> tuple[Plan, Engine]:
@@ -46,12 +70,13 @@ def load_engine(
             raise KeyboardInterrupt
         progress(what, fraction)
 
-    with progress:
-        plan = plan_to_load(spec, request, report)
-    if not quiet:
-        note(headline(spec, plan))
-    with progress:
-        engine = load_plan(spec, plan, progress=report)
+    with _interrupted_at_once(cancel):
+        with progress:
+            plan = plan_to_load(spec, request, report)
+        if not quiet:
+            note(headline(spec, plan))
+        with progress:
+            engine = load_plan(spec, plan, progress=report)
     if cancel.is_set():
         engine.close()
         raise KeyboardInterrupt

@@ -69,13 +69,18 @@ class ModelFile:
         self._prefixes = KeptPrefixes()
 
     @property
+    def spec(self) -> ModelSpec:
+        """What the file says of itself. Raises as `read_model`."""
+        self._spec = self._spec or read_model(self.path)
+        return self._spec
+
+    @property
     def kind(self) -> str:
         """What the file says; a chat where it cannot be read, which its load will tell."""
         try:
-            self._spec = self._spec or read_model(self.path)
+            return EMBED if embeds(self.spec, self._request.pooling) else CHAT
         except EdgespecError:
             return CHAT
-        return EMBED if embeds(self._spec, self._request.pooling) else CHAT
 
     @property
     def setup(self) -> Setup:
@@ -83,7 +88,7 @@ class ModelFile:
 
         The tokens of texts are not known before it is loaded.
         """
-        self._spec = spec = self._spec or read_model(self.path)
+        spec = self.spec
         if self._make_setup is not None:
             return self._make_setup(self, spec)
         return Setup(self.names, spec.context_length, Defaults(), Limits(), ids_of=no_ids)

@@ -156,6 +156,11 @@ class Member:
         return sum((self.model.sizes or {}).values())
 
     @property
+    def is_there(self) -> bool:
+        """Whether the process holds something of it: also while it is loaded, or leaves."""
+        return self.loaded is not None or self.is_loading or self.is_leaving
+
+    @property
     def is_idle(self) -> bool:
         """Whether it is loaded and answers nothing."""
         return self.loaded is not None and not self.holders and not self.loaded.is_busy
@@ -194,7 +199,7 @@ class Pool:
     """Models by name, of which as many are loaded as fit.
 
     Args:
-        members: the first one of a kind answers requests that name no model.
+        members: the first one of a kind that can be planned answers requests that name no model.
         capacity: what they may take together; None where all of them are loaded already.
         any_model: whether the first one answers for every name.
     """
@@ -222,9 +227,9 @@ class Pool:
 
     @property
     def planned_bytes(self) -> int:
-        """Ceiling of what the process holds with the models that are loaded."""
+        """Ceiling of what the process holds with the models that are loaded, come or leave."""
         shared = 0 if self.capacity is None else self.capacity.shared_bytes
-        return shared + sum(one.nbytes for one in self.members if one.loaded is not None)
+        return shared + sum(one.nbytes for one in self.members if one.is_there)
 
     @property
     def sees_images(self) -> bool:
@@ -272,7 +277,9 @@ class Pool:
         # Requests to the only model say themselves what is wrong with a name.
         is_any = name is None or self._any_model or self.capacity is None
         if found is None and of_kind and is_any:
-            return of_kind[0]
+            # The first one, but for what could not even be planned: a broken file.
+            sound = (one for one in of_kind if one.model.sizes is not None or not one.problem)
+            return next(sound, of_kind[0])
         names = [one.name for one in of_kind]
         more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
         others = f"{', '.join(names[:_NAMED])}{more}"
@@ -477,6 +484,7 @@ class Pool:
             with self._change:
                 member.problem = str(problem)
                 self._fail(member, _cannot(member, problem))
+            LOG.warning("%s cannot be loaded: %s", member.name, problem)
 
     def _load(self, member: Member, why: str, leaving: Sequence[Callable[[], None]]) -> None:
         for free in leaving:

@@ -12,6 +12,7 @@ import pytest
 from bert_gguf import write_random_bert
 from command_line import Command
 from random_gguf import F32, write_model
+from serving_cases import TEMPLATE
 
 from edgespec.cli.options import DEFAULTS
 from edgespec.cli.pool_options import PoolOptions
@@ -19,7 +20,7 @@ from edgespec.cli.serve_pool import make_pool
 from edgespec.errors import DoesNotFitError, ModelNotFoundError, UnsupportedError
 from edgespec.memory.plan.request import Request
 from edgespec.serve.asked import Defaults
-from edgespec.serve.pool import Pool
+from edgespec.serve.pool import ANY, Pool
 
 
 @pytest.fixture
@@ -59,10 +60,24 @@ def test_files_are_known_by_their_names_and_by_what_was_typed(made: Any, folder:
 def test_a_folder_is_listed_and_its_files_planned_when_somebody_asks(
     made: Any, folder: Path
 ) -> None:
-    (folder / "broken.gguf").write_bytes(b"GGUF")
     (folder / "mmproj-a.gguf").write_bytes(b"GGUF")
     pool = made(folder=folder)
-    assert [one.name for one in pool.members] == ["a", "b", "broken", "c"]
+    assert [one.name for one in pool.members] == ["a", "b", "c"]
+
+
+def test_the_default_of_a_folder_holds_conversations_and_broken_files_are_told(
+    made: Any, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Behind what was named, whatever that is."""
+    write_model(folder / "talks.gguf", "llama", F32, template=TEMPLATE)
+    whole = (folder / "a.gguf").read_bytes()
+    (folder / "a-cut.gguf").write_bytes(whole[: len(whole) // 2])
+    pool = made(folder=folder)
+    assert [one.name for one in pool.members] == ["talks", "a", "b", "c", "a-cut"]
+    assert pool.find(None).name == pool.find(None, ANY).name == "talks"
+    assert "is cut off" in pool.find("a-cut").card["problem"]
+    assert "a-cut cannot be loaded: " in capsys.readouterr().err
+    assert made("b", folder=folder).find(None).name == "b"
 
 
 def test_models_that_make_embeddings_are_told_apart_and_planned_for_shorter_texts(

@@ -58,6 +58,7 @@ def test_requests_for_one_model_are_answered_together(start: Start) -> None:
     with ThreadsOf(lambda: said(server.ask("a")), 4) as asking:
         until(lambda: len(server.pool.members[0].tickets) == 4)
         assert server.states()["a"] == "loading"
+        assert server.pool.planned_bytes == SIZE, "what is loading counts"
         server.models["a"].gate.set()
     assert asking.results == ["I am a."] * 4
     assert server.pool.members[0].loads == 1
@@ -133,6 +134,19 @@ def test_a_model_that_fails_leaves_the_others_alone(start: Start, failure: Excep
     assert (card["state"], card["problem"]) == ("unloaded", str(failure))
     server.models["a"].failure = None
     assert said(server.ask("a")) == "I am a.", "it is tried again with the next request"
+
+
+def test_what_cannot_be_planned_is_no_default_and_the_log_says_why(
+    start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken = Made("a")
+    broken.failure = ModelFileError("bytes are missing")
+    server = start(Member(broken), Member(Made("b")))
+    until(lambda: server.pool.members[0].problem)
+    assert said(server.ask(None)) == "I am b."
+    assert server.ask("a").status_code == 500
+    told = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
+    assert "a cannot be loaded: bytes are missing" in told
 
 
 def test_what_never_fits_is_refused_at_once_with_its_numbers(start: Start) -> None:
