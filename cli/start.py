@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -54,6 +56,28 @@ def end_if_interrupted(measured: dict[str, Any]) -> None:
         raise typer.Exit(130)
 
 
+@contextmanager
+def _interrupted_at_once(cancel: threading.Event) -> Iterator[None]:
+    """The first Ctrl-C interrupts what a block does, which may ask for no event for seconds.
+
+    `cancel` is set as well: an exception is lost where Python can pass it to nobody.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if before == signal.SIG_IGN or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def handle(_signal: int, _frame: Any) -> None:
+        cancel.set()
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def load_engine(
     spec: ModelSpec, request: Request, cancel: threading.Event, *, quiet: bool
 ) -> tuple[Plan, Engine]:
@@ -62,12 +86,13 @@ def load_engine(
 
     progress = Progress()
     report = until_set(cancel, progress)
-    with progress:
-        plan = plan_to_load(spec, request, report)
-    if not quiet:
-        note(headline(spec, plan))
-    with progress:
-        engine = load_plan(spec, plan, progress=report)
+    with _interrupted_at_once(cancel):
+        with progress:
+            plan = plan_to_load(spec, request, report)
+        if not quiet:
+            note(headline(spec, plan))
+        with progress:
+            engine = load_plan(spec, plan, progress=report)
     if cancel.is_set():
         engine.close()
         raise KeyboardInterrupt

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from edgespec.serve.access import HISTORY, Access
 from edgespec.serve.admission import Admission
-from edgespec.serve.answers import Answer, Interface, Prepared, Task, wanted_model
+from edgespec.serve.answers import Answer, Interface, Task, wanted_model
 from edgespec.serve.api_error import COME_AGAIN, ApiError, api_error_of, error_form
 from edgespec.serve.asked import Setup
 from edgespec.serve.embeddings import check_embeddings, check_rerank, embeddings, rerank
@@ -27,7 +27,6 @@ from edgespec.serve.guard import Guard
 from edgespec.serve.parsing import read_json
 from edgespec.serve.pool import ANY, CHAT, EMBED, Member, Pool
 from edgespec.serve.prepare import (
-    Loop,
     apply_template,
     check_chat,
     check_completion,
@@ -52,7 +51,7 @@ from edgespec.serve.prepare import (
     tokenize,
 )
 from edgespec.serve.responses import ResponsesShape
-from edgespec.serve.service import Service, Shared, metrics, props, slots, status
+from edgespec.serve.service import Shared, metrics, props, slots, status
 
 Check = Callable[[Any, Setup, Shared], None]
 Prepare = Callable[[Any, Any, Task], Any]
@@ -67,18 +66,14 @@ def _told(answer: Callable[[Any, Any], Any]) -> Callable[[Any, Any, Task], Any]:
     return lambda service, document, _task: answer(service, document)
 
 
-def _generated(prepare: Callable[[Service, Any, Loop], Prepared]) -> Prepare:
-    return lambda service, document, task: prepare(service, document, task.loop)
-
-
 # What takes a document. Each path is also there without /v1.
 _ASKED: dict[str, tuple[str, Check, Prepare]] = {
-    "/v1/chat/completions": (CHAT, check_chat, _generated(prepare_chat)),
-    "/v1/completions": (CHAT, check_completion, _generated(prepare_completion)),
-    "/v1/responses": (CHAT, check_response, _generated(prepare_response)),
-    "/v1/messages": (CHAT, check_message, _generated(prepare_message)),
-    "/completion": (CHAT, check_llama, _generated(prepare_llama)),
-    "/infill": (CHAT, check_infill, _generated(prepare_infill)),
+    "/v1/chat/completions": (CHAT, check_chat, prepare_chat),
+    "/v1/completions": (CHAT, check_completion, prepare_completion),
+    "/v1/responses": (CHAT, check_response, prepare_response),
+    "/v1/messages": (CHAT, check_message, prepare_message),
+    "/completion": (CHAT, check_llama, prepare_llama),
+    "/infill": (CHAT, check_infill, prepare_infill),
     "/tokenize": (CHAT, check_tokenize, _told(tokenize)),
     "/detokenize": (CHAT, check_detokenize, _told(detokenize)),
     "/apply-template": (CHAT, check_template, _told(apply_template)),

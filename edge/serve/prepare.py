@@ -6,7 +6,6 @@ refused before a model is loaded for it.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
@@ -18,7 +17,7 @@ from edgespec.memory.bytes.requests import MOST_VALUES
 from edgespec.models.images import images_of
 from edgespec.sampling.params import SamplingParams
 from edgespec.serve.access import HISTORY
-from edgespec.serve.answers import Prepared
+from edgespec.serve.answers import Prepared, Task
 from edgespec.serve.api_error import ApiError, api_error_of
 from edgespec.serve.asked import ChatAsked, CompletionAsked, Setup
 from edgespec.serve.chat import ChatShape, read_chat
@@ -40,7 +39,6 @@ from edgespec.serve.responses import ResponsesShape, read_response
 from edgespec.serve.service import Service, Shared, settings_of
 from edgespec.serve.shapes import Shape, ToldTokens
 
-Loop = asyncio.AbstractEventLoop
 _ANSWER_SHARE = 4  # of the context, kept free for an answer whose length nobody said
 
 # -- chats ---------------------------------------------------------------------------------
@@ -66,15 +64,15 @@ def check_counted(body: Any, setup: Setup, _shared: Shared) -> None:
     read_messages(body, setup, counts=True)
 
 
-def prepare_chat(service: Service, body: Any, loop: Loop) -> Prepared:
+def prepare_chat(service: Service, body: Any, task: Task) -> Prepared:
     """The next message of a conversation. Raises ApiError, and as `Engine.stream`."""
     asked = read_chat(body, service.setup)
     talk, ids = _prompt(service, asked)
     shape = ChatShape(service.setup.names[0], asked.output, _tokens(service))
-    return _chat(service, asked, talk, ids, shape, loop)
+    return _chat(service, asked, talk, ids, shape, task)
 
 
-def prepare_response(service: Service, body: Any, loop: Loop) -> Prepared:
+def prepare_response(service: Service, body: Any, task: Task) -> Prepared:
     """The same by another interface. Raises ApiError, and as `Engine.stream`."""
     kept, owner = service.responses, HISTORY.get()
     asked, told = read_response(body, service.setup, kept, owner)
@@ -89,16 +87,16 @@ def prepare_response(service: Service, body: Any, loop: Loop) -> Prepared:
         keep if told.keeps else None,
         summarises=told.summarises,
     )
-    prepared = _chat(service, asked, talk, ids, shape, loop)
+    prepared = _chat(service, asked, talk, ids, shape, task)
     return replace(prepared, names_events=True, fail=shape.failed)
 
 
-def prepare_message(service: Service, body: Any, loop: Loop) -> Prepared:
+def prepare_message(service: Service, body: Any, task: Task) -> Prepared:
     """The same by Anthropic's interface. Raises ApiError, and as `Engine.stream`."""
     asked = read_messages(body, service.setup)
     talk, ids = _prompt(service, asked)
     shape = MessagesShape(service.setup.names[0], len(ids))
-    return replace(_chat(service, asked, talk, ids, shape, loop), names_events=True)
+    return replace(_chat(service, asked, talk, ids, shape, task), names_events=True)
 
 
 def count_message(service: Service, body: Any) -> dict[str, int]:
@@ -150,10 +148,10 @@ def _prompt(service: Service, asked: ChatAsked) -> tuple[Conversation, list[int]
 
 
 def _chat(
-    service: Service, asked: ChatAsked, talk: Conversation, ids: list[int], shape: Shape, loop: Loop
+    service: Service, asked: ChatAsked, talk: Conversation, ids: list[int], shape: Shape, task: Task
 ) -> Prepared:
     try:
-        generations = service.generations(loop, talk.text, ids, talk.options, asked.output.choices)
+        generations = service.generations(task, talk.text, ids, talk.options, asked.output.choices)
     except UnsupportedError as problem:
         if not asked.tools.required:
             raise
@@ -183,7 +181,7 @@ def check_completion(body: Any, setup: Setup, _shared: Shared) -> None:
     read_completion(body, setup)
 
 
-def prepare_completion(service: Service, body: Any, loop: Loop) -> Prepared:
+def prepare_completion(service: Service, body: Any, task: Task) -> Prepared:
     """Prompts as they are, continued. Raises ApiError, and as `Engine.stream`."""
     asked = read_completion(body, service.setup)
     generations, echoes = [], []
@@ -193,7 +191,7 @@ def prepare_completion(service: Service, body: Any, loop: Loop) -> Prepared:
         if asked.scores:
             options, echo = _scoring(service, asked, ids), _text_of(service, ids[:1])
             ids = ids[:1]
-        generations += service.generations(loop, "", ids, options, asked.output.choices)
+        generations += service.generations(task, "", ids, options, asked.output.choices)
         echoes += [Echo(echo, options.begun, ids[0] if asked.scores else -1)] * asked.output.choices
     shape = CompletionShape(
         service.setup.names[0], asked.output, _tokens(service), echoes, writes=asked.writes
@@ -246,7 +244,7 @@ def check_infill(body: Any, setup: Setup, _shared: Shared) -> None:
     read_infill(body, setup)
 
 
-def prepare_llama(service: Service, body: Any, loop: Loop) -> Prepared:
+def prepare_llama(service: Service, body: Any, task: Task) -> Prepared:
     """`/completion`. Raises ApiError, and as `Engine.stream`."""
     asked = read_llama(body, service.setup)
     several = [service.engine.encode(_llama_ids(service, one), raw=True) for one in asked.prompts]
@@ -254,7 +252,7 @@ def prepare_llama(service: Service, body: Any, loop: Loop) -> Prepared:
         LlamaPrompt(one if isinstance(one, str) else _text_of(service, ids), len(ids))
         for one, ids in zip(asked.prompts, several, strict=True)
     ]
-    return _llama(service, asked, several, prompts, loop)
+    return _llama(service, asked, several, prompts, task)
 
 
 def _llama_ids(service: Service, prompt: Prompt) -> str | list[int]:
@@ -270,7 +268,7 @@ def _llama_ids(service: Service, prompt: Prompt) -> str | list[int]:
     return ids
 
 
-def prepare_infill(service: Service, body: Any, loop: Loop) -> Prepared:
+def prepare_infill(service: Service, body: Any, task: Task) -> Prepared:
     """`/infill`. Raises ApiError, also where the model cannot, and as `Engine.stream`."""
     asked = read_infill(body, service.setup)
     assert asked.gap is not None
@@ -279,7 +277,7 @@ def prepare_infill(service: Service, body: Any, loop: Loop) -> Prepared:
     room = size - min(asked.options.max_tokens, size // _ANSWER_SHARE)
     ids, is_cut = fill_ids(service.engine.backend.tokenizer, near, room, "/infill")
     is_cut = is_cut or len(near.files) < len(gap.files)
-    return _llama(service, asked, [ids], [LlamaPrompt(gap.prefix, len(ids), is_cut)], loop)
+    return _llama(service, asked, [ids], [LlamaPrompt(gap.prefix, len(ids), is_cut)], task)
 
 
 def _last(files: Sequence[tuple[str, str]], most: int) -> list[tuple[str, str]]:
@@ -298,7 +296,7 @@ def _llama(
     asked: LlamaAsked,
     several: list[list[int]],
     prompts: list[LlamaPrompt],
-    loop: Loop,
+    task: Task,
 ) -> Prepared:
     options, choices = asked.options, asked.choices
     if asked.never_ends:
@@ -306,7 +304,7 @@ def _llama(
     made = [
         one
         for ids in several
-        for one in service.generations(loop, "", ids, options, choices, asked.most_s)
+        for one in service.generations(task, "", ids, options, choices, asked.most_s)
     ]
     shape = LlamaShape(
         service.setup.names[0],

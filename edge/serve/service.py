@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import threading
 import time
@@ -12,7 +11,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from math import isfinite
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edgespec.backends.base import AnswerFormat, MakesGrammars
 from edgespec.decode.engine import Engine
@@ -35,6 +34,9 @@ from edgespec.serve.pool import Member, Pool, Stops
 from edgespec.serve.responses import KeptResponses
 from edgespec.serve.shapes import fingerprint
 from edgespec.serve.worker import Generation, Worker
+
+if TYPE_CHECKING:
+    from edgespec.serve.answers import Task
 
 
 @dataclass(slots=True)
@@ -82,6 +84,8 @@ class Totals:
 
 _MOST_TRIALS = 3  # grammars that are tried, or wait for that: in so many threads, and seconds
 _TRIALS = threading.BoundedSemaphore(_MOST_TRIALS)
+_TRIAL = threading.Lock()  # of the one that is tried
+_LOOK_S = 0.05  # between two looks whether who waits for it has left
 _POWER_EVERY_S = 1.0  # often enough for an hour's mean, and an idle board goes on sleeping
 
 
@@ -173,7 +177,7 @@ class Service:
 
     def generations(
         self,
-        loop: asyncio.AbstractEventLoop,
+        task: Task,
         text: str,
         ids: list[int],
         options: GenerationOptions,
@@ -186,7 +190,7 @@ class Service:
         """
         made = []
         if options.answer_format is not None:
-            self._try_form(options.answer_format)
+            self._try_form(options.answer_format, task.cancel)
         PROMPTS.info("%s prompt: %s", REQUEST_ID.get(), text or ids)
         for index in range(choices):
             cancel = threading.Event()
@@ -206,14 +210,14 @@ class Service:
                     code="context_length_exceeded",
                     more={"n_prompt_tokens": len(ids), "n_ctx": self.setup.context_size},
                 ) from problem
-            made.append(Generation(loop, stream, cancel, text, ids, most_s, CACHE_SALT.get()))
+            made.append(Generation(task.loop, stream, cancel, text, ids, most_s, CACHE_SALT.get()))
         return made
 
-    def _try_form(self, wanted: AnswerFormat) -> None:
+    def _try_form(self, wanted: AnswerFormat, has_left: threading.Event) -> None:
         """Find out what a form takes that nobody has asked for lately.
 
         For up to a second, one at a time: most threads that read requests never wait for that.
-        Raises ApiError where a few do, and as `Engine.stream`.
+        Raises ApiError where a few do or the client has left, and as `Engine.stream`.
         """
         tokenizer = self.engine.backend.tokenizer
         if not isinstance(tokenizer, MakesGrammars) or not tokenizer.is_untried(wanted):
@@ -225,7 +229,13 @@ class Service:
                 code="queue_full",
             )
         try:
-            tokenizer.grammar(wanted)
+            while not _TRIAL.acquire(timeout=_LOOK_S):
+                if has_left.is_set():
+                    raise ApiError("the client left while its grammar waited")
+            try:
+                tokenizer.grammar(wanted)
+            finally:
+                _TRIAL.release()
         finally:
             _TRIALS.release()
 

@@ -43,3 +43,27 @@ def test_ctrl_c_ends_a_load_at_its_next_report(step: str, monkeypatch: pytest.Mo
     with pytest.raises(KeyboardInterrupt):
         load_engine(anything, anything, cancel, quiet=True)
     assert not seen
+
+
+@pytest.mark.parametrize("step", ["plan_to_load", "load_plan"])
+def test_ctrl_c_ends_what_reports_nothing(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels are timed, headers are read, steps are measured: seconds, once for a device."""
+    seen = list[str]()
+
+    def work(*_: Any, **__: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+        seen.append(step)
+
+    monkeypatch.setattr(loading, "plan_to_load", lambda *_: None)
+    monkeypatch.setattr(loading, step, work)
+    anything: Any = None
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        cancel = cancel_on_interrupt()
+        handler = signal.getsignal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            load_engine(anything, anything, cancel, quiet=True)
+        assert cancel.is_set() and not seen
+        assert signal.getsignal(signal.SIGINT) is handler, "an answer is cancelled, not interrupted"
+    finally:
+        signal.signal(signal.SIGINT, before)

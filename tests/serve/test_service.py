@@ -1,19 +1,26 @@
-"""Whether anything can be answered, which is what health says."""
+"""Whether anything can be answered, which is what health says; how grammars wait."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+import threading
+from contextlib import ExitStack
+from typing import Any
 
 import httpx
 import pytest
 from command_line import with_imports
+from decoding_cases import END, VOCAB
 from queue_cases import CHAT, HELLO
-from serving_cases import Speaker
-from waiting import PATIENCE_S
+from serving_cases import Serve, Speaker
+from waiting import PATIENCE_S, in_thread, join, until
 
+from edgespec.backends.base import AnswerFormat, Grammar
+from edgespec.backends.fake import ByteTokenizer
 from edgespec.decode.engine import Engine
+from edgespec.errors import UnsupportedError
 from edgespec.serve.server import Server
 
 FORKED = """
@@ -62,3 +69,73 @@ def test_health_tells_of_an_engine_that_is_closed() -> None:
         found = [httpx.get(f"{address}/health"), httpx.post(address + CHAT, json=HELLO)]
         assert [one.status_code for one in found] == [503, 503]
         assert "the engine is closed" in found[0].json()["error"]["message"]
+
+
+class Trying(ByteTokenizer):
+    """Tries each grammar until a gate opens, and refuses it then."""
+
+    def __init__(self) -> None:
+        super().__init__(VOCAB, END)
+        self.gate, self.begun = threading.Event(), 0
+
+    def is_untried(self, wanted: AnswerFormat) -> bool:
+        return wanted.kind == "grammar"
+
+    def grammar(self, wanted: AnswerFormat) -> Grammar:
+        if wanted.kind != "grammar":  # what all schemas share
+            raise UnsupportedError("there are none")
+        self.begun += 1
+        assert self.gate.wait(PATIENCE_S)
+        raise UnsupportedError("it was tried")
+
+
+WITH_GRAMMAR: Any = {**HELLO, "grammar": 'root ::= "a"'}
+
+
+def _ask_for_grammar(address: str, timeout: float = PATIENCE_S) -> int:
+    """The status, or 0 where the client left before there was one."""
+    try:
+        return httpx.post(address + CHAT, json=WITH_GRAMMAR, timeout=timeout).status_code
+    except httpx.ReadTimeout:
+        return 0
+
+
+def _is_refused(address: str) -> bool:
+    return _ask_for_grammar(address, timeout=0.3) == 429
+
+
+def test_three_grammars_wait_for_each_other_and_a_fourth_comes_again_later(serve: Serve) -> None:
+    backend = Speaker()
+    backend.tokenizer = tokenizer = Trying()
+    address = serve(backend)
+    with ExitStack() as stack:
+        stack.callback(tokenizer.gate.set)
+        asked = [in_thread(lambda: _ask_for_grammar(address)) for _ in range(3)]
+        until(lambda: _is_refused(address))
+        refused = httpx.post(address + CHAT, json={**WITH_GRAMMAR, "stream": True})
+        assert tokenizer.begun == 1, "one at a time"
+        assert httpx.post(address + CHAT, json=HELLO).status_code == 200, "others wait for none"
+    for thread, _ in asked:
+        join(thread)
+    assert refused.status_code == 429 and refused.headers["retry-after"] == "1"
+    assert refused.json()["error"]["code"] == "queue_full"
+    assert [status for _, (status,) in asked] == [400] * 3
+    assert _ask_for_grammar(address) == 400, "all places are free again"
+
+
+def test_who_leaves_gives_up_the_place_of_a_grammar_that_waits(serve: Serve) -> None:
+    backend = Speaker()
+    backend.tokenizer = tokenizer = Trying()
+    address = serve(backend)
+    with ExitStack() as stack:
+        stack.callback(tokenizer.gate.set)
+        first, statuses = in_thread(lambda: _ask_for_grammar(address))
+        until(lambda: tokenizer.begun)
+        others = [in_thread(lambda: _ask_for_grammar(address, 0.5))[0] for _ in range(2)]
+        until(lambda: _is_refused(address))
+        for thread in others:
+            join(thread)
+        until(lambda: not _is_refused(address))
+        assert tokenizer.begun == 1, "nobody tries what nobody waits for"
+    join(first)
+    assert statuses == [400]
