@@ -1,7 +1,7 @@
 // 8 of a panel's 16 rows as one vector of 256 bits: for tile.h. Included inside the namespace and under the
 // target of a file of products. Dot names what multiplies and adds bytes.
 
-constexpr int kPrefetch = 2304;
+constexpr Prefetch prefetch_for(int) { return {2304, 3}; }
 constexpr int64_t kCachedBytes = 512 << 10;
 
 template <class Dot, int Half>

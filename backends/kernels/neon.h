@@ -1,7 +1,7 @@
 // 8 of a panel's 16 rows as two vectors of 128 bits: for tile.h. Included inside the namespace of a file of
 // products, under its target.
 
-constexpr int kPrefetch = 2304;
+constexpr Prefetch prefetch_for(int) { return {2304, 3}; }
 constexpr int64_t kCachedBytes = 256 << 10;
 
 template <int Half>

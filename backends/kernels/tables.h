@@ -14,6 +14,11 @@
 
 namespace edgespec {
 
+// How many bytes ahead weights are asked for, and into which cache: 3 the first, 2 the second.
+struct Prefetch {
+    int ahead, cache;
+};
+
 using Quantize = void (*)(const float* x, int64_t first_block, int64_t end_block, ActivationBlock* to);
 
 // Products of the three types of floats, which no set has to rearrange.

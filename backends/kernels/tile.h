@@ -149,10 +149,10 @@ INLINE void add_group(const uint8_t* block, int g, int64_t apart, const Activati
     }
 }
 
-template <class F>
+template <class F, int cache = 3>
 INLINE void prefetch_group(const uint8_t* ahead) {
     constexpr int bytes = F::group_bytes + F::header / F::groups;
-    for (int line = 0; line < (bytes + 63) / 64; line++) __builtin_prefetch(ahead + 64 * line);
+    for (int line = 0; line < (bytes + 63) / 64; line++) __builtin_prefetch(ahead + 64 * line, 0, cache);
 }
 
 // P panels and N columns. Weights are unpacked once for all of them.
@@ -163,9 +163,11 @@ void tile(const uint8_t* panel, int64_t blocks, Activations x, float* out, int64
         for (int p = 0; p < P; p++) sums[t][p] = V::all(0.0f);
     const ActivationBlock* column = x.blocks;
     const int64_t apart = blocks * int64_t(F::bytes);
+    constexpr Prefetch prefetch = prefetch_for(N);
     for (int64_t b = 0; b < blocks; b++, panel += F::bytes) {
         for (int g = 0; g < F::groups; g++, column++) {
-            for (int p = 0; p < P; p++) prefetch_group<F>(panel + p * apart + g * F::group_bytes + kPrefetch);
+            for (int p = 0; p < P; p++)
+                prefetch_group<F, prefetch.cache>(panel + p * apart + g * F::group_bytes + prefetch.ahead);
             add_group<V, F, P, N>(panel, g, apart, column, x.stride, sums);
         }
     }

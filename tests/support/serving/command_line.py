@@ -38,11 +38,13 @@ def with_imports() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 
 
-def start(arguments: Sequence[str], cache: str, **environment: str) -> subprocess.Popen[bytes]:
-    """The command in a process of its own."""
+def start(
+    arguments: Sequence[str], cache: str, *, stdin: int = subprocess.PIPE, **environment: str
+) -> subprocess.Popen[bytes]:
+    """The command in a process of its own. One with a prompt waits for the end of a piped stdin."""
     return subprocess.Popen(
         [sys.executable, "-m", "edgespec.cli.main", *arguments],
-        stdin=subprocess.PIPE,
+        stdin=stdin,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env={**os.environ, "EDGESPEC_CACHE": cache, "COLUMNS": "100", **environment},
