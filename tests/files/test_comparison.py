@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from edgespec.cli.main import app
 from edgespec.files import comparison
 from edgespec.models.spec import read_model_spec
+from edgespec.quantize.step_times import step_ms
 from edgespec.setup.stored import stored_kv_losses
 
 
@@ -36,12 +37,12 @@ def test_files_that_were_compared_before_an_interruption_are_told(
     source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second Ctrl-C would end it at once; here the second file comes after the first one."""
+    cancel = threading.Event()
     monkeypatch.setattr("edgespec.cli.quantize.cancel_on_interrupt", lambda: cancel)
-    cancel, measure = threading.Event(), comparison.step_ms
 
     def measured(*arguments: Any, **options: Any) -> dict[int, float]:
         cancel.set()
-        return measure(*arguments, **options)
+        return step_ms(*arguments, **options)
 
     monkeypatch.setattr(comparison, "step_ms", measured)
     done = CliRunner().invoke(app, ["quantize", "compare", str(source), str(source), "--json"])
