@@ -14,9 +14,9 @@ from typing import Any
 from edgespec.cli import options
 from edgespec.cli.options import OUTPUT, PROMPT
 from edgespec.cli.render import Progress, note, printable, size_text, table
+from edgespec.cli.start import cancel_on_interrupt, end_if_interrupted, until_set
 from edgespec.option_fields import option
 
-LINE_EVERY_S = 10.0  # of progress, where stderr is no terminal
 _WIDE = 78  # columns that the whole table takes
 _SHORT = 9  # letters of a name that fits over a column
 
@@ -55,7 +55,7 @@ def bench(
 
     Options from --budget on that take a value may be given several times; all combinations answer
     the same prompts in turns. The first one is what the others are compared with. Drafters are
-    plain and auto if none is named.
+    plain and auto if none is named. Ctrl-C shows what is measured.
     """
     from edgespec.bench.measure import bench as measure
     from edgespec.measure.prompts import PROMPTS, first_of_each_task, read_prompts
@@ -74,7 +74,7 @@ def bench(
     longest = most_prompt_tokens(spec, (prompt.text for prompt in chosen))
     sizes: dict[str, Any] = {"prompt_tokens": longest, "max_tokens": max_tokens}
     requests = [(label, one.request(**sizes, is_plain_greedy=True)) for label, one in settings.each]
-    with Progress(line_every_s=LINE_EVERY_S) as progress:
+    with Progress(has_lines=True) as progress:
         measured = measure(
             spec,
             requests,
@@ -82,7 +82,7 @@ def bench(
             chosen,
             max_tokens=max_tokens,
             repeats=repeats,
-            progress=progress,
+            progress=until_set(cancel_on_interrupt(), progress),
         )
     warn_if_busy(measured["busy_neighbours"])
     # First what took minutes: a file that cannot be written must not cost it.
@@ -93,6 +93,7 @@ def bench(
     if csv_file is not None:
         _write_csv(measured["answers"], csv_file)
         note(f"answers: {csv_file}")
+    end_if_interrupted(measured)
 
 
 def _page_writer(html: Path | None) -> Any:

@@ -9,9 +9,10 @@ from typing import Any
 import typer
 
 from edgespec.cli import options
-from edgespec.cli.bench import LINE_EVERY_S, warn_if_busy
+from edgespec.cli.bench import warn_if_busy
 from edgespec.cli.options import OUTPUT
 from edgespec.cli.render import Progress, note, printable, size_text, table
+from edgespec.cli.start import cancel_on_interrupt, end_if_interrupted, until_set
 from edgespec.memory.plan.options import DRAFTS
 from edgespec.option_fields import option
 
@@ -32,6 +33,7 @@ def profile(
 
     With --switch SMALL: set the thresholds at which two models take turns, for a wanted share of
     tokens by the large one (--large-share, 0.4 unless said) or a wanted --quality, and keep them.
+    Ctrl-C shows what is measured of one model.
     """
     from edgespec.models.onnx.folder import read_model
 
@@ -46,7 +48,8 @@ def profile(
     spec = read_model(model.path(plan_options))
     request = plan_options.request(is_plain_greedy=True)
     measured: dict[str, Any]
-    with Progress(line_every_s=LINE_EVERY_S) as progress:
+    with Progress(has_lines=True) as line:
+        progress = until_set(cancel_on_interrupt(), line)
         if request.switch is None:
             from edgespec.bench.profiling import profile as measure
 
@@ -62,9 +65,11 @@ def profile(
     text = _text if request.switch is None else _switch_text
     # First what took time: a file that cannot be written must not cost it.
     print(json.dumps(measured) if as_json else text(measured), flush=True)
-    if html is not None:
+    if html is not None and measured.get("speed"):  # none before the first answer
         write_profile(measured, html)
         note(f"report: {html}")
+    if request.switch is None:
+        end_if_interrupted(measured)
 
 
 def _report_writer(html: Path | None) -> Any:
@@ -82,15 +87,14 @@ def _report_writer(html: Path | None) -> Any:
 def _text(measured: dict[str, Any]) -> str:
     model, memory = measured["model"], measured["memory"]
     title = f"{printable(model['name'])} ({model['type']}) on {measured['machine']['cpu']}"
-    return "\n\n".join(
-        (
-            title,
-            "step times in ms by tokens in a step\n" + table(_step_rows(measured)),
-            "memory: planned and allocated\n" + table(_memory_rows(memory)),
-            "tokens per second: predicted and measured\n" + table(_speed_rows(measured)),
-            table(_fact_rows(measured)),
-        )
-    )
+    parts = [
+        title,
+        "step times in ms by tokens in a step\n" + table(_step_rows(measured)),
+        "memory: planned and allocated\n" + table(_memory_rows(memory)),
+    ]
+    if speeds := _speed_rows(measured):
+        parts.append("tokens per second: predicted and measured\n" + table(speeds))
+    return "\n\n".join((*parts, table(_fact_rows(measured))))
 
 
 def _nats(threshold: float | None, if_infinite: str = "never") -> str:
@@ -202,14 +206,10 @@ def _fact_rows(measured: dict[str, Any]) -> list[tuple[str, ...]]:
             f", {share:.0%} of what memory moves; the ceiling is "
             f"{bandwidth['ceiling_tokens_per_s']:.1f} tokens/s plain"
         )
-    return [
-        (
-            "prompts",
-            f"{prefill['tokens_per_s']:.0f} tokens/s in batches of {prefill['batch_size']}",
-        ),
-        ("bandwidth", used),
-        (
-            "--exact",
-            f"steps of up to {measured['largest_invariant_step']} tokens round like single ones",
-        ),
-    ]
+    rows: list[tuple[str, ...]] = [("bandwidth", used)]
+    if prefill is not None:
+        reading = f"{prefill['tokens_per_s']:.0f} tokens/s in batches of {prefill['batch_size']}"
+        rows.insert(0, ("prompts", reading))
+    if (alike := measured["largest_invariant_step"]) is not None:
+        rows.append(("--exact", f"steps of up to {alike} tokens round like single ones"))
+    return rows

@@ -12,14 +12,13 @@ from edgespec.cli import options
 from edgespec.cli.command import Commands
 from edgespec.cli.quantize_text import report_text
 from edgespec.cli.render import Progress, note, printable
+from edgespec.cli.start import cancel_on_interrupt, end_if_interrupted, until_set
 from edgespec.option_fields import argument, option, size_bytes
 from edgespec.paths import expanded
 
 if TYPE_CHECKING:
     from edgespec.models.spec import ModelSpec
     from edgespec.quantize.convert import Recipe
-
-_LINE_EVERY_S = 15.0  # of progress, where stderr is no terminal
 
 
 quantize_app = Commands("Make smaller or faster model files, and compare them.")
@@ -52,7 +51,7 @@ def change_type(
     if data is not None and imatrix != "auto":
         raise typer.BadParameter("--data goes with --imatrix auto here")
     recipe = Recipe(file_type_named(file_type), tuple(map(_override, tensor or ())))
-    spec, progress = _source(source), Progress(line_every_s=_LINE_EVERY_S)
+    spec, progress = _source(source), Progress(has_lines=True)
     with progress:
         _convert(spec, target, recipe, imatrix, _text(data), threads, progress)
     _show({"target": str(target), "type": recipe.file_type, **_sizes(spec, target)}, as_json)
@@ -80,7 +79,7 @@ def fit(
     """
     from edgespec.files.quantizing import fit_file
 
-    spec, progress = _source(source), Progress(line_every_s=_LINE_EVERY_S)
+    spec, progress = _source(source), Progress(has_lines=True)
     try:
         found = fit_file(
             spec,
@@ -143,7 +142,7 @@ def tune(
     from edgespec.files.quantizing import importance_matrix
     from edgespec.quantize.convert import check_target, file_type_named
 
-    spec, progress, text = _source(source), Progress(line_every_s=_LINE_EVERY_S), _text(data)
+    spec, progress, text = _source(source), Progress(has_lines=True), _text(data)
     if target is not None:
         check_target(target, spec.files)
     tried = [file_type_named(name) for name in _names(types) or tuning.CANDIDATES]
@@ -171,7 +170,7 @@ def compare(
 ) -> None:
     """Measure the loss and speed of files.
 
-    Example: edgespec quantize compare model.gguf small.gguf
+    Example: edgespec quantize compare model.gguf small.gguf. Ctrl-C shows what is measured.
     """
     from edgespec.files.comparison import compare as compare_files
     from edgespec.files.comparison import compare_kv_types
@@ -181,14 +180,16 @@ def compare(
         raise typer.BadParameter("--kv compares cache types of one file, and nothing else")
     if not kv and not others:
         raise typer.BadParameter("name a source and other files, or give --kv")
-    spec, progress, text = _source(source), Progress(line_every_s=_LINE_EVERY_S), _text(data)
+    spec, progress, text = _source(source), Progress(has_lines=True), _text(data)
     with progress:
+        report_part = until_set(cancel_on_interrupt(), progress)
         if kv:
-            report = compare_kv_types(spec, data=text, progress=progress)
+            report = compare_kv_types(spec, data=text, progress=report_part)
         else:
             files = [read_model_spec(expanded(path)) for path in others or ()]
-            report = compare_files(spec, files, data=text, progress=progress)
+            report = compare_files(spec, files, data=text, progress=report_part)
     _show(report, as_json)
+    end_if_interrupted(report)
 
 
 # -- values of options ---------------------------------------------------------------------

@@ -186,23 +186,28 @@ def models_text(result: Result) -> str:
     )
 
 
+_LINE_S = 0.2  # between two lines
+
+
 class Progress:
     """One line on stderr that is overwritten.
 
-    When stderr is not a terminal it is silent, or writes a line every `line_every_s` seconds.
+    When stderr is not a terminal it is silent, or writes a line for each tenth (`has_lines`), and
+    no more than one every `_LINE_S`: short pieces of work follow each other.
     """
 
-    def __init__(self, line_every_s: float = math.inf) -> None:
+    def __init__(self, *, has_lines: bool = False) -> None:
         self._line = ""
         self._enabled = sys.stderr.isatty()
-        self._line_every_s, self._line_s = line_every_s, monotonic()
+        self._has_lines, self._tenth, self._line_s = has_lines, -1, -math.inf
 
     def __call__(self, what: str, fraction: float) -> None:
         """Show that `fraction` (0..1) of `what` is done."""
         if not self._enabled:
-            if monotonic() - self._line_s >= self._line_every_s:
+            tenth, now = int(10 * fraction), monotonic()
+            if self._has_lines and tenth != self._tenth and now - self._line_s >= _LINE_S:
                 note(f"{what} {fraction:4.0%}")
-                self._line_s = monotonic()
+                self._tenth, self._line_s = tenth, now
             return
         width = max(1, shutil.get_terminal_size().columns - 1)
         line = printable(f"{what} {fraction:4.0%}")[:width]

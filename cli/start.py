@@ -1,4 +1,4 @@
-"""From options to a loaded engine: what `run` and `chat` do before they answer."""
+"""From options to a loaded engine, and what Ctrl-C does to what takes long."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import typer
+
 from edgespec.cli.render import Progress, note, printable, size_text
 
 if TYPE_CHECKING:
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
     from edgespec.memory.plan.plan import Plan
     from edgespec.memory.plan.request import Request
     from edgespec.models.spec import ModelSpec
+    from edgespec.progress import Progress as ProgressCall
 
 
 def cancel_on_interrupt() -> threading.Event:
@@ -33,6 +36,24 @@ def cancel_on_interrupt() -> threading.Event:
 
     signal.signal(signal.SIGINT, handle)
     return cancel
+
+
+def until_set(cancel: threading.Event, progress: Progress) -> ProgressCall:
+    """The same progress, which raises KeyboardInterrupt once the event is set."""
+
+    def report(what: str, fraction: float) -> None:
+        if cancel.is_set():
+            raise KeyboardInterrupt
+        progress(what, fraction)
+
+    return report
+
+
+def end_if_interrupted(measured: dict[str, Any]) -> None:
+    """End as what was interrupted does, when what was measured until then has been told."""
+    if not measured["complete"]:
+        note("interrupted: this is what was measured until then")
+        raise typer.Exit(130)
 
 
 @contextmanager
@@ -64,12 +85,7 @@ def load_engine(
     from edgespec.setup.loading import load_plan, plan_to_load
 
     progress = Progress()
-
-    def report(what: str, fraction: float) -> None:
-        if cancel.is_set():
-            raise KeyboardInterrupt
-        progress(what, fraction)
-
+    report = until_set(cancel, progress)
     with _interrupted_at_once(cancel):
         with progress:
             plan = plan_to_load(spec, request, report)

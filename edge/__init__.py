@@ -99,7 +99,8 @@ _MODULES = {
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    # Without what is imported here for itself.
+    return sorted({*__all__, "__version__", *(one for one in globals() if one.startswith("__"))})
 
 
 def __getattr__(name: str) -> Any:

@@ -25,3 +25,8 @@ class TimeLimit:
     def left(self) -> float:
         """Seconds until then, below 0 when it is over."""
         return self._end - self._clock()
+
+
+def time_text(seconds: float) -> str:
+    """Seconds or minutes, whichever says more."""
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"

@@ -25,7 +25,7 @@ from edgespec.memory.device.energy import EnergyMeter, energy_meter
 from edgespec.memory.device.neighbours import Neighbours
 from edgespec.memory.plan.request import Request
 from edgespec.models.spec import ModelSpec
-from edgespec.progress import Progress
+from edgespec.progress import Progress, time_text
 
 _WARM_UP = "Count from one to twenty in words."
 _WARM_TOKENS = 16
@@ -49,7 +49,8 @@ def bench(
         max_tokens: most tokens of an answer; an end token ends one earlier.
         repeats: how often all prompts are answered.
 
-    Raises as `edgespec.load`, and where a prompt cannot be answered.
+    A `progress` that raises KeyboardInterrupt ends it: prompts that all have answered count, and it
+    is not `complete`. Raises as `edgespec.load`, and where a prompt cannot be answered.
     """
     if not prompts:
         raise UnsupportedError("there are no prompts to answer", hint="name others with --prompts")
@@ -64,6 +65,7 @@ def bench(
         ]
         labels = [label for label, _ in settings]
         run = _measured(workers, labels, prompts, max_tokens, repeats, progress, meter)
+    prompts = run.prompts
     variants = list(_variants(run, prompts))
     plain = next((one["overall"] for one in variants if one["drafter"] == "none"), None)
     return {
@@ -71,10 +73,11 @@ def bench(
         "machine": machine_facts(),
         "settings": {
             "max_tokens": max_tokens,
-            "repeats": repeats,
+            "repeats": repeats if run.complete else len(run.loads[0].answers[0][0].answers),
             "prompts": len(prompts),
             "tasks": len({prompt.task for prompt in prompts}),
         },
+        "complete": run.complete,
         "busy_neighbours": run.busy,
         "energy": {
             "source": meter and meter.source.name,
@@ -112,6 +115,8 @@ class _Run:
 
     loads: Sequence[_Load]
     busy: float
+    prompts: Sequence[TaskPrompt]
+    complete: bool = True
 
 
 def _measured(
@@ -131,20 +136,42 @@ def _measured(
     ]
     for worker in workers:
         worker.call("mark", "warm-up")
-    for contender in contenders:
-        contender.answer(_WARM_UP, _WARM_TOKENS)
+    warm = [contender.answer(_WARM_UP, _WARM_TOKENS).counters for contender in contenders]
+    each_s = (one.time_to_first_token_s + max_tokens / max(1e-3, one.tokens_per_s) for one in warm)
+    progress(f"answering, about {time_text(repeats * len(prompts) * sum(each_s))} left", 0.0)
     for worker in workers:
         worker.call("mark", "answers")
     neighbours = Neighbours()
-    taken = iter(_answers(contenders, prompts, max_tokens, repeats, progress, meter))
+    answered = _answers(contenders, prompts, max_tokens, repeats, progress, meter)
     busy = neighbours.share()
+    total = repeats * len(prompts) * len(contenders)
+    complete = sum(len(one.answers) for ours in answered for one in ours) == total
+    prompts = _keep_common(prompts, answered)
+    if not prompts:
+        raise KeyboardInterrupt
+    taken = iter(answered)
     facts = [worker.call("facts") for worker in workers]  # before what comparing allocates
     loads = []
     for worker, label, found in zip(workers, labels, facts, strict=True):
         answers = [next(taken) for _ in worker.drafters]
         noise = _compare(worker, prompts, answers)
         loads.append(_Load(label, worker.drafters, answers, noise, found))
-    return _Run(loads, busy)
+    return _Run(loads, busy, prompts, complete)
+
+
+def _keep_common(
+    prompts: Sequence[TaskPrompt], answered: Sequence[list[Prompted]]
+) -> list[TaskPrompt]:
+    """Drop answers that not all contenders have given, and prompts that have none; what is left.
+
+    All prompts have as many answers: of each repeat that all have ended, or of the first one.
+    """
+    counts = [min(len(ours[i].answers) for ours in answered) for i in range(len(prompts))]
+    least = max(1, min(counts))
+    kept = [place for place, count in enumerate(counts) if count >= least]
+    for ours in answered:
+        ours[:] = [Prompted(ours[place].answers[:least]) for place in kept]
+    return [prompts[place] for place in kept]
 
 
 def _variants(run: _Run, prompts: Sequence[TaskPrompt]) -> Iterator[dict[str, Any]]:
@@ -198,7 +225,6 @@ def _answers(
     total = repeats * len(prompts) * len(contenders)
     answers = interleaved(contenders, texts, max_tokens=max_tokens, repeats=repeats)
     done, start = 0, perf_counter()
-    progress(f"answer 1 of {total}", 0.0)
     before = meter.joules() if meter is not None else 0.0
     for _, number, place, answer in answers:
         if meter is not None:
@@ -207,13 +233,11 @@ def _answers(
         taken[place][number].answers.append(answer)
         done += 1
         left_s = (perf_counter() - start) / done * (total - done)
-        progress(f"answer {done} of {total}, {time_text(left_s)} left", done / total)
+        try:
+            progress(f"answer {done} of {total}, {time_text(left_s)} left", done / total)
+        except KeyboardInterrupt:
+            break
     return taken
-
-
-def time_text(seconds: float) -> str:
-    """Seconds or minutes, whichever says more."""
-    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
 
 
 def _compare(

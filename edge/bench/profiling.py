@@ -9,6 +9,7 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
 from importlib.metadata import version
@@ -31,7 +32,7 @@ from edgespec.memory.plan.request import Request
 from edgespec.memory.plan.settings import settings_of
 from edgespec.memory.times.speed import SpeedModel
 from edgespec.models.spec import ModelSpec
-from edgespec.progress import Progress
+from edgespec.progress import Progress, time_text
 from edgespec.setup.loading import load_plan, plan_to_load
 from edgespec.setup.planning import make_run_plan, speed_model
 
@@ -49,7 +50,8 @@ def profile(
 ) -> dict[str, Any]:
     """Measure `spec` under the plan of `request`. Raises as `edgespec.load` does.
 
-    Times are in ms or seconds, memory in bytes, as the keys say.
+    Times are in ms or seconds, memory in bytes, as the keys say. A `progress` that raises
+    KeyboardInterrupt ends it: what was measured by then is there, and it is not `complete`.
     """
     report = progress or (lambda _what, _fraction: None)
     plan = plan_to_load(spec, request, report)
@@ -57,21 +59,31 @@ def profile(
     with MemoryTracker() as tracker:
         tracker.mark("load")
         with load_plan(spec, plan, progress=report) as engine:
+            half = len(PROMPTS) // 2
+            tokens, step_s = _length_of_answers(engine)
+            rounds_s = (1 + (plan.drafter != "none")) * half * tokens * step_s
+            about_s = _DEPTH_SECONDS + half * tokens * step_s + rounds_s
+            report(f"measuring, about {time_text(about_s)} left", 0.0)
             tracker.mark("step times")
             curves = _measure_steps(engine.backend, report)
-            tracker.mark("prompt")
-            prefill = _measure_prefill(engine.backend, report)
-            tracker.mark("batch invariance")
-            invariant = largest_invariant_step(
-                engine.backend, progress=lambda part: report("comparing step sizes", part)
-            )
-            tracker.mark("answers")
-            speeds = _measure_speed(spec, plan, engine, report)
+            prefill = invariant = None
+            speeds: list[dict[str, Any]] = []
+            complete = False
+            with suppress(KeyboardInterrupt):
+                tracker.mark("prompt")
+                prefill = _measure_prefill(engine.backend, report)
+                tracker.mark("batch invariance")
+                invariant = largest_invariant_step(
+                    engine.backend, progress=lambda part: report("comparing step sizes", part)
+                )
+                tracker.mark("answers")
+                speeds, complete = _measure_speed(spec, plan, engine, report)
             allocated = engine.memory_bytes()
             busy = neighbours.share()
     return {
         "model": model_facts(spec),
         "machine": machine_facts(),
+        "complete": complete,
         "busy_neighbours": busy,
         "plan": plan.as_json(),
         "memory": {
@@ -89,7 +101,7 @@ def profile(
         "bandwidth": _bandwidth(spec, plan, curves),
         "largest_invariant_step": invariant,
         "speed": speeds,
-        "frontier": frontier(spec, request),
+        "frontier": frontier(spec, request) if speeds else [],  # seconds, for the report alone
     }
 
 
@@ -199,15 +211,13 @@ def _bandwidth(spec: ModelSpec, plan: Plan, curves: Sequence[dict[str, Any]]) ->
 
 def _measure_speed(
     spec: ModelSpec, plan: Plan, engine: Engine, report: Progress
-) -> list[dict[str, Any]]:
-    """Predicted and measured tokens/s, plain and with the plan's drafter.
+) -> tuple[list[dict[str, Any]], bool]:
+    """Predicted and measured tokens/s, plain and with the plan's drafter; whether all answered.
 
     Drafts are learned on the first half of the prompts and predicted for the second one.
     """
     half = len(PROMPTS) // 2
-    step_s = engine.curve.step_ms(1, 256) / 1e3 if engine.curve is not None else 0.02
-    tokens = int(_SPEED_SECONDS / (3 * half * step_s))
-    tokens = max(_LEAST_TOKENS, min(_MOST_TOKENS, tokens))
+    tokens, _ = _length_of_answers(engine)
     model = speed_model(spec, settings_of(plan))
     for number, prompt in enumerate(PROMPTS[:half]):
         report("learning what drafts are worth", number / half)
@@ -223,13 +233,18 @@ def _measure_speed(
     joules = dict.fromkeys(results, 0.0)
     with energy_meter() as (meter, missing):
         for number, prompt in enumerate(PROMPTS[half:]):
-            report("answering", number / half)
+            try:
+                report("answering", number / half)
+            except KeyboardInterrupt:
+                if not number:
+                    raise
+                break
             for name, speculate in modes[:: 1 if number % 2 else -1]:
                 before = meter.joules() if meter is not None else 0.0
                 result = engine.generate(prompt.text, max_tokens=tokens, speculate=speculate)
                 results[name].append(result.counters)
                 joules[name] += meter.joules() - before if meter is not None else 0.0
-    rows = []
+    rows, complete = [], all(len(counters) == half for counters in results.values())
     for name, speculate in modes:
         row = _speed_row(name, results[name], model, plan.draft_max if speculate else 0)
         energy = Energy(missing=missing)
@@ -237,7 +252,14 @@ def _measure_speed(
             energy = Energy(meter.source.name, joules=joules[name])
         count = sum(counters.generated_tokens for counters in results[name])
         rows.append(row | energy.as_json(count))
-    return rows
+    return rows, complete
+
+
+def _length_of_answers(engine: Engine) -> tuple[int, float]:
+    """Tokens of each answer, and seconds of one of them, plain."""
+    step_s = engine.curve.step_ms(1, 256) / 1e3 if engine.curve is not None else 0.02
+    tokens = int(_SPEED_SECONDS / (3 * (len(PROMPTS) // 2) * step_s))
+    return max(_LEAST_TOKENS, min(_MOST_TOKENS, tokens)), step_s
 
 
 def _speed_row(name: str, counters: list[Any], model: SpeedModel, draft_max: int) -> dict[str, Any]:
@@ -250,6 +272,6 @@ def _speed_row(name: str, counters: list[Any], model: SpeedModel, draft_max: int
         "acceptance_length": tokens / sum(c.rounds for c in counters),
         "by_task": {
             prompt.task: c.tokens_per_s
-            for prompt, c in zip(PROMPTS[len(PROMPTS) // 2 :], counters, strict=True)
+            for prompt, c in zip(PROMPTS[len(PROMPTS) // 2 :], counters, strict=False)
         },
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 from edgespec.errors import UnsupportedError
@@ -16,7 +17,7 @@ from edgespec.memory.times.curve import CostCurve
 from edgespec.memory.times.speed import SpeedModel
 from edgespec.models.spec import ModelSpec
 from edgespec.paths import read_text
-from edgespec.progress import Progress
+from edgespec.progress import Progress, time_text
 from edgespec.quantize.quality import Reference, make_reference, quality_of, score
 from edgespec.quantize.step_times import DEPTH, step_ms
 from edgespec.setup.cache_types import measure_kv_losses
@@ -59,15 +60,25 @@ def compare(
     Args:
         data: text to measure on; None lets the source write some.
 
-    Raises UnsupportedError where a file is not of the source's vocabulary.
+    A `progress` that raises KeyboardInterrupt ends it: files that were measured count, and it is
+    not `complete`. Raises UnsupportedError where a file is not of the source's vocabulary.
     """
     for other in others:
         _check_same_tokens(spec, other)
     reference, threads = held_out(spec, data, progress), host.usable_cores()
-    rows = []
-    for number, file in enumerate([spec, *others]):
-        name, place = file.path.name, number / (len(others) + 1)
-        progress(f"comparing {name}", place)
+    rows: list[dict[str, Any]] = []
+    files, begun_s = [spec, *others], perf_counter()
+    for number, file in enumerate(files):
+        what = f"comparing {file.path.name}"
+        if number:
+            left_s = (perf_counter() - begun_s) / number * (len(files) - number)
+            what += f", about {time_text(left_s)} left"
+        try:
+            progress(what, number / len(files))
+        except KeyboardInterrupt:
+            if not number:
+                raise
+            break
         # All with the source's history, so that differences are the files'.
         curve = curve_from(step_ms(file.path, threads=threads))
         row = {**_facts(file), **speed_of(spec, curve)}
@@ -76,6 +87,7 @@ def compare(
             row["quality"] = quality_of(reference, lost).as_json()
         rows.append(row)
     return {
+        "complete": len(rows) == len(files),
         "places": len(reference.rest),
         "texts": len(reference.texts),
         "tokens_kept": reference.ids.shape[1],
@@ -115,7 +127,12 @@ def compare_kv_types(
     )
     rows: list[dict[str, Any]] = []
     for number, kind in enumerate(("f16", *kinds)):
-        progress(f"timing steps with a {kind} cache", (1 + number / (1 + len(kinds))) / 2)
+        try:
+            progress(f"timing steps with a {kind} cache", (1 + number / (1 + len(kinds))) / 2)
+        except KeyboardInterrupt:
+            if not number:
+                raise
+            break
         times = step_ms(
             spec.path, threads=threads, sizes=SHOWN_SIZES, depth=_KV_DEPTH, kv_type=kind
         )
@@ -124,7 +141,8 @@ def compare_kv_types(
             row["quality"] = losses[kind].as_json()
         rows.append(row)
     places = next(iter(losses.values())).places
-    return {"places": places, "step_depth": _KV_DEPTH, "kv_rows": rows}
+    complete = len(rows) == 1 + len(kinds)
+    return {"complete": complete, "places": places, "step_depth": _KV_DEPTH, "kv_rows": rows}
 
 
 def _facts(spec: ModelSpec) -> dict[str, Any]:

@@ -8,7 +8,16 @@ import pytest
 from bench_cases import answer
 from planning_cases import SPEC
 
-from edgespec.bench.measure import _ceiling, _compare, _Load, _rows, _Run, time_text
+from edgespec.bench.interleaving import Answer
+from edgespec.bench.measure import (
+    _answers,
+    _ceiling,
+    _compare,
+    _keep_common,
+    _Load,
+    _rows,
+    _Run,
+)
 from edgespec.bench.summary import Prompted
 from edgespec.measure.prompts import TaskPrompt
 
@@ -58,7 +67,7 @@ def test_every_answer_has_a_row_that_says_whose_it_is() -> None:
     plain, drafted = [answers(SAME, SAME)] * 2, [answers(SAME, SAME), answers(SAME, OTHER)]
     drafted[1].gap = 0.25
     load = _Load("--ctx 512", ["none", "suffix"], [plain, drafted], 0.5, {})
-    rows = list(_rows(PROMPTS, _Run([load], 0.0)))
+    rows = list(_rows(PROMPTS, _Run([load], 0.0, PROMPTS)))
     shown = [(row["prompt"], row["variant"], row["repeat"], row["identical"]) for row in rows]
     assert shown == [
         (1, "plain --ctx 512", 1, True),
@@ -85,6 +94,35 @@ def test_plain_decoding_is_never_above_its_ceiling(plain: float | None, ceiling:
     assert found.get("plain_tokens_per_s") == plain
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(0.4, "0 s"), (89.0, "89 s"), (90.0, "2 min")])
-def test_time_that_is_left(seconds: float, text: str) -> None:
-    assert time_text(seconds) == text
+class Answering:
+    """A contender that answers at once."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def renew(self) -> None:
+        pass
+
+    def answer(self, _prompt: str, _max_tokens: int) -> Answer:
+        return answer(1.0, 3)
+
+
+@pytest.mark.parametrize(
+    ("ended", "prompts", "repeats"), [(1, 0, 0), (2, 1, 1), (3, 1, 1), (5, 2, 1), (7, 2, 1)]
+)
+def test_what_all_have_answered_before_an_interruption_counts(
+    ended: int, prompts: int, repeats: int
+) -> None:
+    """Two prompts, twice, by two contenders: eight answers, of which some were given."""
+    told = list[float]()
+
+    def progress(_what: str, part: float) -> None:
+        told.append(part)
+        if len(told) == ended:
+            raise KeyboardInterrupt
+
+    both = [Answering("plain"), Answering("suffix")]
+    taken = _answers(both, PROMPTS, 16, 2, progress, None)  # type: ignore[arg-type]
+    assert sum(len(one.answers) for ours in taken for one in ours) == ended
+    assert _keep_common(PROMPTS, taken) == PROMPTS[:prompts]
+    assert [[len(one.answers) for one in ours] for ours in taken] == 2 * [prompts * [repeats]]

@@ -49,10 +49,9 @@ SHORT = ("--ctx", "320", "--threads", "1", "--draft-max", "3")
 def test_a_pipe_sees_progress_and_that_others_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     def found(*_: Any, progress: Any) -> dict[str, Any]:
         progress("answering", 0.5)
-        return {"busy_neighbours": 1.2}
+        return {"busy_neighbours": 1.2, "complete": True}
 
     monkeypatch.setattr(profiling, "profile", found)
-    monkeypatch.setattr("edgespec.cli.profile.LINE_EVERY_S", 0.0)
     done = runner.invoke(app, ["profile", "--json", *SHORT])
     assert "answering  50%" in done.stderr
     assert "warning: other programs kept 1.2 cores busy" in done.stderr
@@ -96,6 +95,30 @@ def test_profile_as_text_names_what_was_planned_and_measured() -> None:
     assert done.exit_code == 0, done.output
     for words in ("step times in ms", "<- largest planned", "kv cache", "measured", "suffix"):
         assert words in done.stdout
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(("at", "answered"), [("learning", 0), ("answering", 1)])
+def test_an_interrupted_profile_shows_what_it_has(
+    monkeypatch: pytest.MonkeyPatch, at: str, answered: int
+) -> None:
+    """Ctrl-C before a prompt of either half: what is complete by then is told."""
+    for name, value in (("_SPEED_SECONDS", 0.1), ("_DEPTHS", (0,)), ("_SIZES", (1,))):
+        monkeypatch.setattr(profiling, name, value)
+    monkeypatch.setattr(profiling, "PROMPTS", (*PROMPTS[8:10], *PROMPTS[18:20]))
+
+    def raising(_event: object, _progress: object) -> Any:
+        def report(what: str, part: float) -> None:
+            if what.startswith(at) and part > 0.0:
+                raise KeyboardInterrupt
+
+        return report
+
+    monkeypatch.setattr("edgespec.cli.profile.until_set", raising)
+    done = runner.invoke(app, ["profile", *SHORT])
+    assert done.exit_code == 130, done.output
+    assert "step times in ms" in done.stdout and "round like single ones" in done.stdout
+    assert done.stdout.count("acceptance length") == 2 * answered
 
 
 def test_the_share_of_what_memory_moves_is_told_where_it_reads_the_weights() -> None:

@@ -133,14 +133,16 @@ def test_no_other_module_has_a_way_around() -> None:
         assert not used & around or file.name == "render.py", file
 
 
-def test_progress_without_a_terminal_is_a_line_now_and_then(
-    capsys: pytest.CaptureFixture[str],
+def test_progress_without_a_terminal_is_a_line_for_each_tenth(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Progress()("reading", 0.5)
-    lines = Progress(line_every_s=0)
-    lines("reading", 0.5)
+    monkeypatch.setattr("edgespec.cli.render._LINE_S", 0.0)
+    lines = Progress(has_lines=True)
+    for percent in range(45, 62):
+        lines("reading", percent / 100)
     lines.clear()
-    assert capsys.readouterr().err == "reading  50%\n"
+    assert capsys.readouterr().err == "reading  45%\nreading  50%\nreading  60%\n"
 
 
 def test_the_last_column_stands_below_where_there_is_no_room(

@@ -258,19 +258,26 @@ def test_ctrl_c_keeps_the_text_so_far(measured: str) -> None:
 
 
 class AfterAWhile(threading.Event):
-    """As if Ctrl-C came in the middle of the answer."""
+    """As if Ctrl-C came in the middle of the answer, behind the load."""
 
-    asked = 0
+    asked, is_answering = 0, False
 
     def is_set(self) -> bool:
-        self.asked += 1
+        self.asked += self.is_answering
         return self.asked > 10
 
 
 @pytest.mark.model
 def test_ctrl_c_keeps_the_document(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     run_module = import_module("edgespec.cli.run")
-    monkeypatch.setattr(run_module, "cancel_on_interrupt", AfterAWhile)
+    event, generate = AfterAWhile(), run_module._generate
+
+    def answer(*arguments: Any) -> Any:
+        event.is_answering = True
+        return generate(*arguments)
+
+    monkeypatch.setattr(run_module, "cancel_on_interrupt", lambda: event)
+    monkeypatch.setattr(run_module, "_generate", answer)
     done = command(*ENDLESS, "--json", "--drafter", "none")
     assert (done.status, done.err) == (130, "")
     assert done.document["finish_reason"] == "cancelled"

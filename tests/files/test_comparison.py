@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from quantize_cases import run
 from random_gguf import F32, write_model
+from typer.testing import CliRunner
 
+from edgespec.cli.main import app
 from edgespec.files import comparison
 from edgespec.models.spec import read_model_spec
 from edgespec.setup.stored import stored_kv_losses
@@ -26,6 +30,25 @@ def test_comparing(source: Path, tmp_path: Path) -> None:
     assert all(set(row["step_ms"]) >= {"1", "4", "8"} for row in report["rows"])
     shown = run("compare", source, small).stdout
     assert re.search(r"small\.gguf +117 KiB +\d\.\d{4} \[", shown)
+
+
+def test_files_that_were_compared_before_an_interruption_are_told(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second Ctrl-C would end it at once; here the second file comes after the first one."""
+    monkeypatch.setattr("edgespec.cli.quantize.cancel_on_interrupt", lambda: cancel)
+    cancel, measure = threading.Event(), comparison.step_ms
+
+    def measured(*arguments: Any, **options: Any) -> dict[int, float]:
+        cancel.set()
+        return measure(*arguments, **options)
+
+    monkeypatch.setattr(comparison, "step_ms", measured)
+    done = CliRunner().invoke(app, ["quantize", "compare", str(source), str(source), "--json"])
+    assert done.exit_code == 130
+    assert "interrupted: this is what was measured until then" in done.stderr
+    report = json.loads(done.stdout)
+    assert not report["complete"] and len(report["rows"]) == 1
 
 
 def test_cache_types(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
