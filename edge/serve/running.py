@@ -187,8 +187,13 @@ class Connections:
         self._idle.pop(transport, None)
 
     def handle(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """What fails in the loop. asyncio tells of each connection that it cannot take."""
+        """What fails in the loop. asyncio tells of each connection that it cannot take.
+
+        A second later it wants to go on with each of them, also where the listener is closed now.
+        """
         problem = context.get("exception")
+        if isinstance(problem, ValueError) and "._start_serving" in context["message"]:
+            return
         if not isinstance(problem, OSError) or problem.errno not in _FULL:
             loop.default_exception_handler(context)
             return

@@ -1,7 +1,9 @@
-"""How a server's process ends: politely, and whatever its threads do."""
+"""How a server's process ends: politely, whatever its threads do and its limits are."""
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import signal
 import socket
 import subprocess
@@ -9,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NoReturn
 
 import httpx
 import psutil
@@ -20,6 +23,8 @@ from waiting import PATIENCE_S, in_thread, join, until
 
 from edgespec.cli import serve
 from edgespec.serve import running
+from edgespec.serve.parsing import Limits
+from edgespec.serve.running import Connections
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="its signals end a process at once")
 
@@ -183,3 +188,28 @@ def test_no_thread_keeps_the_interpreter_for_long(serve: Serve) -> None:
         assert sys.getswitchinterval() < 0.001
     finally:
         sys.setswitchinterval(before)
+
+
+def test_a_server_that_ends_out_of_descriptors_leaves_one_line(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """asyncio tries again later, once for each place of the backlog: 2,048 tracebacks."""
+    monkeypatch.setattr("asyncio.constants.ACCEPT_RETRY_DELAY", 0.1)
+
+    class Full(socket.socket):
+        def accept(self) -> NoReturn:
+            raise OSError(errno.EMFILE, "Too many open files")
+
+    async def serve() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(Connections(Limits()).handle)
+        with Full() as listener:
+            listener.bind(("127.0.0.1", 0))
+            server = await loop.create_server(asyncio.Protocol, sock=listener, backlog=8)
+            with socket.create_connection(listener.getsockname()):
+                await asyncio.sleep(0.05)
+                server.close()
+                await asyncio.sleep(0.2)
+
+    asyncio.run(serve())
+    assert ["no more connections" in one.message for one in caplog.records] == [True]
