@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
-from command_line import CHOICES, COMPONENTS, EXACT, Command, run, start
+from command_line import CHOICES, COMPONENTS, EXACT, Command, run, start, without_stdin
 
 from edgespec.cli.run import _traced
 from edgespec.errors import UnsupportedError
@@ -246,7 +246,7 @@ def stream_of(pipe: IO[bytes] | None) -> IO[bytes]:
 
 @pytest.mark.model
 def test_ctrl_c_keeps_the_text_so_far(measured: str) -> None:
-    process = start(ENDLESS, measured, stdin=subprocess.DEVNULL)
+    process = without_stdin(start(ENDLESS, measured))
     begun = stream_of(process.stdout).read(1)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
@@ -286,7 +286,7 @@ def test_ctrl_c_keeps_the_document(command: Command, monkeypatch: pytest.MonkeyP
 
 
 def test_ctrl_c_while_the_model_loads(measured: str) -> None:
-    process = start(ENDLESS, measured, stdin=subprocess.DEVNULL)
+    process = without_stdin(start(ENDLESS, measured))
     stream_of(process.stderr).readline()
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
@@ -297,7 +297,7 @@ def test_ctrl_c_while_the_model_loads(measured: str) -> None:
 @pytest.mark.model
 def test_a_reader_that_has_gone_ends_the_run_quietly(measured: str) -> None:
     """As in `edgespec run ... | head -c1`."""
-    process = start(ENDLESS, measured, stdin=subprocess.DEVNULL)
+    process = without_stdin(start(ENDLESS, measured))
     assert len(stream_of(process.stdout).read(1)) == 1
     stream_of(process.stdout).close()
     err = stream_of(process.stderr).read().decode()

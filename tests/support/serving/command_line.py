@@ -38,17 +38,23 @@ def with_imports() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 
 
-def start(
-    arguments: Sequence[str], cache: str, *, stdin: int = subprocess.PIPE, **environment: str
-) -> subprocess.Popen[bytes]:
-    """The command in a process of its own. One with a prompt waits for the end of a piped stdin."""
+def start(arguments: Sequence[str], cache: str, **environment: str) -> subprocess.Popen[bytes]:
+    """The command in a process of its own."""
     return subprocess.Popen(
         [sys.executable, "-m", "edgespec.cli.main", *arguments],
-        stdin=stdin,
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env={**os.environ, "EDGESPEC_CACHE": cache, "COLUMNS": "100", **environment},
     )
+
+
+def without_stdin(process: subprocess.Popen[bytes]) -> subprocess.Popen[bytes]:
+    """A command that has a prompt waits for the end of what may be piped in beside it."""
+    assert process.stdin is not None
+    process.stdin.close()
+    process.stdin = None
+    return process
 
 
 def run(*arguments: str, cache: str, stdin: str = "", **environment: str) -> Done:
