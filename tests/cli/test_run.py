@@ -178,7 +178,7 @@ def test_a_prompt_longer_than_the_context(measured: str) -> None:
     assert (done.status, done.out) == (1, "")
     *_, problem, blank, hint = done.err.splitlines()
     assert re.fullmatch(r"error: the prompt has \d+ tokens and the context 256", problem)
-    assert (blank, hint) == ("", "hint: raise --ctx, or shorten the prompt")
+    assert (blank, hint) == ("", "hint: raise context_size (--ctx), or shorten the prompt")
 
 
 @pytest.mark.model

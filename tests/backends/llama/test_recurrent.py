@@ -287,7 +287,7 @@ def test_a_load_drafts_where_it_may(path: Path) -> None:
 def test_exact_runs_draft(path: Path) -> None:
     load = partial(edgespec.load, path, context_size=512, draft_max=3, threads=1, exact=True)
     if noise_of(path):
-        with pytest.raises(UnsupportedError, match="--exact is not possible"):
+        with pytest.raises(UnsupportedError, match="exact is not possible"):
             load()
         return
     with load() as engine:

@@ -153,8 +153,10 @@ class OneFile(Library):
         super().__init__()
         self._model, self.opened = model, 0
 
-    def llama_model_default_params(self) -> ModuleType:
-        return ModuleType("params")
+    def llama_model_default_params(self) -> Any:
+        from llama_cpp import llama_cpp
+
+        return llama_cpp.llama_model_params()
 
     def llama_model_load_from_file(self, _path: bytes, params: Any) -> str | None:
         assert params.vocab_only

@@ -22,6 +22,7 @@ from edgespec.backends.ort import cache as ort_cache
 from edgespec.backends.ort.cache import converted
 from edgespec.backends.tree import DraftTree
 from edgespec.errors import BackendError, ContextFullError, UnsupportedError
+from edgespec.measure.noise import measure_batch_noise
 from edgespec.models.onnx.facts import read_facts
 from edgespec.models.spec import ModelSpec, read_model_spec
 
@@ -228,7 +229,7 @@ def test_a_model_is_converted_once_for_each_content_and_device(tmp_path: Path) -
     assert converted(same, root, "cpu") == first
     assert (first / "model.onnx").stat().st_mtime_ns == made
     folders = {first, converted(other, root, "cpu"), converted(spec, root, "another")}
-    assert len(folders) == 3 == len(list(root.iterdir()))
+    assert len(folders) == 3 == len([one for one in root.iterdir() if one.is_dir()])
 
 
 def test_a_conversion_that_fails_leaves_nothing(
@@ -242,7 +243,7 @@ def test_a_conversion_that_fails_leaves_nothing(
     monkeypatch.setattr(ort_cache, "_convert_elsewhere", interrupt)
     with pytest.raises(KeyboardInterrupt):
         converted(spec, tmp_path / "cache", "cpu")
-    assert list((tmp_path / "cache").iterdir()) == []
+    assert [one.name for one in (tmp_path / "cache").iterdir()] == ["lock"]
 
 
 def test_a_full_disk_is_noticed_before_anything_is_written(
@@ -269,7 +270,7 @@ def test_the_least_recently_used_models_go_first(
     size = sum(file.stat().st_size for file in old.iterdir())
     monkeypatch.setattr(ort_cache, "_KEPT_BYTES", int(2.5 * size))
     new = converted(specs[2], root, "cpu")
-    assert set(root.iterdir()) == {old, new}
+    assert {one for one in root.iterdir() if one.is_dir()} == {old, new}
 
 
 # ------------------------------------------------------------------------- the whole engine
@@ -303,16 +304,21 @@ def test_exact_output_equals_plain_output(random_model: Path, embedded: bool) ->
 
 @pytest.mark.usefixtures("converted_once")
 def test_a_tree_on_the_embedded_model_goes_on_with_the_same_36_tokens() -> None:
-    """13 nodes, 3 branchings, the branch 0, 2, 6 accepted; greedy afterwards."""
+    """13 nodes, 3 branchings, the branch 0, 2, 6 accepted; greedy afterwards.
+
+    Where this processor rounds rows differently in larger steps (without VNNI it does), texts may
+    part where the two best logits are as near as that.
+    """
     with edgespec.load(threads=1, context_size=256, backend="onnx", draft_max=15) as engine:
         backend = engine.backend
+        noise = measure_batch_noise(backend)
         prompt = engine.encode("Name the seas around Denmark and say a word about each of them.")
         nodes = engine.encode(
             " and the harbour of the old town was full of ships again today", raw=True
         )
         nodes = nodes[: len(TREE)]
         assert len(nodes) == len(TREE)
-        outputs = []
+        outputs, gaps = [], list[float]()
         for through_tree in (True, False):
             backend.truncate(0)
             backend.prefill(prompt)
@@ -321,11 +327,15 @@ def test_a_tree_on_the_embedded_model_goes_on_with_the_same_36_tokens() -> None:
                 backend.commit([0, 2, 6])
             else:
                 row = [step(backend, nodes[node]) for node in (0, 2, 6)][-1]
-            output = [int(row.argmax())]
-            for _ in range(36):
-                output.append(int(step(backend, output[-1]).argmax()))
+            output, gaps = [], []
+            for _ in range(37):
+                *_, second, best = np.sort(row)
+                gaps.append(float(best - second))
+                output.append(int(row.argmax()))
+                row = step(backend, output[-1])
             outputs.append(output)
-    assert outputs[0] == outputs[1]
+    parted = [place for place in range(37) if outputs[0][place] != outputs[1][place]]
+    assert not parted or gaps[parted[0]] <= noise
 
 
 def corpus(count: int) -> list[str]:

@@ -205,7 +205,7 @@ def test_exact_is_refused_where_a_token_is_summed_apart_from_the_past(
     path = write_model(tmp_path / "random.gguf", "llama", Q8_0, reads_bytes=True)
     monkeypatch.setattr(ort_providers, "STEPS", (8,))
     monkeypatch.setattr(ort_providers, "choose", lambda kind: OnnxDevice(CPU_PROVIDER, kind))
-    with pytest.raises(UnsupportedError, match="--exact is not possible"):
+    with pytest.raises(UnsupportedError, match="exact is not possible"):
         edgespec.load(path, device="npu", exact=True, context_size=256, draft_max=3, threads=1)
 
 
