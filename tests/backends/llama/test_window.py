@@ -24,7 +24,6 @@ from edgespec.backends.llama.context import LlamaSettings
 from edgespec.backends.llama.window import Window
 from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
-from edgespec.drafting.drafters import MODEL
 from edgespec.errors import BackendError, UnsupportedError
 from edgespec.memory.plan.plan import Plan
 from edgespec.memory.plan.request import Request
@@ -244,7 +243,7 @@ def test_an_early_exit_drafts_in_the_place_of_a_window(path: Path, tmp_path: Pat
     keep_curve(spec, settings_of(plan), curve, replaced=True)
     plan = make_run_plan(spec, request)
     assert plan.drafter.endswith(",window")
-    source = DraftSource(MODEL, None, is_named=True)
+    source = DraftSource("early_exit", None, is_named=True)
     asked: list[str] = []
 
     def plan_of(one: Request) -> Plan:
