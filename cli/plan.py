@@ -101,8 +101,8 @@ def plan_text(spec: ModelSpec, plan: Plan) -> str:
             "what each user gets, by how many are answered at once (predicted, without drafts)\n"
             + table([_PARTS, *map(_part_row, plan.parts)])
         )
-    if plan.alternatives:
-        sections.append("you could also have\n" + table([_row(o) for o in plan.alternatives]))
+    if alternatives := plan.alternatives:
+        sections.append("you could also have\n" + table([_row(o) for o in alternatives]))
     return "\n\n".join(sections)
 
 

@@ -190,9 +190,9 @@ def load_plan(
     with ExitStack() as failed:
         failed.callback(release)
         know_cache_type(spec, plan, report)
-        engine = _load(spec, plan, report, switch_policy)
+        engine = failed.enter_context(closing(_load(spec, plan, report, switch_policy)))
+        close_at_exit(engine)
         failed.pop_all()
-    close_at_exit(engine)
     return engine
 
 

@@ -140,8 +140,8 @@ def test_what_does_not_fit_names_the_largest_that_does(
     assert (done.status, done.out) == (1, "")
     match = re.fullmatch(
         r"error: needs \d+ MiB for 8192 tokens of context \(.+ MiB\); free: 296 MiB\n\n"
-        r"hint: `--ctx (\d+)` fits; `--kv-type q8_0 --ctx (\d+)` fits, at a small cost in "
-        r"quality\n",
+        r"hint: `--ctx (\d+)` fits; `--kv-type q8_0 --ctx (\d+)` fits: what it loses is "
+        r"measured by the first load\n",
         done.err,
     )
     assert match is not None

@@ -151,7 +151,7 @@ def test_threads_take_turns(guest: Guest) -> None:
 
 def test_an_interrupted_question_leaves_no_answer_behind(guest: Guest) -> None:
     """Ctrl-C is obeyed at once, and what the guest says later is no answer to another question."""
-    timer = threading.Timer(0.2, signal.raise_signal, (signal.SIGINT,))
+    timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
     guest.ask(0)
     timer.start()
     with pytest.raises(KeyboardInterrupt):

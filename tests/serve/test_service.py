@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import threading
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
+from http.client import HTTPConnection
 from typing import Any
 
 import httpx
@@ -15,12 +17,13 @@ from command_line import with_imports
 from decoding_cases import END, VOCAB
 from queue_cases import CHAT, HELLO
 from serving_cases import Serve, Speaker
-from waiting import PATIENCE_S, in_thread, join, until
+from waiting import PATIENCE_S, until
 
 from edgespec.backends.base import AnswerFormat, Grammar
 from edgespec.backends.fake import ByteTokenizer
 from edgespec.decode.engine import Engine
 from edgespec.errors import UnsupportedError
+from edgespec.serve import service
 from edgespec.serve.server import Server
 
 FORKED = """
@@ -92,16 +95,15 @@ class Trying(ByteTokenizer):
 WITH_GRAMMAR: Any = {**HELLO, "grammar": 'root ::= "a"'}
 
 
-def _ask_for_grammar(address: str, timeout: float = PATIENCE_S) -> int:
-    """The status, or 0 where the client left before there was one."""
-    try:
-        return httpx.post(address + CHAT, json=WITH_GRAMMAR, timeout=timeout).status_code
-    except httpx.ReadTimeout:
-        return 0
+def _begin(address: str) -> HTTPConnection:
+    """A request whose grammar nobody has tried yet; closed, its client has left."""
+    connection = HTTPConnection(address.removeprefix("http://"), timeout=PATIENCE_S)
+    connection.request("POST", CHAT, json.dumps(WITH_GRAMMAR))
+    return connection
 
 
-def _is_refused(address: str) -> bool:
-    return _ask_for_grammar(address, timeout=0.3) == 429
+def _has_places(count: int) -> bool:
+    return service._TRIALS._value == count
 
 
 def test_three_grammars_wait_for_each_other_and_a_fourth_comes_again_later(serve: Serve) -> None:
@@ -110,17 +112,16 @@ def test_three_grammars_wait_for_each_other_and_a_fourth_comes_again_later(serve
     address = serve(backend)
     with ExitStack() as stack:
         stack.callback(tokenizer.gate.set)
-        asked = [in_thread(lambda: _ask_for_grammar(address)) for _ in range(3)]
-        until(lambda: _is_refused(address))
+        asked = [stack.enter_context(closing(_begin(address))) for _ in range(3)]
+        until(lambda: _has_places(0))
         refused = httpx.post(address + CHAT, json={**WITH_GRAMMAR, "stream": True})
         assert tokenizer.begun == 1, "one at a time"
         assert httpx.post(address + CHAT, json=HELLO).status_code == 200, "others wait for none"
-    for thread, _ in asked:
-        join(thread)
+        tokenizer.gate.set()
+        assert [one.getresponse().status for one in asked] == [400] * 3
     assert refused.status_code == 429 and refused.headers["retry-after"] == "1"
     assert refused.json()["error"]["code"] == "queue_full"
-    assert [status for _, (status,) in asked] == [400] * 3
-    assert _ask_for_grammar(address) == 400, "all places are free again"
+    assert _has_places(3), "all are free again"
 
 
 def test_who_leaves_gives_up_the_place_of_a_grammar_that_waits(serve: Serve) -> None:
@@ -129,13 +130,13 @@ def test_who_leaves_gives_up_the_place_of_a_grammar_that_waits(serve: Serve) -> 
     address = serve(backend)
     with ExitStack() as stack:
         stack.callback(tokenizer.gate.set)
-        first, statuses = in_thread(lambda: _ask_for_grammar(address))
+        first = stack.enter_context(closing(_begin(address)))
         until(lambda: tokenizer.begun)
-        others = [in_thread(lambda: _ask_for_grammar(address, 0.5))[0] for _ in range(2)]
-        until(lambda: _is_refused(address))
-        for thread in others:
-            join(thread)
-        until(lambda: not _is_refused(address))
+        others = [_begin(address) for _ in range(2)]
+        until(lambda: _has_places(0))
+        for one in others:
+            one.close()
+        until(lambda: _has_places(2))
         assert tokenizer.begun == 1, "nobody tries what nobody waits for"
-    join(first)
-    assert statuses == [400]
+        tokenizer.gate.set()
+        assert first.getresponse().status == 400
