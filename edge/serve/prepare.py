@@ -140,7 +140,6 @@ def _with_opening(body: Any) -> tuple[Any, dict[str, bool]]:
 
 
 def _prompt(service: Service, asked: ChatAsked) -> tuple[Conversation, list[int]]:
-    service.prompts.check_length(*(str(one.get("content", "")) for one in asked.messages))
     template = service.prompts.template(with_tools=bool(asked.tools.offered)) or ""
     talk, images = conversation_of(asked, service.prompts, template), images_of(asked.messages)
     talk = replace(talk, options=replace(talk.options, images=images))
