@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from edgespec.backends.base import ListsTokens, Tokenizer
 
 MOST_OPEN = 16  # tokens that are tokenized again where no word begins
-_MOST_PIECES = 4096  # that are kept; a word of prose takes some 100 bytes
+MOST_PIECES = 4096  # that are kept; a word of prose takes some 100 bytes
 # Tokens of a vocabulary whose words are joined here: listing 49,152 takes 40 ms of a load.
 _MOST_LISTED = 1 << 16
 _BETWEEN_PIECES = re.compile(
@@ -147,10 +147,12 @@ class Pieces:
             words = _BETWEEN_PIECES.split(piece)
             if len(words) > 1:
                 return [token for word in words for token in self.tokens(word)]
-            if len(self._known) >= _MOST_PIECES:
+            if len(self._known) >= MOST_PIECES:
                 self._known.clear()
-            is_word = self._merges is not None and _LETTERS.fullmatch(piece)
-            found = self._merges.join(piece) if is_word else self._look_up(piece.decode())
+            if self._merges is not None and _LETTERS.fullmatch(piece):
+                found = self._merges.join(piece)
+            else:
+                found = self._look_up(piece.decode())
             self._known[piece] = found
         return found
 

@@ -5,8 +5,7 @@ target wrote in its own tokens, and what it writes ahead becomes tokens of the t
 agreement of arXiv 2502.05202, universal assisted generation in transformers). Drafts are single
 tokens that the target verifies, so its text stays what it is whatever is carried over wrongly.
 
-Both directions tokenize as little as possible again: from the last boundary that further text
-cannot move, which is before a word. Pieces of text that come again are looked up.
+Both directions tokenize as little as possible again (`pieces.py`).
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from edgespec.backends.base import Backend, Logits, Tokenizer
 from edgespec.drafting import constants
 from edgespec.drafting.calibration import Calibration
 from edgespec.drafting.drafters.model import ModelDrafter, ModelText, calibration_of_places
-from edgespec.drafting.drafters.pieces import MOST_OPEN, Pieces, begins_piece, complete
-from edgespec.drafting.drafters.proposal_builder import SHARES, share_bin, top_tokens_of
+from edgespec.drafting.drafters.pieces import MOST_OPEN, MOST_PIECES, Pieces, begins_piece, complete
+from edgespec.drafting.drafters.proposal_builder import SHARES, best_token_of, share_bin
 from edgespec.drafting.proposal import Proposal, StepContext
 from edgespec.errors import EdgespecError
 from edgespec.memory.times.curve import CostCurve
@@ -143,6 +142,8 @@ class Translation:
                     ids = list(self.target.tokens(piece))
                 if sum(len(self.target.tokenizer.token_bytes(one)) for one in ids) != len(piece):
                     ids = []  # nothing that a tokenizer adds or leaves out
+            if len(self._words) >= MOST_PIECES:
+                self._words.clear()
             found = self._words[token] = piece, ids
         return found
 
@@ -419,14 +420,9 @@ class TranslatingDrafter(ModelDrafter):
         self._text = TranslatedText(backend, translation, constants.LONGEST)
         self._usual_prompt = constants.TEXT_READ
 
-    def begin(self, tokens: Sequence[int]) -> None:
-        """Start a new text, for which those before it say little: languages and tasks differ."""
-        super().begin(tokens)
-        self._places.fade(constants.TEXT_TRIES)
-
     def _new_builder(self, context: StepContext) -> Any:
         return TranslatedChain(context, self._calibration, self._translation, self._text)
 
     def _extend(self, builder: Any, logits: Logits, context: StepContext) -> bool:
-        tokens, shares = top_tokens_of(logits[: self._vocab_size])
-        return bool(tokens) and builder.take(tokens[0], shares[0])
+        token, share = best_token_of(logits[: self._vocab_size])
+        return token >= 0 and builder.take(token, share)
