@@ -376,7 +376,7 @@ def test_counts_survive_a_restart(clock: Clock) -> None:
     drafter.begin([0])
     ours, theirs = (estimate_of(each) for each in (fresh, drafter))
     assert ours.probabilities == theirs.probabilities
-    assert ours.probabilities[0] > 0.8
+    assert ours.probabilities[0] > 0.75  # 0.7 where nothing was counted
     drafter.close()
     assert draft.closed
 
