@@ -177,7 +177,7 @@ class LlamaTokenizer:
         with self.vocabulary() as vocab:
             for token in range(self.vocab_size):
                 count = ask(vocab, token, buffer, size, 0, False)
-                found.append(buffer[:count] if count >= 0 else self._piece(vocab, token))
+                found.append(buffer.raw[:count] if count >= 0 else self._piece(vocab, token))
         return found
 
     def is_end(self, token: int) -> bool:
