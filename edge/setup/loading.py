@@ -28,10 +28,8 @@ from edgespec.measure.noise import largest_invariant_step, prefill_is_invariant,
 from edgespec.measure.timing import (
     crowding_now,
     expect_slopes,
-    fastest_step,
     measure_curve,
     measure_depths,
-    measure_powers,
     measure_reads,
     measured_while_busy,
     one_step,
@@ -39,7 +37,6 @@ from edgespec.measure.timing import (
 )
 from edgespec.memory.device import host
 from edgespec.memory.device.bandwidth import saw_step
-from edgespec.memory.device.energy import energy_meter
 from edgespec.memory.device.reservations import release
 from edgespec.memory.plan.machine import reachable_bytes, reserve
 from edgespec.memory.plan.options import LLAMACPP, ONNX, LoadOptions, said_as_arguments
@@ -63,7 +60,6 @@ from edgespec.setup.cache_types import know_cache_type, measure_smaller_types
 from edgespec.setup.draft_loading import load_draft_model, windows_of
 from edgespec.setup.kernel_choice import prepare_kernels
 from edgespec.setup.planning import make_run_plan
-from edgespec.setup.slowdown import compare_with_before
 from edgespec.setup.smaller_files import plan_or_say_what_fits
 from edgespec.setup.stored import (
     PREFILLS,
@@ -71,12 +67,10 @@ from edgespec.setup.stored import (
     compared,
     keep_compared,
     keep_curve,
-    keep_powers,
     keep_reads,
     keep_snapshot_cost,
     settings_key,
     stored_curve,
-    stored_powers,
     stored_reads,
     stored_snapshot_costs,
 )
@@ -260,11 +254,6 @@ def _load_one(
         models: list[WritingDrafter] = []
         cost = 1.0
         if curve is not None:
-            for choice in plan.choices:
-                if choice.name == "prefer" and not plan.prefers_energy:
-                    warn(f"drafts are chosen by speed, {choice.reason}", EdgespecWarning, 2)
-            if plan.prefers_energy:
-                curve.powers = _powers(backend, spec, plan, report)
             cost = _snapshots_cost(backend, curve, spec, plan)
             model = load_draft_model(backend, spec, plan, report)
             models = windows_of(backend, plan, curve) if model is None else [model]
@@ -282,7 +271,6 @@ def _load_one(
             tool_template=spec.tool_template,
             reuses_cache=reuses_cache,
             is_exact=plan.exact,
-            latency=plan.latency,
             snapshots_cost=1.0 if plan.drafter_is_asked else cost,
             cache_key=f"{key} | exact" if plan.exact else key,
             on_close=partial(_close, learning),
@@ -394,23 +382,6 @@ def _snapshots_cost(backend: Backend, curve: CostCurve, spec: ModelSpec, plan: P
     return times
 
 
-def _powers(backend: Backend, spec: ModelSpec, plan: Plan, report: Progress) -> list[float]:
-    """Watts of steps beside a plain one's: stored, or measured now; none without a counter."""
-    with energy_meter() as (meter, _missing):
-        if meter is None:
-            return []
-        settings, most = settings_of(plan), backend.max_nodes
-        powers = stored_powers(spec, settings, meter.source.name)
-        if len(powers) > most:
-            return powers
-        report("measuring joules of steps", 0.0)
-        powers = measure_powers(partial(one_step, backend), most, meter.joules)
-        if backend.crowding == 1.0:
-            keep_powers(spec, settings, meter.source.name, powers)
-        report("measuring joules of steps", 1.0)
-        return powers
-
-
 def _curve(backend: Backend, spec: ModelSpec, plan: Plan, report: Progress) -> CostCurve:
     """The stored curve, or a measurement of two to three seconds.
 
@@ -448,10 +419,8 @@ def _curve(backend: Backend, spec: ModelSpec, plan: Plan, report: Progress) -> C
         return known  # others began or ended in the middle of it
     curve = curve.uncrowded(backend.crowding)
     keep_curve(spec, settings, curve, replaced=stored is None)
-    if curve.crowding == 1.0:
-        compare_with_before(spec, settings, curve.base[1], partial(fastest_step, backend))
-        if plan.backend == LLAMACPP and not plan.shares:
-            saw_step(spec.bytes_per_token, curve.base[1] / 1e3)
+    if curve.crowding == 1.0 and plan.backend == LLAMACPP and not plan.shares:
+        saw_step(spec.bytes_per_token, curve.base[1] / 1e3)
     return curve
 
 

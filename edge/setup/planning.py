@@ -22,7 +22,6 @@ from edgespec.drafting.drafters import HEAD, MODEL, WINDOW, drafter_names, table
 from edgespec.errors import DoesNotFitError, UnsupportedError
 from edgespec.memory.bytes.simulation import simulating
 from edgespec.memory.device.bandwidth import memory_bandwidth
-from edgespec.memory.device.energy import find_source
 from edgespec.memory.plan.machine import Machine, this_machine
 from edgespec.memory.plan.options import LLAMACPP, ONNX
 from edgespec.memory.plan.plan import Plan
@@ -109,18 +108,7 @@ def _made(spec: ModelSpec, request: Request, machine: Machine) -> Plan:
         plan = plan.with_choice(backend)
     elif plan.users == 1 and not plan.projector:  # on the other backend, one text at a time
         plan = best_backend(spec, request, machine, plan, plan_of)
-    if request.prefer == "energy":
-        plan = _by_energy(plan)
     return replace(plan, drafter_is_asked=request.drafter != "auto")
-
-
-def _by_energy(plan: Plan) -> Plan:
-    """The plan whose drafts are chosen by joules, where the machine counts them."""
-    source = find_source()
-    if isinstance(source, str):
-        return plan.with_choice(Choice("prefer", "speed", f"not energy: {source}"))
-    reason = f"drafts are chosen by tokens a joule ({source.name})"
-    return replace(plan.with_choice(Choice("prefer", "energy", reason)), prefers_energy=True)
 
 
 def _for_users(spec: ModelSpec, request: Request) -> tuple[Request, DraftSource | None]:

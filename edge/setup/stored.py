@@ -4,7 +4,6 @@
 | --- | --- | --- |
 | curves | file, device, settings, library, snapshots | times of steps |
 | reads | file, device, settings, library | times of reading several tokens |
-| powers | file, device, settings, library | watts of steps beside those of plain ones |
 | snapshots | file, device, settings, library | how much longer they make plain steps, by number |
 | invariance | file, device, settings, library | which steps round like single tokens |
 | calibration | file | how often drafts of tables were right |
@@ -43,7 +42,6 @@ from edgespec.memory.times.speed import DEFAULT_ROUNDS, Round
 from edgespec.models.spec import ModelSpec
 
 _CURVES, _READS, _INVARIANCE, _SNAPSHOTS = "curves", "reads", "invariance", "snapshots"
-_POWERS, _MOST_POWER = "powers", 100.0  # times a plain step's
 _CALIBRATION, _LEARNED, _ROUNDS, _KV_LOSSES = "calibration", "learned", "rounds", "kv_losses"
 # What is compared with single tokens, and how many numbers a comparison is.
 STEPS, PREFILLS = "steps", "prefills"
@@ -152,19 +150,6 @@ def stored_reads(spec: ModelSpec, settings: Settings) -> CostCurve | None:
 def keep_reads(spec: ModelSpec, settings: Settings, reads: CostCurve) -> None:
     """Keep what reading missed tokens took."""
     cache.store(_READS, settings_key(spec, settings), reads.as_json())
-
-
-def stored_powers(spec: ModelSpec, settings: Settings, source: str) -> list[float]:
-    """Watts of steps beside a plain one's, [1 + nodes], by this counter; none: not measured."""
-    found = (cache.load(_POWERS, settings_key(spec, settings)) or {}).get(source)
-    powers = found if isinstance(found, list) else []
-    are_ours = all(isinstance(one, float) and 0.0 < one <= _MOST_POWER for one in powers)
-    return powers if are_ours else []
-
-
-def keep_powers(spec: ModelSpec, settings: Settings, source: str, powers: list[float]) -> None:
-    """Keep what steps were measured to take by a counter."""
-    cache.store(_POWERS, settings_key(spec, settings), {source: powers})
 
 
 def stored_snapshot_costs(spec: ModelSpec, settings: Settings) -> dict[int, float]:

@@ -148,8 +148,6 @@ class CostCurve:
     level: float = 1.0
     answered_ms: float = 0.0
     crowding: float = 1.0
-    # Watts of steps by size, beside those of a plain one; empty where time alone counts.
-    powers: Sequence[float] = field(default=(), init=False, compare=False)
     texts: int = field(default=1, init=False, compare=False)  # in a step, at least
     scale: float = field(init=False)  # of this process; begins at the level of earlier ones
     misfit: float = field(default=0.0, init=False)
@@ -173,13 +171,6 @@ class CostCurve:
     def max_nodes(self) -> int:
         """Largest n that was measured."""
         return next(n for n in range(len(self.base) - 1, 0, -1) if self.base[n] != _NEVER)
-
-    def power(self, num_nodes: int) -> float:
-        """Watts of a step beside those of a plain one: what its time is multiplied by as a price.
-
-        1 where drafts are chosen by time alone (`powers` is empty).
-        """
-        return self.powers[min(num_nodes, len(self.powers) - 1)] if self.powers else 1.0
 
     @property
     def knows_depth(self) -> bool:
@@ -425,7 +416,6 @@ class CostCurve:
         slopes = (factor * depth, factor * node, factor * change)
         curve = CostCurve(base, *slopes, self.level, self.answered_ms, self.crowding)
         curve._state = self._state.copied(factor)
-        curve.powers = self.powers
         return curve
 
     def resized(self, max_nodes: int) -> CostCurve:

@@ -122,7 +122,7 @@ FORBIDDEN = set(
     host html image imatrix json json-schema json-schema-file keep-alive kernels kind kv load
     log-file log-format log-prompts memory mmproj model models no-shift output override-tensor
     pairs pin pooling port prompt prompts quick raw regex remember report switch system tensor
-    trace-drafts truncate types verbose work workers
+    truncate types verbose work workers
     """.split()
 )
 ALLOWED = {
@@ -131,7 +131,7 @@ ALLOWED = {
     *("bits", "budget", "cache-type-k", "cache-type-v", "ctx", "draft-max", "dry-allowed-length"),
     *("dry-base", "dry-multiplier", "dry-penalty-last-n", "dry-sequence-breaker", "dynatemp-exp"),
     *("dynatemp-range", "exit-layer", "frequency-penalty", "gpu-layers", "head-size", "kv-type"),
-    *("large-share", "latency", "logit-bias", "max-kl", "max-tokens", "min-p", "minutes"),
+    *("large-share", "logit-bias", "max-kl", "max-tokens", "min-p", "minutes"),
     *(
         "mirostat",
         "mirostat-ent",
