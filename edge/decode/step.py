@@ -176,7 +176,6 @@ class StepPlan:
         if self.context is None or not num_drafted:
             return None
         steps, estimated_ms = self.going[0].model.known.steps, self.context.estimated_ms
-        step_ms *= self.context.curve.power(1 + num_drafted + self.context.extra)
         believed_ms = steps.believed_ms(step_ms, estimated_ms(1 + num_drafted))
         return (believed_ms - estimated_ms(1)) / num_drafted
 
