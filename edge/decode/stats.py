@@ -123,11 +123,6 @@ class Writers:
     is_due = False  # another model writes the next token
 
     @property
-    def goes_on(self) -> float:
-        """Chance that it also writes the token after the next one: what a draft is worth there."""
-        return 1.0
-
-    @property
     def turns(self) -> Sequence[ModelTurn]:
         """Who wrote how many tokens, in order; the last one may have written more."""
         return ()

@@ -484,8 +484,6 @@ class Decoding:
         if self._drafter is None or context is None or context.max_nodes <= 0:
             return
         proposal = self._drafter.propose(context)
-        if (goes_on := self.run.writers.goes_on) < 1.0:
-            proposal = proposal.cut_off(goes_on)
         self.proposal = proposal if context.branches else likeliest_chain(proposal)
         if not len(self.proposal) and not others:
             self._cooldown = self._drafter.cooldown()

@@ -15,7 +15,7 @@ taken to be as slow as their times are unsure. What may be lost at most is not i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from edgespec.backends.tree import DraftTree, is_chain
@@ -61,16 +61,6 @@ class Proposal:
             sum(node < self.kept for node in nodes),
             self.draft_ms,
         )
-
-    def cut_off(self, goes_on: float) -> Proposal:
-        """The proposal where each further token is only looked at with the chance `goes_on`."""
-        depths: list[int] = []
-        for parent in self.parents:
-            depths.append(0 if parent < 0 else depths[parent] + 1)
-        pairs = zip(self.probabilities, depths, strict=True)
-        chances = [probability * goes_on**depth for probability, depth in pairs]
-        order = sorted(range(self.kept, len(self)), key=lambda node: -chances[node])
-        return replace(self, probabilities=chances).part([*range(self.kept), *order])
 
 
 EMPTY = Proposal((), (), ())

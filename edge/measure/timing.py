@@ -18,8 +18,6 @@ _PROBES = 4  # single steps that tell whether a stored curve still holds
 _LOOKS, _LOOK_SECONDS = 10_000, 0.6  # steps, two looks at what else computes
 _TURNS, _TURNS_SECONDS = (3, 12), 0.4  # of two models, at least and at most
 _BUSY = 1.4  # CPU contention alone makes a machine that much slower
-_READS = (8, 2, 32, 4, 16)  # tokens that a model which takes over has missed
-_READ_SECONDS = 1.0
 _COST_SECONDS, _COST_TURNS, _COST_STEPS = 0.6, 3, (2, 12)  # at least and at most
 _USUAL_COST = 1.1  # of snapshots; other programs may have made it more
 _DEPTHS = (128, 256, 512, 768, 1024)  # less than that drowns in noise
@@ -115,34 +113,6 @@ def reading_ms(backend: Backend) -> float:
     _, times = _turns([partial(backend.truncate, 0), partial(backend.prefill, tokens)], 3)
     backend.truncate(0)
     return min(times) / len(tokens)
-
-
-def measure_reads(
-    backend: Backend, curve: CostCurve, *, clock: Callable[[], float] = perf_counter
-) -> CostCurve:
-    """Milliseconds of reading n tokens for one row of logits, with a single-token step before.
-
-    The best of up to three, in an empty cache and about a second, the most useful n first; what
-    depth adds is that of the steps of `curve`.
-    """
-    most = min(backend.batch_size, backend.context_size)
-    deadline = clock() + _READ_SECONDS
-    best = {1: float("inf")}
-    for size in [size for size in _READS if size <= most] * 3:
-        if len(best) > 1 and clock() > deadline:
-            break
-        backend.truncate(0)
-        one_step(backend, 1)
-        read = partial(backend.prefill, some_tokens(backend, size))
-        steps: list[Callable[[], object]] = [partial(one_step, backend, 1), read]
-        [single_ms], [read_ms] = in_turns(steps, 1, least=1, clock=clock)
-        best[size] = min(best.get(size, float("inf")), read_ms)
-        best[1] = min(best[1], single_ms)
-    backend.truncate(0)
-    if len(best) == 1:
-        return curve.resized(1)
-    base = [best.get(size, float("inf")) for size in range(max(best) + 1)]
-    return CostCurve(base, curve.depth_ms, curve.depth_node_ms)
 
 
 def some_tokens(backend: Backend, count: int) -> list[int]:

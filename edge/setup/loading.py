@@ -6,7 +6,6 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import replace
 from functools import partial
 from time import time
 from typing import TYPE_CHECKING, Any
@@ -30,7 +29,6 @@ from edgespec.measure.timing import (
     expect_slopes,
     measure_curve,
     measure_depths,
-    measure_reads,
     measured_while_busy,
     one_step,
     snapshots_cost,
@@ -67,11 +65,9 @@ from edgespec.setup.stored import (
     compared,
     keep_compared,
     keep_curve,
-    keep_reads,
     keep_snapshot_cost,
     settings_key,
     stored_curve,
-    stored_reads,
     stored_snapshot_costs,
 )
 from edgespec.switching.engine import SwitchingEngine
@@ -203,34 +199,8 @@ def _load(
         small = opened.enter_context(closing(_load_one(small_spec, plan.of_small(), report)))
         make = partial(SwitchingEngine, small=small, policy=policy)
         engine = opened.enter_context(closing(_load_one(spec, plan, report, make)))
-        assert isinstance(engine, SwitchingEngine)
-        if engine.prices is not None:
-            large, small_curve = engine.prices.large, engine.prices.small
-            engine.prices = replace(
-                engine.prices,
-                large_reads=_reads(engine.backend, large, spec, plan, report),
-                small_reads=_reads(small.backend, small_curve, small_spec, plan.of_small(), report),
-            )
         opened.pop_all()
         return engine
-
-
-def _reads(
-    backend: Backend, curve: CostCurve, spec: ModelSpec, plan: Plan, report: Progress
-) -> CostCurve:
-    """What reading takes that a model has missed: stored, or measured now.
-
-    As fast as the curve's steps are, which may have been measured at another moment.
-    """
-    found = stored_reads(spec, settings_of(plan))
-    if found is None:
-        report("measuring step times", 0.0)
-        found = measure_reads(backend, curve).uncrowded(backend.crowding)
-        keep_reads(spec, settings_of(plan), found)
-        report("measuring step times", 1.0)
-    reads = found.at_the_level_of(curve)
-    reads.depth_ms, reads.depth_node_ms = curve.depth_ms, curve.depth_node_ms
-    return reads
 
 
 def _load_one(

@@ -17,6 +17,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from edgespec.decode.stats import LARGE, SMALL
 from edgespec.drafting.constants import MOST_DRAWN
 from edgespec.drafting.drafters import HEAD, MODEL, WINDOW, drafter_names, tables_bytes
 from edgespec.errors import DoesNotFitError, UnsupportedError
@@ -47,11 +48,9 @@ from edgespec.setup.stored import (
     curve_with,
     known_exact_step,
     stored_kv_losses,
-    stored_reads,
     stored_rounds,
 )
 from edgespec.switching.planning import check_switch, stored_switch, switch_reason
-from edgespec.switching.policy import SwitchPrices
 
 _MAX_NODES = 32  # of a step whose time is estimated
 
@@ -226,13 +225,9 @@ def with_switch(plan: Plan, spec: ModelSpec, small: ModelSpec, depth: int) -> Pl
     `depth` counts the tokens in the cache where speed is predicted.
     """
     pair = (spec, settings_of(plan)), (small, settings_of(plan.of_small()))
-    curves = [speed_model(*one).curve for one in pair]
-    reads = [
-        known and known.at_the_level_of(curve)
-        for known, curve in zip((stored_reads(*one) for one in pair), curves, strict=True)
-    ]
-    prices = SwitchPrices(curves[0], curves[1], reads[0], reads[1])
-    why, speed = switch_reason(stored_switch(spec, small), prices, depth, plan.tokens_per_s)
+    large_curve, small_curve = (speed_model(*one).curve for one in pair)
+    curves = {LARGE: large_curve, SMALL: small_curve}
+    why, speed = switch_reason(stored_switch(spec, small), curves, depth, plan.tokens_per_s)
     choices = (*plan.choices, Choice("switch", small.path.name, why))
     return replace(plan, choices=choices, tokens_per_s=speed)
 

@@ -3,7 +3,6 @@
 | kind | kept for | what |
 | --- | --- | --- |
 | curves | file, device, settings, library, snapshots | times of steps |
-| reads | file, device, settings, library | times of reading several tokens |
 | snapshots | file, device, settings, library | how much longer they make plain steps, by number |
 | invariance | file, device, settings, library | which steps round like single tokens |
 | calibration | file | how often drafts of tables were right |
@@ -41,7 +40,7 @@ from edgespec.memory.times.curve import CostCurve
 from edgespec.memory.times.speed import DEFAULT_ROUNDS, Round
 from edgespec.models.spec import ModelSpec
 
-_CURVES, _READS, _INVARIANCE, _SNAPSHOTS = "curves", "reads", "invariance", "snapshots"
+_CURVES, _INVARIANCE, _SNAPSHOTS = "curves", "invariance", "snapshots"
 _CALIBRATION, _LEARNED, _ROUNDS, _KV_LOSSES = "calibration", "learned", "rounds", "kv_losses"
 # What is compared with single tokens, and how many numbers a comparison is.
 STEPS, PREFILLS = "steps", "prefills"
@@ -140,16 +139,6 @@ def curve_of(document: dict[str, Any] | None) -> CostCurve | None:
         return CostCurve.from_json(document) if document else None
     except (KeyError, TypeError, ValueError):
         return None
-
-
-def stored_reads(spec: ModelSpec, settings: Settings) -> CostCurve | None:
-    """What reading missed tokens was measured to take under these settings, or None."""
-    return curve_of(cache.load(_READS, settings_key(spec, settings)))
-
-
-def keep_reads(spec: ModelSpec, settings: Settings, reads: CostCurve) -> None:
-    """Keep what reading missed tokens took."""
-    cache.store(_READS, settings_key(spec, settings), reads.as_json())
 
 
 def stored_snapshot_costs(spec: ModelSpec, settings: Settings) -> dict[int, float]:
