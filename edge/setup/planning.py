@@ -2,10 +2,9 @@
 
     request -> candidates -> plan
 
-A request leaves open who drafts, which kernels compute and which backend runs. Every way to settle
-that is a request that says more, planned as any other (`planned`): drafters first (`candidates`),
-with edgespec's kernels and with llama.cpp's (`kernel_choice`), then the same on ONNX Runtime where
-that was measured with this file.
+A request leaves open who drafts and which kernels compute. Every way to settle that is a request
+that says more, planned as any other (`planned`): drafters (`candidates`), with edgespec's kernels
+and with llama.cpp's (`kernel_choice`).
 
 Imports no inference library and no numpy, so that `edgespec plan` answers at once.
 """
@@ -38,7 +37,6 @@ from edgespec.models.projector import projector_beside, read_projector
 from edgespec.models.spec import ONNX_FORMAT, ModelSpec, read_model_spec
 from edgespec.setup.candidates import (
     DraftSource,
-    best_backend,
     best_drafters,
     source_of,
     window_unsupported,
@@ -58,8 +56,7 @@ _MAX_NODES = 32  # of a step whose time is estimated
 def make_run_plan(spec: ModelSpec, request: Request, machine: Machine | None = None) -> Plan:
     """The plan of a request on this machine, with everything that was measured earlier.
 
-    With `backend="auto"` llama.cpp runs the file unless ONNX Runtime was measured with it, too,
-    and is predicted to be worth what it takes. An ONNX model folder runs on ONNX Runtime alone.
+    llama.cpp runs GGUF files unless ONNX Runtime is asked for, which alone runs ONNX model folders.
 
     Raises UnsupportedError or DoesNotFitError, as `make_plan` does.
     """
@@ -99,14 +96,7 @@ def _made(spec: ModelSpec, request: Request, machine: Machine) -> Plan:
     def drafting(one: Request) -> Plan:
         return best_drafters(spec, one, source, partial(planned, spec, machine=machine))
 
-    def plan_of(one: Request) -> Plan:
-        return best_kernels(spec, one, drafting)
-
-    plan = plan_of(request)
-    if backend is not None:
-        plan = plan.with_choice(backend)
-    elif plan.users == 1 and not plan.projector:  # on the other backend, one text at a time
-        plan = best_backend(spec, request, machine, plan, plan_of)
+    plan = best_kernels(spec, request, drafting).with_choice(backend)
     return replace(plan, drafter_is_asked=request.drafter != "auto")
 
 
@@ -294,14 +284,12 @@ def _unsupported_reason(spec: ModelSpec, request: Request) -> str:
     return ""
 
 
-def with_backend(
-    spec: ModelSpec, request: Request, machine: Machine
-) -> tuple[Request, Choice | None]:
+def with_backend(spec: ModelSpec, request: Request, machine: Machine) -> tuple[Request, Choice]:
     """The request with a backend, and why it has that one.
 
-    Where the request leaves it open that is llama.cpp for now, and None: `best_backend` looks at
-    the other one. Raises UnsupportedError where options contradict each other or the file.
+    Raises UnsupportedError where options contradict each other or the file.
     """
+    asked = request.backend
     if spec.format == ONNX_FORMAT:
         _check_folder(spec, request)
         request = _with_device(replace(request, backend=ONNX), machine)
@@ -311,9 +299,8 @@ def with_backend(
         check_supported(spec)
         reason = "an NPU is ONNX Runtime's" if request.device == "npu" else "as asked"
         return request, Choice("backend", ONNX, reason)
-    if request.backend == LLAMACPP:
-        return request, Choice("backend", LLAMACPP, "as asked")
-    return replace(request, backend=LLAMACPP), None
+    reason = "as asked" if asked == LLAMACPP else "it runs GGUF files"
+    return replace(request, backend=LLAMACPP), Choice("backend", LLAMACPP, reason)
 
 
 def _check_folder(spec: ModelSpec, request: Request) -> None:

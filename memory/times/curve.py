@@ -59,7 +59,6 @@ _MEDIAN = 0.64  # of the information of a mean of as many has their median
 
 _MOST_LEVEL = 1.3
 _LEVEL_MEMORY_MS = 20_000.0  # of answers that a level is of; older ones fade
-_TRIED_MS = 1000.0  # of answers after which predictions rest on them
 _LEAST_FURTHER = 0.01  # of a single token that one more takes: no token is free
 _MISFIT_RATE, _MISFIT_LIMIT = 0.02, 0.35  # the mean of fifty steps; off by a third
 _SHORTEST_MS, _LONGEST_MS = 1e-6, 1e9  # of any step there is
@@ -176,11 +175,6 @@ class CostCurve:
     def knows_depth(self) -> bool:
         """Whether steps were found to take longer at depth; no: too shallow a cache, or noise."""
         return self.depth_ms + self.depth_node_ms > 0.0
-
-    @property
-    def is_tried(self) -> bool:
-        """Whether answers have shown how far predictions are off."""
-        return self.answered_ms >= _TRIED_MS
 
     @property
     def stopped_fitting(self) -> bool:
