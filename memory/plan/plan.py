@@ -40,7 +40,6 @@ class Goal:
 
     context_size: int
     draft_max: int
-    tokens_per_s: float
 
 
 @dataclass(frozen=True, slots=True)

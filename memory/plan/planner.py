@@ -212,8 +212,7 @@ def _sized(
 
 def _goal(layout: Layout, drafts: Drafts) -> Goal:
     context = layout.contexts.longest
-    draft_max = min(drafts.sizes[-1], context - 1)
-    return Goal(context, draft_max, drafts.tokens_per_s(draft_max))
+    return Goal(context, min(drafts.sizes[-1], context - 1))
 
 
 def _alternatives(
