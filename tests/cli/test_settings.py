@@ -117,7 +117,7 @@ def test_a_model_of_a_file_gives_way_to_an_argument(say: Command, user: Path) ->
 # option is in neither list, and this test fails until somebody has decided.
 FORBIDDEN = set(
     """
-    alias allowed-host any any-model api-key api-key-file audio backend check color connect cors
+    alias allowed-host any any-model api-key api-key-file audio backend check color cors
     cpu-moe csv data device draft-model drafter exact file from grammar grammar-file hf-repo
     host html image imatrix json json-schema json-schema-file keep-alive kernels kind kv load
     log-file log-format log-prompts memory mmproj model models no-shift output override-tensor
@@ -174,35 +174,9 @@ def test_every_option_is_decided_upon() -> None:
     assert {name for name, are in decided.items() if are == {False}} == FORBIDDEN
 
 
-def test_a_projects_file_names_no_server_and_no_file(
-    say: Command, project: Path, user: Path
-) -> None:
-    """In a cloned repository these two lines sent a file away at the next `edgespec run`."""
-    project.write_text('seed = 3\nconnect = "http://127.0.0.1:1"\n[run]\nfile = "/etc/passwd"\n')
-    status, _, told = say("run", "no.gguf", "Hi")
-    assert status == 1 and "there is no file no.gguf" in told
-    sentence = (
-        f"{project} sets connect, file: ignored, as a project's file may set sampling and sizes "
-        f"only; {user} may set all\n"
-    )
-    assert told.startswith(f"warning: {sentence}")
-    found = held(say)
-    assert (found["connect"], found["file"]) == ((None, "default"), (None, "default"))
-    assert found["seed"] == (3, str(project))
-    assert sentence in say("config", "show")[2]
-    assert str(project) not in say("plan", "no.gguf")[2]  # which has neither there
-
-
 def test_a_number_is_no_name_of_a_file(say: Command, user: Path) -> None:
     user.write_text("file = 0\n")
     assert say("run", "Hi")[2].startswith(f"error: {user} sets file to what is no text")
-
-
-def test_the_users_own_file_sets_all(say: Command, project: Path, user: Path) -> None:
-    user.write_text('connect = "http://127.0.0.1:1"\n')
-    assert held(say)["connect"] == ("http://127.0.0.1:1", str(user))
-    status, _, told = say("run", "Hi")
-    assert status == 1 and told.startswith("error: there is no server at http://127.0.0.1:1")
 
 
 @pytest.mark.parametrize(
