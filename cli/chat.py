@@ -28,7 +28,6 @@ def chat(
         "End an answer before this text.",
         also="--reverse-prompt -r",
         panel=PROMPT,
-        for_projects=True,
     ),
     load: Path | None = option(
         None, "Continue a conversation that /save wrote, with its settings.", panel=PROMPT

@@ -63,7 +63,7 @@ class RunOptions(options.Group):
     raw: bool = option(False, "Send the prompt as it is, without the model's chat format.")
     max_tokens: int = options.max_tokens_option()
     stop: list[str] | None = option(
-        None, "End the answer before this text.", also="--reverse-prompt -r", for_projects=True
+        None, "End the answer before this text.", also="--reverse-prompt -r"
     )
     color: str = color_option()
     check: bool = option(False, "Answer again without drafts, and compare.", panel=DRAFTS)
