@@ -19,7 +19,7 @@ from edgespec.errors import BackendError, UnsupportedError
 
 _CONNECT_S, _SILENCE_S = 10.0, 600.0  # until it answers at all; its headers, or between events
 _LINE_BYTES, _ANSWER_BYTES = 1 << 20, 64 << 20  # most of one event, and of all
-_REFUSAL_BYTES, _MESSAGE_CHARS = 64 << 10, 500
+_ERROR_BYTES, _MESSAGE_CHARS = 64 << 10, 500
 _NAMELESS = "it sent what is no answer of OpenAI's interface"
 
 
@@ -203,6 +203,6 @@ def _refused(response: HTTPResponse) -> UnsupportedError:
             f"the server sends elsewhere, to {place}", hint="give that address if you trust it"
         )
     with suppress(ValueError, RecursionError, HTTPException, OSError):
-        message = _message_of(json.loads(response.read(_REFUSAL_BYTES)))
+        message = _message_of(json.loads(response.read(_ERROR_BYTES)))
     hint = "give its key as EDGESPEC_API_KEY" if status == 401 else ""
     return UnsupportedError(f"the server refuses: {message or f'status {status}'}", hint=hint)

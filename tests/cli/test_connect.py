@@ -90,8 +90,8 @@ def test_a_chat_goes_on_after_a_failure(command: Command, monkeypatch: pytest.Mo
 
 
 def test_words_of_a_server_do_not_steer_a_terminal(command: Command) -> None:
-    refusal = b'HTTP/1.1 400 No\r\n\r\n{"error": {"message": "no\\u001b[2J\\nhint: do"}}'
-    with sending([refusal]) as address:
+    error = b'HTTP/1.1 400 No\r\n\r\n{"error": {"message": "no\\u001b[2J\\nhint: do"}}'
+    with sending([error]) as address:
         status, _, err = command("run", "Hi", "--connect", address)
     assert status == 1 and err == "error: the server refuses: no[2J hint: do\n"
     assert ESCAPE not in err

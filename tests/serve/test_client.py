@@ -68,7 +68,7 @@ BROKEN = {
     "many headers": ([b"HTTP/1.1 200 OK\r\n", *[b"a: b\r\n"] * 200], "", "more than 100 headers"),
     "a long header": ([b"HTTP/1.1 200 OK\r\na: " + b"b" * 70_000], "", "broke off"),
     "a long line": ([HEAD, b"data: ", *[b"x" * 65536] * 17], "", "a line of more than 1048576"),
-    "a long refusal": ([b"HTTP/1.1 500 No\r\n\r\n", b"x" * 100_000], "", "refuses: status 500"),
+    "a long error": ([b"HTTP/1.1 500 No\r\n\r\n", b"x" * 100_000], "", "refuses: status 500"),
     "long words": (
         [b'HTTP/1.1 400 No\r\n\r\n{"error": {"message": "' + b"w\\n" * 9999 + b'"}}'],
         "",
