@@ -381,7 +381,7 @@ def _report(
         "prompt_tokens": counters.prompt_tokens,
         "generated_tokens": len(result.token_ids),
         "rounds": counters.rounds,
-        "crowded_rounds": counters.crowded_rounds,
+        "contended_rounds": counters.contended_rounds,
         "drafted_tokens": counters.drafted_tokens,
         "accepted_tokens": counters.accepted_tokens,
         "changed_tokens": counters.changed_tokens,
@@ -433,9 +433,9 @@ def _summary(report: dict[str, Any]) -> str:
         line += (
             f"\n--accept typical: {report['changed_tokens']} tokens are not the model's own picks"
         )
-    crowded = report["crowded_rounds"] / max(1, report["rounds"])
-    if crowded >= _WORTH_TELLING:
-        line += f"\nother programs kept cores busy: fewer threads in {crowded:.0%} of the steps"
+    contended = report["contended_rounds"] / max(1, report["rounds"])
+    if contended >= _WORTH_TELLING:
+        line += f"\nother programs kept cores busy: fewer threads in {contended:.0%} of the steps"
     if "switching" in report:
         line += f"\n{report['switching']['models']}"
     return line + _check_text(report)
