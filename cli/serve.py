@@ -59,7 +59,7 @@ class ServeOptions(options.Group):
     TITLE: ClassVar = options.SERVER
 
     host: str = option("127.0.0.1")
-    port: int = option(8080, low=0, high=65535, for_projects=False)
+    port: int = option(8080, low=0, high=65535)
     api_key: list[str] | None = option(None, more={"envvar": _KEY_VARIABLE})
     api_key_file: Path | None = option(None)
     cors: list[str] | None = option(None)

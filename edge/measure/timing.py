@@ -40,13 +40,13 @@ def measured_while_busy(
     return stored.base[1] > _BUSY * fastest_step(backend, between)
 
 
-def crowding_now(backend: Backend) -> float:
+def contention_now(backend: Backend) -> float:
     """How many times fewer threads than planned steps have, while they are made for a moment.
 
     What else computes is seen after a quarter of a second of steps.
     """
     in_turns([partial(one_step, backend, 1)], _LOOKS, _LOOK_SECONDS, clock=perf_counter)
-    return backend.crowding
+    return backend.contention
 
 
 def fastest_step(backend: Backend, between: Callable[[], None] = lambda: None) -> float:

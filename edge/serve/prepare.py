@@ -156,10 +156,10 @@ def _chat(
         if not asked.tools.required:
             raise
         names = " or ".join(asked.tools.required)
-        refusal = UnsupportedError(
+        unsupported = UnsupportedError(
             f"a call of {names} cannot be required: {problem}", hint=problem.hint
         )
-        raise api_error_of(refusal, "tools") from problem
+        raise api_error_of(unsupported, "tools") from problem
     return Prepared(
         generations,
         shape,

@@ -288,11 +288,11 @@ class ResponsesShape(Shape):
         kind = "response.incomplete" if reason == "length" else "response.completed"
         return [*events, self._event(kind, response=response)]
 
-    def failed(self, refusal: ApiError) -> Event:
+    def failed(self, error: ApiError) -> Event:
         """The last event of an answer that failed."""
         response = self._response("failed", self._done)
-        error = {"code": refusal.code or "server_error", "message": str(refusal)}
-        return self._event("response.failed", response={**response, "error": error})
+        told = {"code": error.code or "server_error", "message": str(error)}
+        return self._event("response.failed", response={**response, "error": told})
 
     def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
         """The answer, for who asked for no stream."""

@@ -26,7 +26,7 @@ from edgespec.drafting.ledger import RoundHistory
 from edgespec.errors import DoesNotFitError, EdgespecWarning, UnsupportedError
 from edgespec.measure.noise import largest_invariant_step, prefill_is_invariant, tested_depth
 from edgespec.measure.timing import (
-    crowding_now,
+    contention_now,
     expect_slopes,
     fastest_step,
     measure_curve,
@@ -231,7 +231,7 @@ def _reads(
     found = stored_reads(spec, settings_of(plan))
     if found is None:
         report("measuring step times", 0.0)
-        found = measure_reads(backend, curve).uncrowded(backend.crowding)
+        found = measure_reads(backend, curve).uncontended(backend.contention)
         keep_reads(spec, settings_of(plan), found)
         report("measuring step times", 1.0)
     reads = found.at_the_level_of(curve)
@@ -405,7 +405,7 @@ def _powers(backend: Backend, spec: ModelSpec, plan: Plan, report: Progress) -> 
             return powers
         report("measuring joules of steps", 0.0)
         powers = measure_powers(partial(one_step, backend), most, meter.joules)
-        if backend.crowding == 1.0:
+        if backend.contention == 1.0:
             keep_powers(spec, settings, meter.source.name, powers)
         report("measuring joules of steps", 1.0)
         return powers
@@ -425,30 +425,30 @@ def _curve(backend: Backend, spec: ModelSpec, plan: Plan, report: Progress) -> C
         stored = None
     known = None if stored is None else stored.resized(backend.max_nodes)
     is_whole = known is not None and float("inf") not in known.base[1:]
-    if known is not None and is_whole and known.crowding == 1.0:
+    if known is not None and is_whole and known.contention == 1.0:
         return known
     report("measuring step times", 0.0)
-    crowding = crowding_now(backend)
-    if known is not None and crowding < known.crowding:
+    contention = contention_now(backend)
+    if known is not None and contention < known.contention:
         stored = known = None
-    elif known is not None and (is_whole or crowding > known.crowding):
+    elif known is not None and (is_whole or contention > known.contention):
         report("measuring step times", 1.0)
         return known
     curve = measure_curve(
         lambda nodes: one_step(backend, nodes),
         backend.max_nodes,
         seconds=_CURVE_SECONDS,
-        known=None if known is None else known.crowded(crowding),
+        known=None if known is None else known.contended(contention),
     )
     if not curve.knows_depth:
         expect_slopes(curve, spec)
         measure_depths(backend, curve)
     report("measuring step times", 1.0)
-    if known is not None and backend.crowding != crowding:
+    if known is not None and backend.contention != contention:
         return known  # others began or ended in the middle of it
-    curve = curve.uncrowded(backend.crowding)
+    curve = curve.uncontended(backend.contention)
     keep_curve(spec, settings, curve, replaced=stored is None)
-    if curve.crowding == 1.0:
+    if curve.contention == 1.0:
         compare_with_before(spec, settings, curve.base[1], partial(fastest_step, backend))
         if plan.backend == LLAMACPP and not plan.shares:
             saw_step(spec.bytes_per_token, curve.base[1] / 1e3)

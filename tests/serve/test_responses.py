@@ -117,8 +117,8 @@ def document(number: int, text: str = "") -> dict[str, Any]:
 def is_there(kept: KeptResponses, number: int, owner: str = "me") -> bool:
     try:
         return bool(kept.document(owner, f"resp_{number}"))
-    except ApiError as refusal:
-        assert (refusal.status, refusal.code) == (404, "response_not_found")
+    except ApiError as error:
+        assert (error.status, error.code) == (404, "response_not_found")
         return False
 
 

@@ -79,7 +79,7 @@ def test_where_all_steps_take_the_same_power_nothing_changes(growth: list[float]
 def test_other_curves_of_a_model_have_its_powers() -> None:
     curve = CostCurve([INF, 1.0, 2.0])
     curve.powers = [1.0, 1.0, 3.0]
-    for one in (curve.crowded(2.0), curve.together(2), curve.scaled(2.0), curve.resized(1)):
+    for one in (curve.contended(2.0), curve.together(2), curve.scaled(2.0), curve.resized(1)):
         assert one.power(2) == one.power(9) == 3.0
     assert CostCurve([INF, 1.0]).power(7) == 1.0
 

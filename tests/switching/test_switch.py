@@ -67,19 +67,19 @@ def test_a_way_down_that_costs_more_than_it_saves_is_not_made() -> None:
 
 
 def test_a_small_model_that_was_asked_in_vain_is_asked_again_later() -> None:
-    """A stay of 3 pays; five refusals later none would, and 26 tokens later the average one."""
+    """A stay of 3 pays; handed back five times none would, and 26 tokens later the average one."""
     policy = SwitchPolicy(up_nats=1.0, down_nats=math.inf, expected_stay=3.0)
     switch = Switch(policy, lambda stay, _missed, _depth: stay - 1.5)
     assert switch.writer == SMALL
-    refusals = 0
+    returns = 0
     while switch.writer == SMALL:
         assert switch.sees(9.0)
         switch.change()
-        refusals += 1
+        returns += 1
         switch.sees(0.0)
         if switch.is_due:
             switch.change()
-    assert refusals == 4  # 3.0, 2.4, 1.92, 1.54, 1.23
+    assert returns == 4  # 3.0, 2.4, 1.92, 1.54, 1.23
     waited = 1
     while not switch.is_due:
         switch.sees(0.0)
