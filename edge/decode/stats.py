@@ -24,8 +24,8 @@ class Counters:
     `drafted_by` and `accepted_by` split the drafted and accepted tokens by drafter. Of the prompt,
     `reused_tokens` were in the cache already. Where two models take turns, the one that takes over
     read `caught_up_tokens` in `catch_up_s`, and its first token comes of that. `switches` are all
-    hand-overs, those to a small model that hands back at once included. `crowded_rounds` had fewer
-    threads than the plan, because other processes computed. `changed_tokens` were drafts that
+    hand-overs, those to a small model that hands back at once included. `contended_rounds` had
+    fewer threads than the plan, because other processes computed. `changed_tokens` were drafts that
     typical acceptance took in place of what the target picked.
     """
 
@@ -46,7 +46,7 @@ class Counters:
     switches: int = 0
     caught_up_tokens: int = 0
     catch_up_s: float = 0.0
-    crowded_rounds: int = 0
+    contended_rounds: int = 0
     changed_tokens: int = 0
 
     def add_reading(self, num_tokens: int, num_reused: int, seconds: float) -> None:

@@ -292,12 +292,12 @@ class Model:
 
     def curve_now(self, texts: int = 1) -> CostCurve | None:
         """Times of steps over so many texts, with as many threads as the last one had."""
-        times = self.backend.crowding
+        times = self.backend.contention
         key = times, texts
         if key == (1.0, 1) or self.curve is None:
             return self.curve
         if key not in self.known.curves:
-            curve = self.curve if times == 1.0 else self.curve.crowded(times)
+            curve = self.curve if times == 1.0 else self.curve.contended(times)
             self.known.curves[key] = curve if texts == 1 else curve.together(texts)
         return self.known.curves[key]
 
@@ -547,7 +547,7 @@ class Decoding:
         if self._drafter is not None and emitted:
             self._teach(logits, path, emitted, step_ms, node_ms)
         spent_s = perf_counter() - began_s
-        counters.crowded_rounds += backend.crowding > 1.0
+        counters.contended_rounds += backend.contention > 1.0
         sources = counters.add_round(
             tree, path, step_ms / 1e3, self.proposal.draft_ms / 1e3, spent_s
         )

@@ -35,13 +35,13 @@ def measured_while_busy(
     return stored.base[1] > _BUSY * min(singles)
 
 
-def crowding_now(backend: Backend) -> float:
+def contention_now(backend: Backend) -> float:
     """How many times fewer threads than planned steps have, while they are made for a moment.
 
     What else computes is seen after a quarter of a second of steps.
     """
     in_turns([partial(one_step, backend, 1)], _LOOKS, _LOOK_SECONDS, clock=perf_counter)
-    return backend.crowding
+    return backend.contention
 
 
 def _turns(

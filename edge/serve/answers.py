@@ -67,7 +67,7 @@ class Interface(NamedTuple):
     """
 
     kind: str
-    check: Callable[[Any, Setup], None]
+    check: Callable[[Any, Setup], object]
     prepare: Callable[[Any, Any, Task], Prepared | Any]
     tell: Callable[[ApiError], dict[str, Any]] = openai_error
     fail: Callable[[ApiError], dict[str, Any]] | None = None

@@ -314,7 +314,7 @@ def fill_ids(
 
     Args:
         room: most ids. What is farthest from the gap is left out beyond it; None cuts nothing.
-        param: the field that asks for it, for the refusal.
+        param: the field that asks for it, for the error.
 
     Raises ApiError where the model has no such tokens.
     """

@@ -342,8 +342,6 @@ class Limits:
     tools: int = 128
     format_chars: int = 256 << 10  # of a schema, an expression or a grammar
     format_choices: int = 1024  # texts of which an answer is one
-    response_bytes: int = 8 << 20  # of all responses that are kept
-    responses: int = 512  # that are kept
     waiting: int = 16  # generations in the queue, of all requests
     connections: int = 256
     header_s: float = 15.0  # to send a request's line and headers

@@ -1,7 +1,7 @@
 """From the document of a request to generations that can begin. Runs in threads of its own.
 
-Each interface has a check as well, which needs no model: what is wrong in a request itself is
-refused before a model is loaded for it.
+What reads the fields needs no model: what is wrong in a request itself is refused before a model is
+loaded for it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from edgespec.errors import UnsupportedError
 from edgespec.memory.bytes.requests import MOST_VALUES
 from edgespec.models.images import images_of
 from edgespec.sampling.params import SamplingParams
-from edgespec.serve.access import HISTORY
 from edgespec.serve.answers import Prepared, Task
 from edgespec.serve.api_error import ApiError, api_error_of
 from edgespec.serve.asked import ChatAsked, CompletionAsked, Setup
@@ -36,32 +35,12 @@ from edgespec.serve.llama import (
 from edgespec.serve.messages import MessagesShape, read_messages
 from edgespec.serve.parsing import Fields, json_bytes
 from edgespec.serve.responses import ResponsesShape, read_response
-from edgespec.serve.service import Service, Shared, settings_of
+from edgespec.serve.service import Service, settings_of
 from edgespec.serve.shapes import Shape, ToldTokens
 
 _ANSWER_SHARE = 4  # of the context, kept free for an answer whose length nobody said
 
 # -- chats ---------------------------------------------------------------------------------
-
-
-def check_chat(body: Any, setup: Setup, _shared: Shared) -> None:
-    """Raise ApiError for a field that is wrong or not supported; so do the other checks."""
-    read_chat(body, setup)
-
-
-def check_response(body: Any, setup: Setup, shared: Shared) -> None:
-    """As `check_chat`."""
-    read_response(body, setup, shared.responses, HISTORY.get())
-
-
-def check_message(body: Any, setup: Setup, _shared: Shared) -> None:
-    """As `check_chat`."""
-    read_messages(body, setup)
-
-
-def check_counted(body: Any, setup: Setup, _shared: Shared) -> None:
-    """As `check_chat`, of a message whose tokens are counted."""
-    read_messages(body, setup, counts=True)
 
 
 def prepare_chat(service: Service, body: Any, task: Task) -> Prepared:
@@ -74,19 +53,9 @@ def prepare_chat(service: Service, body: Any, task: Task) -> Prepared:
 
 def prepare_response(service: Service, body: Any, task: Task) -> Prepared:
     """The same by another interface. Raises ApiError, and as `Engine.stream`."""
-    kept, owner = service.responses, HISTORY.get()
-    asked, told = read_response(body, service.setup, kept, owner)
+    asked, repeated, summarises = read_response(body, service.setup)
     talk, ids = _prompt(service, asked)
-
-    def keep(response: dict[str, Any]) -> None:
-        kept.add(owner, response, [*told.items, *response["output"]])
-
-    shape = ResponsesShape(
-        service.setup.names[0],
-        told.repeats,
-        keep if told.keeps else None,
-        summarises=told.summarises,
-    )
+    shape = ResponsesShape(service.setup.names[0], repeated, summarises=summarises)
     prepared = _chat(service, asked, talk, ids, shape, task)
     return replace(prepared, names_events=True, fail=shape.failed)
 
@@ -113,7 +82,7 @@ def count_chat(service: Service, body: Any) -> dict[str, int]:
 
 def count_response(service: Service, body: Any) -> dict[str, Any]:
     """How many tokens the prompt of a response has. Raises as `prepare_response`."""
-    asked, _ = read_response(body, service.setup, service.responses, HISTORY.get())
+    asked, *_ = read_response(body, service.setup)
     return {"object": "response.input_tokens", "input_tokens": len(_prompt(service, asked)[1])}
 
 
@@ -125,8 +94,8 @@ def apply_template(service: Service, body: Any) -> dict[str, str]:
     return {"prompt": _prompt(service, asked)[0].text}
 
 
-def check_template(body: Any, setup: Setup, _shared: Shared) -> None:
-    """As `check_chat`."""
+def check_template(body: Any, setup: Setup) -> None:
+    """Raise ApiError for a field that is wrong or not supported."""
     read_chat(_with_opening(body)[0], setup)
 
 
@@ -156,10 +125,10 @@ def _chat(
         if not asked.tools.required:
             raise
         names = " or ".join(asked.tools.required)
-        refusal = UnsupportedError(
+        unsupported = UnsupportedError(
             f"a call of {names} cannot be required: {problem}", hint=problem.hint
         )
-        raise api_error_of(refusal, "tools") from problem
+        raise api_error_of(unsupported, "tools") from problem
     return Prepared(
         generations,
         shape,
@@ -174,11 +143,6 @@ def _tokens(service: Service) -> ToldTokens:
 
 
 # -- completions ---------------------------------------------------------------------------
-
-
-def check_completion(body: Any, setup: Setup, _shared: Shared) -> None:
-    """As `check_chat`."""
-    read_completion(body, setup)
 
 
 def prepare_completion(service: Service, body: Any, task: Task) -> Prepared:
@@ -232,16 +196,6 @@ def _text_of(service: Service, prompt: str | list[int]) -> str:
 
 
 # -- llama.cpp's own -----------------------------------------------------------------------
-
-
-def check_llama(body: Any, setup: Setup, _shared: Shared) -> None:
-    """As `check_chat`."""
-    read_llama(body, setup)
-
-
-def check_infill(body: Any, setup: Setup, _shared: Shared) -> None:
-    """As `check_chat`."""
-    read_infill(body, setup)
 
 
 def prepare_llama(service: Service, body: Any, task: Task) -> Prepared:
@@ -339,7 +293,7 @@ def _told_settings(
 
 def tokenize(service: Service, body: Any) -> Any:
     """Ids of a text; with `with_pieces`, each with its own. Raises ApiError."""
-    text, add_special, with_pieces, is_parsed = _read_text(body)
+    text, add_special, with_pieces, is_parsed = read_text(body)
     service.prompts.check_length(text, param="content")
     tokenizer = service.engine.backend.tokenizer
     meant = text if is_parsed else tokenizer.control_texts.mark(text)
@@ -351,12 +305,8 @@ def tokenize(service: Service, body: Any) -> Any:
     return b'{"tokens":[' + b",".join(map(written.__getitem__, ids)) + b"]}"
 
 
-def check_tokenize(body: Any, _setup: Setup, _shared: Shared) -> None:
-    """As `check_chat`."""
-    _read_text(body)
-
-
-def _read_text(body: Any) -> tuple[str, bool, bool, bool]:
+def read_text(body: Any, _setup: Setup | None = None) -> tuple[str, bool, bool, bool]:
+    """A text to tokenize, and how: `add_special`, `with_pieces`, `parse_special`."""
     fields = Fields(body)
     fields.ignore("model")  # by which this one was found
     text = fields.text("content")
@@ -368,7 +318,7 @@ def _read_text(body: Any) -> tuple[str, bool, bool, bool]:
 
 def detokenize(service: Service, body: Any) -> dict[str, Any]:
     """The text of ids. Raises ApiError, also for a text that is longer than any that fits."""
-    fields, ids = _read_ids(body)
+    fields, ids = read_ids(body)
     size, most = service.engine.vocab_size, service.prompts.bound.most_bytes
     if not all(type(one) is int and 0 <= one < size for one in ids):
         fields.refuse("tokens", f"must be whole numbers from 0 to {size - 1}")
@@ -378,12 +328,8 @@ def detokenize(service: Service, body: Any) -> dict[str, Any]:
     return {"content": b"".join(map(written.__getitem__, ids)).decode(errors="replace")}
 
 
-def check_detokenize(body: Any, _setup: Setup, _shared: Shared) -> None:
-    """As `check_chat`."""
-    _read_ids(body)
-
-
-def _read_ids(body: Any) -> tuple[Fields, list[Any]]:
+def read_ids(body: Any, _setup: Setup | None = None) -> tuple[Fields, list[Any]]:
+    """Ids to make a text of, and the request that has them."""
     fields = Fields(body)
     fields.ignore("model")
     ids = fields.list("tokens", MOST_VALUES)

@@ -31,7 +31,6 @@ from edgespec.serve.asked import Defaults, Setup
 from edgespec.serve.conversation import Prompts
 from edgespec.serve.parsing import Limits, seed_of_choice
 from edgespec.serve.pool import Member, Pool, Stops
-from edgespec.serve.responses import KeptResponses
 from edgespec.serve.shapes import fingerprint
 from edgespec.serve.worker import Generation, Worker
 
@@ -90,11 +89,10 @@ _POWER_EVERY_S = 1.0  # often enough for an hour's mean, and an idle board goes 
 
 
 class Shared:
-    """What all models of a server have in common: limits, totals, kept responses, joules."""
+    """What all models of a server have in common: limits, totals, joules."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits, self.totals = limits, Totals()
-        self.responses = KeptResponses(limits.response_bytes, limits.responses)
         self.started_s = int(time.time())
         self.underway = set[Stops]()
         self._opened = ExitStack()
@@ -137,7 +135,7 @@ class Service:
     ) -> None:
         self.engine, self.plan, self.file_name = engine, plan, file_name
         shared = shared or Shared(Limits())
-        self.limits, self.totals, self.responses = shared.limits, shared.totals, shared.responses
+        self.limits, self.totals = shared.limits, shared.totals
         self._owns_engine = owns_engine
         self._read_tokens, self._read_s = 0, 0.0
         size = engine.backend.context_size

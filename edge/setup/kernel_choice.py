@@ -67,7 +67,7 @@ def best_kernels(spec: ModelSpec, request: Request, plan_of: Callable[[Request],
         return plan
     own = replace(settings_of(plan), kernels=False)
     curves = stored_curve(spec, own), stored_curve(spec, settings_of(plan))
-    if all(one is not None and one.crowding == 1.0 for one in curves):
+    if all(one is not None and one.contention == 1.0 for one in curves):
         return _faster(plan, plan_of(replace(request, kernels="off")))
     gain = product_gain(spec)
     if gain is None:

@@ -25,7 +25,7 @@ from edgespec.drafting.ledger import RoundHistory
 from edgespec.errors import DoesNotFitError, EdgespecWarning, UnsupportedError
 from edgespec.measure.noise import largest_invariant_step, prefill_is_invariant, tested_depth
 from edgespec.measure.timing import (
-    crowding_now,
+    contention_now,
     expect_slopes,
     measure_curve,
     measure_depths,
@@ -366,30 +366,30 @@ def _curve(backend: Backend, spec: ModelSpec, plan: Plan, report: Progress) -> C
         stored = None
     known = None if stored is None else stored.resized(backend.max_nodes)
     is_whole = known is not None and float("inf") not in known.base[1:]
-    if known is not None and is_whole and known.crowding == 1.0:
+    if known is not None and is_whole and known.contention == 1.0:
         return known
     report("measuring step times", 0.0)
-    crowding = crowding_now(backend)
-    if known is not None and crowding < known.crowding:
+    contention = contention_now(backend)
+    if known is not None and contention < known.contention:
         stored = known = None
-    elif known is not None and (is_whole or crowding > known.crowding):
+    elif known is not None and (is_whole or contention > known.contention):
         report("measuring step times", 1.0)
         return known
     curve = measure_curve(
         lambda nodes: one_step(backend, nodes),
         backend.max_nodes,
         seconds=_CURVE_SECONDS,
-        known=None if known is None else known.crowded(crowding),
+        known=None if known is None else known.contended(contention),
     )
     if not curve.knows_depth:
         expect_slopes(curve, spec)
         measure_depths(backend, curve)
     report("measuring step times", 1.0)
-    if known is not None and backend.crowding != crowding:
+    if known is not None and backend.contention != contention:
         return known  # others began or ended in the middle of it
-    curve = curve.uncrowded(backend.crowding)
+    curve = curve.uncontended(backend.contention)
     keep_curve(spec, settings, curve, replaced=stored is None)
-    if curve.crowding == 1.0 and plan.backend == LLAMACPP and not plan.shares:
+    if curve.contention == 1.0 and plan.backend == LLAMACPP and not plan.shares:
         saw_step(spec.bytes_per_token, curve.base[1] / 1e3)
     return curve
 

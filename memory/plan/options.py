@@ -139,10 +139,8 @@ class LoadOptions:
         users: Answers at the same time, on one cache: a number or auto. More: None is auto.
     """
 
-    budget_bytes: int | None = option(
-        None, called="--budget", read=size_bytes, low=1, high=1 << 62, for_projects=True
-    )
-    prefer: Preference = option("speed", choices=PREFERENCES, noun="preference", for_projects=True)
+    budget_bytes: int | None = option(None, called="--budget", read=size_bytes, low=1, high=1 << 62)
+    prefer: Preference = option("speed", choices=PREFERENCES, noun="preference")
     context_size: int | None = option(
         None, called="--ctx --ctx-size -c", low=1, high=1 << 31, by_itself={-1: None, 0: None}
     )
@@ -153,17 +151,15 @@ class LoadOptions:
     switch: str | os.PathLike[str] | None = option(None, panel=DRAFTS, for_one=True)
     draft_max: int | None = option(None, panel=DRAFTS, low=0, high=255)
     kv_type: KvType | None = option(
-        None, choices=tuple(KV_TYPE_BYTES), noun="KV cache type", none="auto", for_projects=True
+        None, choices=tuple(KV_TYPE_BYTES), noun="KV cache type", none="auto"
     )
     cache_type_k: KvType | None = option(
-        None, also="-ctk", choices=tuple(KV_TYPE_BYTES), noun="KV cache type", for_projects=True
+        None, also="-ctk", choices=tuple(KV_TYPE_BYTES), noun="KV cache type"
     )
     cache_type_v: KvType | None = option(
-        None, also="-ctv", choices=tuple(KV_TYPE_BYTES), noun="KV cache type", for_projects=True
+        None, also="-ctv", choices=tuple(KV_TYPE_BYTES), noun="KV cache type"
     )
-    gpu_layers: int | None = option(
-        None, also="--n-gpu-layers -ngl", none="auto", read=layers_of, for_projects=True
-    )
+    gpu_layers: int | None = option(None, also="--n-gpu-layers -ngl", none="auto", read=layers_of)
     override_tensor: tuple[str, ...] | None = option(None, also="-ot", read=texts_of)
     workers: tuple[str, ...] = option((), read=texts_of)
     threads: int | None = option(
@@ -183,7 +179,6 @@ class LoadOptions:
         by_itself={"-1": None},
         low=1,
         high=64,
-        for_projects=True,
         of_servers=True,
     )
 

@@ -307,7 +307,7 @@ def spread(layout: Layout) -> Layout:
     """With layers by accelerator: those asked for, or the fastest way that fits.
 
     Experts of some layers may lie here instead of whole layers. Where nothing fits, as much as fits
-    on each device: the refusal says which one is full.
+    on each device: the error says which one is full.
     """
     asked = layout.request.gpu_layers
     order = sorted(range(len(layout.machine.accelerators)), key=lambda i: -_speed(layout, i))

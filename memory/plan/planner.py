@@ -281,7 +281,7 @@ class Ladder:
             return longest, min(last, longest - 1)  # a step has to fit into the context
         least, early = self.layout.contexts.least, self._early_drafts
         if not self._fits(least, early[0]):
-            raise refusal(self.layout, least, self.layout.least_batch, early[0])
+            raise does_not_fit(self.layout, least, self.layout.least_batch, early[0])
         draft = self._largest_draft(early, least)
         if draft < early[-1]:
             return least, draft
@@ -406,7 +406,7 @@ def with_cells_for_all(
 _NAMED = 4  # components, the largest ones
 
 
-def refusal(layout: Layout, context: int, batch: int, draft_max: int) -> DoesNotFitError:
+def does_not_fit(layout: Layout, context: int, batch: int, draft_max: int) -> DoesNotFitError:
     """The error for a request that does not fit with these sizes (tokens)."""
     parts = layout.footprint(context, batch, draft_max)
     shortage = next(layout.shortages(parts))

@@ -62,7 +62,7 @@ _LEVEL_MEMORY_MS = 20_000.0  # of answers that a level is of; older ones fade
 _LEAST_FURTHER = 0.01  # of a single token that one more takes: no token is free
 _MISFIT_RATE, _MISFIT_LIMIT = 0.02, 0.35  # the mean of fifty steps; off by a third
 _SHORTEST_MS, _LONGEST_MS = 1e-6, 1e9  # of any step there is
-_MOST_CROWDING = 4096.0  # threads of a machine
+_MOST_CONTENTION = 4096.0  # threads of a machine
 
 
 class Chunk(NamedTuple):
@@ -136,7 +136,7 @@ class CostCurve:
 
     `base[n]` is infinite where n was not measured; `base[0]` is unused. `level` is for predictions:
     what rounds of real answers took, the work beside their steps included, in units of what was
-    predicted for their steps. `answered_ms` is how much that was. `crowding` is how many times
+    predicted for their steps. `answered_ms` is how much that was. `contention` is how many times
     fewer threads than planned measured it, beside other programs; the times are for all of them.
     """
 
@@ -146,7 +146,7 @@ class CostCurve:
     change_ms: float = 0.0
     level: float = 1.0
     answered_ms: float = 0.0
-    crowding: float = 1.0
+    contention: float = 1.0
     texts: int = field(default=1, init=False, compare=False)  # in a step, at least
     scale: float = field(init=False)  # of this process; begins at the level of earlier ones
     misfit: float = field(default=0.0, init=False)
@@ -408,7 +408,7 @@ class CostCurve:
         """This curve with other base times, on a machine that takes so many times as long."""
         depth, node, change = self.depth_ms, self.depth_node_ms, self.change_ms
         slopes = (factor * depth, factor * node, factor * change)
-        curve = CostCurve(base, *slopes, self.level, self.answered_ms, self.crowding)
+        curve = CostCurve(base, *slopes, self.level, self.answered_ms, self.contention)
         curve._state = self._state.copied(factor)
         return curve
 
@@ -433,7 +433,7 @@ class CostCurve:
         curve._state.own = older._state.own | newer._state.own
         return curve
 
-    def crowded(self, times: float) -> CostCurve:
+    def contended(self, times: float) -> CostCurve:
         """The same curve for so many times fewer threads.
 
         Reading the weights, most of a single token's step, is bound by memory; what further tokens
@@ -446,10 +446,10 @@ class CostCurve:
         curve.depth_node_ms *= times
         return curve
 
-    def uncrowded(self, times: float) -> CostCurve:
+    def uncontended(self, times: float) -> CostCurve:
         """A curve that so many times fewer threads measured, as it is for all of them."""
-        curve = self if times == 1.0 else self.crowded(1.0 / times)
-        curve.crowding = times
+        curve = self if times == 1.0 else self.contended(1.0 / times)
+        curve.contention = times
         return curve
 
     def together(self, texts: int) -> CostCurve:
@@ -480,7 +480,7 @@ class CostCurve:
             "standard_errors": errors,
             "level": self.level,
             "answered_ms": self.answered_ms,
-            "crowding": self.crowding,
+            "contention": self.contention,
         }
 
     @classmethod
@@ -492,9 +492,9 @@ class CostCurve:
         )
         level = _between(document.get("level", 1.0), 1 / _MOST_LEVEL, _MOST_LEVEL)
         answered_ms = _between(document.get("answered_ms", 0.0), 0, _LONGEST_MS)
-        crowding = _between(document.get("crowding", 1.0), 1.0, _MOST_CROWDING)
+        contention = _between(document.get("contention", 1.0), 1.0, _MOST_CONTENTION)
         base = _times(document["base_ms"])
-        curve = cls(base, depth_ms, depth_node_ms, change_ms, level, answered_ms, crowding)
+        curve = cls(base, depth_ms, depth_node_ms, change_ms, level, answered_ms, contention)
         errors = document.get("deviations_ms")
         if errors is not None:
             depth, node, change = (_between(error, 0, _LONGEST_MS) for error in errors)

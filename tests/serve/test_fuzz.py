@@ -1,4 +1,4 @@
-"""Requests that nobody would send: a refusal with a sentence, never a failure of the server."""
+"""Requests that nobody would send: an error with a sentence, never a failure of the server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pairs of models in plans: bytes, refusals, and which use of a pair is predicted to be faster."""
+"""Pairs of models in plans: bytes, errors, and which use of a pair is predicted to be faster."""
 
 from __future__ import annotations
 
