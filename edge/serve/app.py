@@ -49,7 +49,7 @@ from edgespec.serve.prepare import (
     tokenize,
 )
 from edgespec.serve.responses import ResponsesShape, read_response
-from edgespec.serve.service import Shared, metrics, props, slots, status
+from edgespec.serve.service import Shared, metrics, props, status
 
 Check = Callable[[Any, Setup], object]
 Prepare = Callable[[Any, Any, Task], Any]
@@ -86,7 +86,6 @@ _FAILING = {"/v1/responses": lambda problem: ResponsesShape("", {}).failed(probl
 # What is told at once, from the models that there are.
 _TELLING: dict[str, Callable[[Pool, Shared, Member], Any]] = {
     "/props": props,
-    "/slots": slots,
     "/status": status,
     "/metrics": metrics,
 }

@@ -25,9 +25,7 @@ from edgespec.serve.conversation import Conversation, conversation_of
 from edgespec.serve.llama import (
     Gap,
     LlamaAsked,
-    LlamaPrompt,
     LlamaShape,
-    Prompt,
     fill_ids,
     read_infill,
     read_llama,
@@ -35,7 +33,7 @@ from edgespec.serve.llama import (
 from edgespec.serve.messages import MessagesShape, read_messages
 from edgespec.serve.parsing import Fields, json_bytes
 from edgespec.serve.responses import ResponsesShape, read_response
-from edgespec.serve.service import Service, settings_of
+from edgespec.serve.service import Service
 from edgespec.serve.shapes import Shape, ToldTokens
 
 _ANSWER_SHARE = 4  # of the context, kept free for an answer whose length nobody said
@@ -129,13 +127,7 @@ def _chat(
             f"a call of {names} cannot be required: {problem}", hint=problem.hint
         )
         raise api_error_of(unsupported, "tools") from problem
-    return Prepared(
-        generations,
-        shape,
-        asked.output.streams,
-        talk.make_reader,
-        tells_progress=asked.output.progress,
-    )
+    return Prepared(generations, shape, asked.output.streams, talk.make_reader)
 
 
 def _tokens(service: Service) -> ToldTokens:
@@ -160,8 +152,7 @@ def prepare_completion(service: Service, body: Any, task: Task) -> Prepared:
     shape = CompletionShape(
         service.setup.names[0], asked.output, _tokens(service), echoes, writes=asked.writes
     )
-    streams, progress = asked.output.streams, asked.output.progress
-    return Prepared(generations, shape, streams, tells_progress=progress)
+    return Prepared(generations, shape, asked.output.streams)
 
 
 def _scoring(service: Service, asked: CompletionAsked, ids: list[int]) -> GenerationOptions:
@@ -201,25 +192,10 @@ def _text_of(service: Service, prompt: str | list[int]) -> str:
 def prepare_llama(service: Service, body: Any, task: Task) -> Prepared:
     """`/completion`. Raises ApiError, and as `Engine.stream`."""
     asked = read_llama(body, service.setup)
-    several = [service.engine.encode(_llama_ids(service, one), raw=True) for one in asked.prompts]
-    prompts = [
-        LlamaPrompt(one if isinstance(one, str) else _text_of(service, ids), len(ids))
-        for one, ids in zip(asked.prompts, several, strict=True)
-    ]
-    return _llama(service, asked, several, prompts, task)
-
-
-def _llama_ids(service: Service, prompt: Prompt) -> str | list[int]:
-    """A prompt of texts and token ids as ids; only a text at its beginning has what begins one."""
-    texts = [prompt] if isinstance(prompt, str) else [one for one in prompt if isinstance(one, str)]
+    texts = [one for one in asked.prompts if isinstance(one, str)]
     service.prompts.check_length(*texts, param="prompt")
-    if isinstance(prompt, str):
-        return prompt
-    tokenizer, ids = service.engine.backend.tokenizer, list[int]()
-    for place, one in enumerate(prompt):
-        added = [one] if isinstance(one, int) else tokenizer.encode(one, add_special=place == 0)
-        ids += added
-    return ids
+    several = [service.engine.encode(one, raw=True) for one in asked.prompts]
+    return _llama(service, asked, several, task)
 
 
 def prepare_infill(service: Service, body: Any, task: Task) -> Prepared:
@@ -231,7 +207,7 @@ def prepare_infill(service: Service, body: Any, task: Task) -> Prepared:
     room = size - min(asked.options.max_tokens, size // _ANSWER_SHARE)
     ids, is_cut = fill_ids(service.engine.backend.tokenizer, near, room, "/infill")
     is_cut = is_cut or len(near.files) < len(gap.files)
-    return _llama(service, asked, [ids], [LlamaPrompt(gap.prefix, len(ids), is_cut)], task)
+    return _llama(service, asked, [ids], task, is_cut=is_cut)
 
 
 def _last(files: Sequence[tuple[str, str]], most: int) -> list[tuple[str, str]]:
@@ -249,43 +225,26 @@ def _llama(
     service: Service,
     asked: LlamaAsked,
     several: list[list[int]],
-    prompts: list[LlamaPrompt],
     task: Task,
+    *,
+    is_cut: bool = False,
 ) -> Prepared:
-    options, choices = asked.options, asked.choices
+    options = asked.options
     if asked.never_ends:
         options = replace(options, sampling=_without(options.sampling, service.end_ids))
     made = [
         one
         for ids in several
-        for one in service.generations(task, "", ids, options, choices, asked.most_s)
+        for one in service.generations(task, "", ids, options, 1, asked.most_s)
     ]
-    shape = LlamaShape(
-        service.setup.names[0],
-        asked,
-        _tokens(service),
-        made,
-        [prompt for prompt in prompts for _ in range(choices)],
-        _told_settings(
-            options, service.setup.context_size, 0 if asked.only_reads else options.max_tokens
-        ),
-    )
-    progress = asked.tells_progress
-    return Prepared(made, shape, asked.streams, names_events=True, tells_progress=progress)
+    shape = LlamaShape(service.setup.names[0], asked, _tokens(service), made, is_cut)
+    return Prepared(made, shape, asked.streams, names_events=True)
 
 
 def _without(sampling: SamplingParams | None, tokens: Sequence[int]) -> SamplingParams:
     """The same, but these tokens are never picked."""
     params = sampling or SamplingParams()
     return replace(params, logit_bias={**dict(params.logit_bias), **dict.fromkeys(tokens, -inf)})
-
-
-def _told_settings(
-    options: GenerationOptions, context_size: int, max_tokens: int
-) -> dict[str, Any]:
-    sampling = options.sampling or SamplingParams()
-    told = {**settings_of(sampling), "n_ctx": context_size, "n_predict": max_tokens}
-    return {**told, "stop": list(options.stop), "n_probs": options.logprobs or 0}
 
 
 # -- `/tokenize` and `/detokenize`, as llama.cpp's server has them -----------------------------

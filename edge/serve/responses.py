@@ -78,7 +78,7 @@ def read_response(body: Any, setup: Setup) -> tuple[ChatAsked, dict[str, Any], b
         max_tokens=take_max_tokens(
             fields, setup.defaults.max_tokens, setup.context_size, "max_output_tokens"
         ),
-        sampling=take_sampling(fields, *setup.sampling),
+        sampling=take_sampling(fields, setup.defaults.sampling, setup.limits),
         raw=True,
         reuse=True,
         **format_within(fields, "text", setup.limits),

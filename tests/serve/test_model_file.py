@@ -101,7 +101,7 @@ def test_three_models_take_turns_in_room_for_two(address: str, files: list[Path]
     unloaded = next(one["id"] for one in told if one["state"] == "unloaded")
     props = httpx.get(f"{address}/props", params={"model": unloaded}).json()
     assert (props["is_sleeping"], props["model_alias"]) == (True, unloaded)
-    assert len(httpx.get(f"{address}/slots").json()) == 2
+    assert httpx.get(f"{address}/status").json()["queue"]["users"] == 2
 
 
 @pytest.mark.model
