@@ -114,7 +114,7 @@ class Scheduler:
         self._change = threading.Condition(self._lock)
         self.is_closed = False
         self._owner: threading.Thread | None = None  # makes a turn, or works on the cache
-        self._guest_until_s = 0.0  # nobody begins before: somebody waits to work on the cache
+        self._guest_until_s = 0.0  # no request is admitted before: `exclusive` waits for the cache
 
     # -- for readers -----------------------------------------------------------------------
 

@@ -97,9 +97,9 @@ class DraftSource:
         return HEAD if self.kind == HEAD else MODEL
 
 
-@lru_cache(maxsize=1)
-def _shipped(path: Path) -> ModelSpec:
-    """Which stays as it is while a program runs; lists of models plan many files."""
+@lru_cache(maxsize=2 * _MOST_LOOKED_AT)
+def _read_once(path: Path) -> ModelSpec:
+    """A file that stays as it is while a program runs: lists of models plan many others."""
     return read_model_spec(path, heads=True)
 
 
@@ -117,7 +117,7 @@ def source_of(spec: ModelSpec, request: Request) -> DraftSource | None:
     own = DraftSource(HEAD, None) if has_head(spec) else None
     if path is None:
         return own or _trained_beside(spec) or _small_model(spec, request)
-    drafter = read_model_spec(path, heads=True) if is_named else _shipped(Path(path))
+    drafter = read_model_spec(path, heads=True) if is_named else _read_once(Path(path))
     if not is_named and drafter.reads is not None and drafter.vocab_size != spec.vocab_size:
         return own or _trained_beside(spec) or _small_model(spec, request)
     made = read_exit(drafter) if drafter.reads is None else read_made_for(path)
@@ -147,7 +147,7 @@ def _small_model(spec: ModelSpec, request: Request) -> DraftSource | None:
     found: list[tuple[bool, bool, int, DraftSource]] = []
     for path in dict.fromkeys((*embedded, *(path for _, path in small))):
         with contextlib.suppress(EdgespecError):  # a projector, or of a kind that cannot draft
-            draft = _small_spec(path)
+            draft = _read_once(path)
             if draft.reads is not None or read_exit(draft) is not None:
                 continue
             check_drafter(spec, draft)
@@ -155,12 +155,6 @@ def _small_model(spec: ModelSpec, request: Request) -> DraftSource | None:
             order = is_translated(spec, draft), path not in embedded, draft.weight_bytes
             found.append((*order, source))
     return min(found, key=lambda one: one[:3])[3] if found else None
-
-
-@lru_cache(maxsize=2 * _MOST_LOOKED_AT)
-def _small_spec(path: Path) -> ModelSpec:
-    """Of a file that stays as it is while a program runs; lists of models plan many."""
-    return read_model_spec(path, heads=True)
 
 
 def _trained_beside(spec: ModelSpec) -> DraftSource | None:

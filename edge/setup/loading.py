@@ -143,20 +143,16 @@ def plan_to_load(spec: ModelSpec, request: Request, report: Progress) -> Plan:
     was quicker, the plan is made anew with what is left. Raises as `make_run_plan`.
     """
     prepare_kernels(spec, request, report)
+    may_be_smaller = request.prefer == "context" and not (request.asks_kv_type or request.exact)
     for _ in range(_TRIES):
         plan = plan_or_say_what_fits(spec, request)
-        while _may_be_smaller(request) and measure_smaller_types(spec, plan, report):
+        while may_be_smaller and measure_smaller_types(spec, plan, report):
             plan = make_run_plan(spec, request)
         if reserve(plan):
             break
     else:
         raise _taken_meanwhile(plan)
     return plan
-
-
-def _may_be_smaller(request: Request) -> bool:
-    """Whether the planner may take a smaller type of cache than f16."""
-    return request.prefer == "context" and not request.asks_kv_type and not request.exact
 
 
 def load_plan(

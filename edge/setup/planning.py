@@ -145,7 +145,6 @@ def speed_model(spec: ModelSpec, settings: Settings) -> SpeedModel:
     return SpeedModel(estimate, is_measured=False, rounds=rounds)
 
 
-_F32, _F64 = 4, 8
 # Of a draft model of another vocabulary: pieces of text in both, and the texts of its tokens.
 _TRANSLATION_BYTES = 4 << 20
 
@@ -189,9 +188,9 @@ def draft_rows_bytes(spec: ModelSpec, draft_spec: ModelSpec | None, names: str) 
         return 0
     if draft_spec is not None and is_translated(spec, draft_spec):
         return _TRANSLATION_BYTES  # whose tokens are not drawn
-    distributions = MOST_DRAWN * spec.vocab_size * (_F32 + _F64)
+    distributions = MOST_DRAWN * spec.vocab_size * (4 + 8)  # of float32, and of float64
     is_part = draft_spec and (DRAFTED in draft_spec.tensors or read_exit(draft_spec))
-    spread = spec.vocab_size * _F32 if is_part else 0
+    spread = spec.vocab_size * 4 if is_part else 0
     return distributions + spread
 
 

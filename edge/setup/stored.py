@@ -186,16 +186,10 @@ def keep_learned(
 
 
 def stored_history(spec: ModelSpec, drafter: str) -> RoundHistory:
-    """What rounds with these drafters emitted in earlier runs."""
-    document = cache.load(_ROUNDS, rounds_key(spec, drafter))
-    return RoundHistory.from_json(_rounds_of(spec, document))
-
-
-def _rounds_of(spec: ModelSpec, document: Mapping[str, Any] | None) -> Any:
-    """Rounds that are stored; none of a model that they have kept from drafting for too long."""
-    found = document or {}
+    """What rounds emitted in earlier runs; none that kept a model from drafting for too long."""
+    found = cache.load(_ROUNDS, rounds_key(spec, drafter)) or {}
     is_over = spec.has_snapshots and TIME in found and not is_recent(found[TIME])
-    return None if is_over else found.get("rounds")
+    return RoundHistory.from_json(None if is_over else found.get("rounds"))
 
 
 def keep_rounds(spec: ModelSpec, drafter: str, rounds: Sequence[Round]) -> None:

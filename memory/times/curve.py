@@ -9,9 +9,9 @@ n, and reads what stands before it. `scale` is the speed factor of this moment: 
 contention. Decisions need only ratios t(n)/t(1), in which it cancels.
 
 t(n) is neither flat nor monotone (a batch of three can cost more than one of four), so every n has
-a time of its own, with a standard error. A size that was not measured takes for ever as a choice;
-where it has to be made, or is tried, its time is estimated from its neighbours, and the first step
-over it is worth as much more as that estimate is unsure. Beyond the largest size steps grow on.
+a time of its own, with a standard error. A size that was not measured counts as infinite when sizes
+are chosen. If a step of it has to be made, or is tried, its time is interpolated, and its first
+measurement gets a large weight. Beyond the largest size times grow on.
 
 The update is a Kalman filter over the logarithm of a step's time: what is unsure moves the most.
 Single tokens have no time of their own to move, so `scale` cannot drift away from the shape of the
@@ -421,13 +421,9 @@ class CostCurve:
         """The same curve for steps that take so many times as long."""
         return self._like([ms * factor for ms in self.base], factor)
 
-    def at_the_level_of(self, other: CostCurve) -> CostCurve:
-        """The same curve at the speed at which `other` was measured, by their plain steps."""
-        return self.scaled(other.base[1] / self.base[1])
-
     def updated(self, newer: CostCurve) -> CostCurve:
         """All that `newer` knows, and sizes that only this curve has, at the speed of that one."""
-        older = self.at_the_level_of(newer)
+        older = self.scaled(newer.base[1] / self.base[1])
         pairs = zip_longest(newer.base, older.base, fillvalue=_NEVER)
         curve = newer._like([old if ms == _NEVER else ms for ms, old in pairs])
         curve._state.own = older._state.own | newer._state.own

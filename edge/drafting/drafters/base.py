@@ -75,9 +75,9 @@ class Drafter:
         """
 
     def cooldown(self) -> int:
-        """Rounds behind one without a proposal for which it need not be asked.
+        """How many steps may follow an empty proposal before `propose` is called again.
 
-        They may be told together.
+        Their results may be passed to `observe` in one call.
         """
         return 0
 

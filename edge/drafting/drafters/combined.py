@@ -182,7 +182,7 @@ class CombinedDrafter(Drafter):
         return self._within_means(merged, context) if asked > 1 else merged
 
     def _within_means(self, merged: Proposal, context: StepContext) -> Proposal:
-        """As much of a tree of several drafters as each of them has the balance for."""
+        """The merged tree, cut off where a drafter's share of the step would exceed its balance."""
         token_ms, plain_ms = context.token_ms, context.estimated_ms(1)
         balances = {
             one.drafter.name: one.ledger.balance for one in self._sources if not one.is_free
