@@ -178,7 +178,7 @@ class Backend(Protocol):
         """Largest number of tokens one `prefill` may have."""
 
     @property
-    def crowding(self) -> float:
+    def contention(self) -> float:
         """How many times more threads the backend was loaded with than the last step had.
 
         1 unless other processes compute.
