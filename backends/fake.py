@@ -80,7 +80,7 @@ class FakeBackend:
         cells: tokens the cache has room for; None is a whole context for each user.
     """
 
-    crowding = 1.0
+    contention = 1.0
     shares_cells = True
 
     def __init__(

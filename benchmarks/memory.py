@@ -174,7 +174,7 @@ def budgets() -> None:
 
     Each budget is one `edgespec run`. Columns: budget, what was planned and the measured peak
     in MiB, context, largest draft, predicted and measured tokens/s. The exit status is 1 when a
-    peak was over its budget, a run failed in another way than by refusal, or a larger budget
+    peak was over its budget, a run failed in another way than by this error, or a larger budget
     predicts less speed.
     """
     parser = argparse.ArgumentParser("memory.py budgets")

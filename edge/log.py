@@ -4,7 +4,7 @@
     edgespec.decode  steps that take far longer than predicted
     edgespec.llama   what llama.cpp says
     edgespec.prompts prompts and answers of a server; silent unless its level is set
-    edgespec.serve   requests, answers, refusals and failures
+    edgespec.serve   requests, answers, errors and failures
     edgespec.setup   what is loaded
 
 No other record has a prompt, an answer, a header or a key in it.

@@ -169,8 +169,8 @@ def _rendered(template: str, values: Mapping[str, Any], controls: ControlTexts) 
         raise ModelFileError(f"the model's chat template fails: {error}", hint=_RAW) from error
     except (TypeError, ValueError, RecursionError) as error:
         raise UnsupportedError(f"a message or a variable has what JSON has not: {error}") from error
-    if "refusal" in told:
-        raise UnsupportedError(f"the model's chat template refuses: {told['refusal']}")
+    if "raised" in told:
+        raise UnsupportedError(f"the model's chat template refuses: {told['raised']}")
     if "failure" in told:
         raise ModelFileError(f"the model's chat template fails: {told['failure']}", hint=_RAW)
     return str(told["text"])

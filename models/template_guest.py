@@ -25,9 +25,9 @@ _LONGEST_REASON = 2000  # characters
 def _answer(question: dict[str, Any]) -> dict[str, str]:
     """The text of a conversation, or why there is none; nothing is rendered without values.
 
-    A refusal is the template's own, and a failure what Jinja or Python says.
+    `raised` is the template's own error, `failure` what Jinja or Python says.
     """
-    from edgespec.models.template_sandbox import TemplateRefusalError, compiled
+    from edgespec.models.template_sandbox import TemplateRaisedError, compiled
 
     template, values = question["template"], question.get("values")
     try:
@@ -37,8 +37,8 @@ def _answer(question: dict[str, Any]) -> dict[str, str]:
         return {"text": _in_some_form(template, values, ControlTexts(question["controls"]))}
     except MemoryError:
         raise
-    except TemplateRefusalError as error:
-        return {"refusal": str(error)[:_LONGEST_REASON]}
+    except TemplateRaisedError as error:
+        return {"raised": str(error)[:_LONGEST_REASON]}
     except Exception as error:  # Jinja's, and whatever Python raises of a stranger's expressions
         return {"failure": str(error)[:_LONGEST_REASON] or type(error).__name__}
 

@@ -24,7 +24,7 @@ from edgespec.models.control_texts import NO_CONTROLS, ControlTexts
 _COMPILED = 4  # templates that are kept compiled
 
 
-class TemplateRefusalError(Exception):
+class TemplateRaisedError(Exception):
     """The template called `raise_exception`; the message is its own."""
 
 
@@ -36,7 +36,7 @@ def render(source: str, values: Mapping[str, Any], controls: ControlTexts = NO_C
         values: plain data by name: texts, numbers, lists and dictionaries.
         controls: what must not come about where a template takes something out of a text.
 
-    Raises TemplateRefusalError, and whatever Jinja and Python raise of a stranger's expressions.
+    Raises TemplateRaisedError, and whatever Jinja and Python raise of a stranger's expressions.
     """
     _ENVIRONMENT.controls = controls
     return str(compiled(source).render(values))
@@ -106,7 +106,7 @@ class _Generation(Extension):
 
 
 def _refuse(message: Any = "") -> NoReturn:
-    raise TemplateRefusalError(str(message))
+    raise TemplateRaisedError(str(message))
 
 
 def _now(format_: str) -> str:

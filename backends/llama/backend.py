@@ -92,8 +92,8 @@ class LlamaSequence:
         return self.settings.max_nodes if self.capabilities.rollback else 1
 
     @property
-    def crowding(self) -> float:
-        return self._context.crowding
+    def contention(self) -> float:
+        return self._context.contention
 
     def prefill(self, tokens: Sequence[int]) -> Logits:
         """Append at most `batch_size` tokens; the logits of the last one, [V]."""

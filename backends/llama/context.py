@@ -89,7 +89,7 @@ class LlamaContext:
 
     handle: Any = None
     buffer_bytes: dict[str, int]  # that llama.cpp says it allocated
-    crowding = 1.0  # how many times more threads the settings have than the last step had
+    contention = 1.0  # how many times more threads the settings have than the last step had
     vision: Vision | None = None  # where it has a projector
     outputs: BlockOutputs | None = None  # of what its settings `read`
     _model: Any = None
@@ -152,7 +152,7 @@ class LlamaContext:
         self.handle = None
         LOG.clear()
         self._make_context(adjust)
-        self.crowding = 1.0
+        self.contention = 1.0
         self.buffer_bytes = self.buffer_bytes | LOG.buffer_bytes(self._placed.labels)
 
     def _look(self, rows: int) -> None:
@@ -317,10 +317,10 @@ class LlamaContext:
             self._placed.check()
         try:
             threads = TEAMS.enter(self.settings.threads)
-            crowding = self.settings.threads / threads
-            if crowding != self.crowding:
+            contention = self.settings.threads / threads
+            if contention != self.contention:
                 self.lib.llama_set_n_threads(self.handle, threads, threads)
-                self.crowding = crowding
+                self.contention = contention
             if self.outputs is not None:
                 self.outputs.begin()
             status = function(self.handle, batch)

@@ -186,9 +186,9 @@ class Following(ABC):
     # -- as a backend whose steps are timed --------------------------------------------------
 
     @property
-    def crowding(self) -> float:
+    def contention(self) -> float:
         """As of a backend."""
-        return self._context.crowding
+        return self._context.contention
 
     @abstractmethod
     def prefill(self, tokens: Sequence[int]) -> Logits:

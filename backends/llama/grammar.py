@@ -287,8 +287,8 @@ def _tried_document(tokenizer: Vocabulary, wanted: AnswerFormat) -> str:
             f"the {name} cannot be used: {reason if problem.is_crash else problem}",
             hint="make it smaller, with fewer rules within rules",
         ) from problem
-    if "refusal" in told:
-        raise UnsupportedError(told["refusal"], hint=told["hint"])
+    if "unsupported" in told:
+        raise UnsupportedError(told["unsupported"], hint=told["hint"])
     if "document" not in told:
         raise _unusable(name, told.get("error", "it could not be tried"))
     _tried[key] = document = str(told["document"])

@@ -66,7 +66,7 @@ def _answer(question: dict[str, Any]) -> dict[str, Any]:
             error = _tried(document, engine)
             answers.append({"error": error} if error else {"document": document})
         except UnsupportedError as problem:
-            answers.append({"refusal": str(problem), "hint": problem.hint})
+            answers.append({"unsupported": str(problem), "hint": problem.hint})
         except MemoryError:
             pass
         except BaseException as problem:  # a panic of Rust is one of these

@@ -1,7 +1,7 @@
 """A worker: lends this machine's devices to another one, by llama.cpp's RPC server.
 
 That server is reached through a front of ours in the same process, which adds what it does not
-have: a limit of memory, free bytes as the system counts them, a refusal in place of silence for a
+have: a limit of memory, free bytes as the system counts them, an error in place of silence for a
 second program, an end for programs whose machine is gone, and answers about itself at any time.
 """
 

@@ -165,7 +165,7 @@ class OrtBackend:
         return min(self.settings.batch_size, self._runner.max_step or self.settings.batch_size)
 
     @property
-    def crowding(self) -> float:
+    def contention(self) -> float:
         return 1.0  # its threads take work from each other, so they wait less for a busy core
 
     def prefill(self, tokens: Sequence[int]) -> Logits:

@@ -142,14 +142,14 @@ def _curve(
     holds = stored is not None and not measured_while_busy(
         backend, stored, lambda: one_step(target, 1)
     )
-    if stored is not None and holds and stored.crowding <= backend.crowding:
+    if stored is not None and holds and stored.contention <= backend.contention:
         return stored
     report("measuring step times", 0.0)
     curve = measure_curve(
         lambda nodes: one_step(backend, nodes), DRAFT_MODEL_NODES, seconds=_CURVE_SECONDS
     )
     measure_depths(backend, curve)
-    curve = curve.scaled(times_behind(target, backend, curve)).uncrowded(backend.crowding)
+    curve = curve.scaled(times_behind(target, backend, curve)).uncontended(backend.contention)
     report("measuring step times", 1.0)
     return curve
 

@@ -13,7 +13,7 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from importlib.util import find_spec
 from pathlib import Path
 
-_refusals: list[str] = []
+_missing: list[str] = []
 _SCALAR = "scalar"  # the reference: for processors without any other
 
 
@@ -33,7 +33,7 @@ def missing_kernels() -> str:
 
     Nothing else may decide it: what kernels pack and attend to follows from this answer.
     """
-    return _refusals[0] if _refusals else _unusable()
+    return _missing[0] if _missing else _unusable()
 
 
 @functools.cache
@@ -49,7 +49,7 @@ def _unusable() -> str:
 
 def refuse_kernels(reason: str) -> None:
     """From now on plans of this process know that llama.cpp did not take them, and why."""
-    _refusals.append(reason)
+    _missing.append(reason)
 
 
 def instruction_set() -> str:

@@ -41,8 +41,8 @@ class SpeedModel:
     @property
     def source(self) -> str:
         """Where the step times come from, in words."""
-        if self.is_measured and self.curve.crowding > 1.0:
-            part = f"{1.0 / self.curve.crowding:.0%} of its threads"
+        if self.is_measured and self.curve.contention > 1.0:
+            part = f"{1.0 / self.curve.contention:.0%} of its threads"
             return f"from step times measured with {part}, as other programs computed"
         if self.is_measured:
             return "from step times measured on this device"

@@ -28,7 +28,7 @@ _TAG = re.compile(r"[-.]((?:UD-)?[A-Za-z0-9_]+)$", re.IGNORECASE)
 _SUFFIX = ".gguf"
 _REPOSITORY_SUFFIX = re.compile(r"[-_.]?gguf$", re.IGNORECASE)
 _SEPARATORS = str.maketrans("_. ", "---")
-_OFFERED = 6  # names in a refusal
+_OFFERED = 6  # names in an error
 
 
 class Name(NamedTuple):

@@ -20,7 +20,7 @@ from edgespec.paths import expanded
 Fetch: TypeAlias = Callable[[str, str], Path]
 
 _SHOWN = 200  # letters of a name that is nobody's
-_NEAR = 3  # names that a refusal offers
+_NEAR = 3  # names that an error offers
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 _OF_OLLAMA = re.compile(r"[\w.-]+:[\w.-]+")  # as `ollama run` takes it
 # What other programs' users write before the name of a repository.

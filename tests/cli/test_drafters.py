@@ -93,7 +93,7 @@ def test_which_files_can_draft(command: Command, tmp_path: Path) -> None:
         ),
     ],
 )
-def test_refusals(command: Command, options: tuple[str, ...], sentence: str) -> None:
+def test_what_cannot_be(command: Command, options: tuple[str, ...], sentence: str) -> None:
     done = command("run", "hello there", *options)
     assert (done.status, done.out) == (1, "")
     assert sentence in done.err and "hint:" in done.err

@@ -19,7 +19,7 @@ EMBEDDED = "EMBEDDED"  # stands for the path of the embedded model
 FOLDER = "FOLDER"  # stands for the test's folder
 
 # Arguments, and the whole of stderr: a sentence, an empty line, what to do next.
-REFUSALS = {
+ERRORS = {
     "missing file": (
         ["run", "FOLDER/no.gguf", "Hi"],
         "error: there is no file FOLDER/no.gguf\n",
@@ -70,7 +70,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.model
-@pytest.mark.parametrize(("arguments", "expected"), REFUSALS.values(), ids=REFUSALS.keys())
+@pytest.mark.parametrize(("arguments", "expected"), ERRORS.values(), ids=ERRORS.keys())
 def test_what_cannot_be_met_is_one_sentence_and_a_hint(
     command: Command, folder: Path, arguments: list[str], expected: str
 ) -> None:
@@ -169,7 +169,7 @@ def test_a_budget_that_is_too_small_names_one_that_is_not(command: Command) -> N
 @pytest.mark.model
 def test_hints_name_commands_and_options_that_exist(command: Command, folder: Path) -> None:
     known = command("run", "--help").out + command("plan", "--help").out
-    for arguments, _ in REFUSALS.values():
+    for arguments, _ in ERRORS.values():
         told = command(*(text.replace(FOLDER, str(folder)) for text in arguments)).err
         for option in re.findall(r"(?<!\w)--[a-z-]+", told):
             assert option in known, told

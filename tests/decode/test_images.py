@@ -26,6 +26,7 @@ from vision_gguf import KINDS, images, picture, png
 from edgespec.backends.fake import FakeBackend
 from edgespec.backends.llama.backend import LlamaSequence
 from edgespec.decode.engine import Engine
+from edgespec.decode.generation import Result
 from edgespec.decode.options import GenerationOptions
 from edgespec.decode.scheduler import Scheduler
 from edgespec.decode.session import Session, _are_cells
@@ -187,6 +188,16 @@ def test_others_write_and_begin_while_an_image_is_encoded(pair: Engine) -> None:
     assert held.count == 1
 
 
+def _assert_same_or_parted_at_a_tie(found: Result, alone: Result) -> None:
+    """Attention sums over a cache that others write to in another order, on some processors."""
+    for token, one in zip(found.token_ids, alone.logprobs, strict=False):
+        if token != one.token:
+            (_, best), (_, second) = one.best
+            assert best - second < 0.05
+            return
+    assert found.token_ids == alone.token_ids
+
+
 @pytest.mark.parametrize("name", ["llava", "qwen3vl"])
 def test_others_write_between_the_parts_of_an_image(
     vision_folder: Path, monkeypatch: pytest.MonkeyPatch, name: str
@@ -206,8 +217,8 @@ def test_others_write_between_the_parts_of_an_image(
 
     question = asked("What is this?", *shown(1))
     with open_engine(vision_folder, name, users=2, cells=1024, batch_size=4) as engine:
-        expected = engine.generate(question, max_tokens=COUNT)
-        alone = engine.generate(asked("Tell me more."), max_tokens=90)
+        expected = engine.generate(question, max_tokens=COUNT, logprobs=2)
+        alone = engine.generate(asked("Tell me more."), max_tokens=90, logprobs=2)
         monkeypatch.setattr(LlamaSequence, "_read_rows", watched_rows)
         monkeypatch.setattr(Scheduler, "_step", watched_step)
         for options in (
@@ -220,12 +231,13 @@ def test_others_write_between_the_parts_of_an_image(
             found = engine.generate(question, options)
             for _ in writing:
                 pass
-            assert writing.result.token_ids == alone.token_ids
+            _assert_same_or_parted_at_a_tie(writing.result, alone)
             parts = [place for place, what in enumerate(events) if what == "part"]
             if options.cancel is not None:
                 assert found.finish_reason == "cancelled" and len(parts) == 1
             else:
-                assert found.token_ids == expected.token_ids and len(parts) > 1
+                _assert_same_or_parted_at_a_tie(found, expected)
+                assert len(parts) > 1
                 assert all("step" in events[one:other] for one, other in pairwise(parts))
 
 

@@ -135,7 +135,7 @@ def test_strftime_now() -> None:
     assert rendered in (before, datetime.now().strftime("%Y-%m-%d"))
 
 
-# --------------------------------------------------------------------------------- refusals
+# --------------------------------------------------------------------------------- errors
 
 
 def test_a_template_that_refuses_says_why() -> None:
@@ -145,7 +145,7 @@ def test_a_template_that_refuses_says_why() -> None:
     assert str(error) == "the model's chat template refuses: roles must alternate"
 
 
-def test_a_refusal_depends_on_the_messages() -> None:
+def test_an_error_depends_on_the_messages() -> None:
     template = "{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}ok"
     assert render_chat(template, HELLO) == "ok"
     assert isinstance(failure(template, [{"role": "system", "content": ""}]), UnsupportedError)
@@ -273,7 +273,7 @@ def test_long_conversations_stay_far_from_the_bounds() -> None:
 # ------------------------------------------------------------------- what others' servers do
 
 
-def test_a_refusal_is_cut() -> None:
+def test_an_error_is_cut() -> None:
     assert len(str(failure("{{ raise_exception('x' * 100000) }}"))) < 3000
 
 
@@ -313,7 +313,7 @@ def test_messages_are_given_in_the_form_that_a_template_takes(
     assert render_chat(template, messages) == expected
 
 
-def test_a_refusal_that_no_other_form_helps_is_the_first_one() -> None:
+def test_an_error_that_no_other_form_helps_is_the_first_one() -> None:
     template = TAKES_NO_SYSTEM + "{{ raise_exception('never') }}"
     error = failure(template, [{"role": "system", "content": "Be."}, *HELLO])
     assert str(error).endswith("refuses: no system")

@@ -57,7 +57,7 @@ def model(
     return read_model_spec(folder / f"{name}.gguf")
 
 
-def refusal(target: ModelSpec, draft: ModelSpec) -> UnsupportedError:
+def unsupported(target: ModelSpec, draft: ModelSpec) -> UnsupportedError:
     with pytest.raises(UnsupportedError) as caught:
         check_pair(target, draft)
     return caught.value
@@ -86,7 +86,7 @@ def test_padding_does_not_matter_on_either_side(tmp_path: Path) -> None:
 def test_a_token_that_means_something_else(tmp_path: Path) -> None:
     target = model(tmp_path, "target", WORDS)
     draft = model(tmp_path, "draft", [*WORDS[:3], "è", *WORDS[4:]])
-    error = refusal(target, draft)
+    error = unsupported(target, draft)
     assert str(error).startswith(
         "draft.gguf cannot draft for target.gguf: token 3 is 'è' in one and 'é' in the other"
     )
@@ -96,23 +96,23 @@ def test_a_token_that_means_something_else(tmp_path: Path) -> None:
 def test_the_first_of_several_differences_is_named(tmp_path: Path) -> None:
     target = model(tmp_path, "target", ["a" * 50, "b", "c"])
     draft = model(tmp_path, "draft", ["z", "y", "c"])
-    assert f"token 0 is 'z' in one and '{'a' * 40}' in the other" in str(refusal(target, draft))
+    assert f"token 0 is 'z' in one and '{'a' * 40}' in the other" in str(unsupported(target, draft))
 
 
 def test_another_tokenizer(tmp_path: Path) -> None:
     target = model(tmp_path, "target", WORDS)
     draft = model(tmp_path, "draft", WORDS, tokenizer="llama")
-    error = refusal(target, draft)
+    error = unsupported(target, draft)
     assert "their tokenizers are llama and gpt2" in str(error)
     assert error.hint == "draft with a smaller model of the same family"
     missing = model(tmp_path, "missing", WORDS, tokenizer=None)
-    assert "their tokenizers are missing and gpt2" in str(refusal(target, missing))
+    assert "their tokenizers are missing and gpt2" in str(unsupported(target, missing))
 
 
 def test_a_cache_that_cannot_go_back(tmp_path: Path) -> None:
     sliding = model(tmp_path, "sliding", WORDS, window=8)
     target = model(tmp_path, "target", WORDS)
-    error = refusal(target, sliding)
+    error = unsupported(target, sliding)
     assert "sliding.gguf cannot draft: its cache cannot go back" in str(error)
     assert "sliding windows" in error.hint
     check_pair(sliding, target)  # as the target it is verified, which is another matter

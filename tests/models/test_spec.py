@@ -204,18 +204,18 @@ def test_split_model(tmp_path: Path) -> None:
 def test_other_kinds_of_files(
     tmp_path: Path, arch: str, changes: dict[str, Any], what: str
 ) -> None:
-    error = refusal(tmp_path, arch, **changes)
+    error = file_error(tmp_path, arch, **changes)
     assert what in str(error) and "is not a language model" in str(error)
 
 
 def test_only_a_vocabulary(tmp_path: Path) -> None:
     everything = ["token_embd.weight", "output_norm.weight"]
     everything += [f"blk.{index}.{name}" for index in range(2) for name in LAYER_TENSORS]
-    error = refusal(tmp_path, tensors=dict.fromkeys(everything, (0, None)))
+    error = file_error(tmp_path, tensors=dict.fromkeys(everything, (0, None)))
     assert "only a vocabulary" in str(error)
 
 
-def refusal(folder: Path, arch: str = "llama", /, **changes: Any) -> ModelFileError:
+def file_error(folder: Path, arch: str = "llama", /, **changes: Any) -> ModelFileError:
     path = write_model(folder / "model.gguf", arch, **changes)
     with pytest.raises(ModelFileError) as caught:
         read_model_spec(path)
@@ -228,7 +228,7 @@ def refusal(folder: Path, arch: str = "llama", /, **changes: Any) -> ModelFileEr
     "key", ["block_count", "context_length", "embedding_length", "attention.head_count"]
 )
 def test_required_keys(tmp_path: Path, key: str) -> None:
-    error = refusal(tmp_path, **{"attention.head_count_kv": None, key: None})
+    error = file_error(tmp_path, **{"attention.head_count_kv": None, key: None})
     assert f"has no 'llama.{key}'" in str(error)
 
 
@@ -252,7 +252,7 @@ def test_required_keys(tmp_path: Path, key: str) -> None:
     ],
 )
 def test_impossible_values(tmp_path: Path, changes: dict[str, Any], expected: str) -> None:
-    assert expected in str(refusal(tmp_path, **changes))
+    assert expected in str(file_error(tmp_path, **changes))
 
 
 def test_no_file(tmp_path: Path) -> None:
@@ -272,7 +272,7 @@ def model_bytes(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 def test_random_damage(
     tmp_path_factory: pytest.TempPathFactory, model_bytes: bytes, seed: int
 ) -> None:
-    """Damage before the tensor data gives a spec or a refusal, never another exception."""
+    """Damage before the tensor data gives a spec or an error, never another exception."""
     rng = random.Random(seed)
     data = bytearray(model_bytes)
     for _ in range(rng.randint(1, 3)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edgespec.models.control_texts import ControlTexts
-from edgespec.models.template_sandbox import TemplateRefusalError, render
+from edgespec.models.template_sandbox import TemplateRaisedError, render
 
 HELLO = {"messages": [{"role": "user", "content": "Hello"}]}
 
@@ -50,7 +50,7 @@ def test_templates_work_as_in_jinja(template: str, expected: str) -> None:
 
 
 def test_what_a_template_refuses_with_is_its_own() -> None:
-    with pytest.raises(TemplateRefusalError, match="no"):
+    with pytest.raises(TemplateRaisedError, match="no"):
         render("{{ raise_exception('no') }}", HELLO)
 
 

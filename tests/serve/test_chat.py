@@ -210,7 +210,7 @@ def test_a_call_that_is_sent_back_is_an_object_for_templates() -> None:
         ),
     ],
 )
-def test_a_refusal_names_the_place(message: Any, words: str) -> None:
+def test_an_error_names_the_place(message: Any, words: str) -> None:
     with pytest.raises(ApiError) as caught:
         taken(message)
     assert str(caught.value).startswith(words)

@@ -1,4 +1,4 @@
-"""What a refusal names besides options: smaller files of the model, and one that can be made."""
+"""What else is named where nothing fits: smaller files of the model, and one that can be made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Huge pages are asked for what is new and large, once; refusals change nothing."""
+"""Huge pages are asked for what is new and large, once; errors change nothing."""
 
 from __future__ import annotations
 

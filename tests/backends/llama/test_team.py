@@ -131,12 +131,12 @@ def test_an_interrupt_before_a_team_began_takes_no_thread_for_good() -> None:
         teams.leave()
 
 
-class Crowded(FakeBackend):
+class Contended(FakeBackend):
     """Has half of its threads from its tenth step on."""
 
     def verify(self, tree: DraftTree) -> np.ndarray:
         rows = super().verify(tree)
-        self.crowding = 2.0 if len(self.steps) >= 10 else 1.0
+        self.contention = 2.0 if len(self.steps) >= 10 else 1.0
         return rows
 
 
@@ -162,12 +162,12 @@ class Watched(CostCurve):
 def test_steps_of_a_smaller_team_are_not_learned_and_change_no_token() -> None:
     curve = Watched([INF, *(5.0 + 0.2 * n for n in range(1, 33))])
     Watched.steps = 0
-    backend = Crowded(repeating, 16)
+    backend = Contended(repeating, 16)
     with Engine(backend, curve=curve, drafter=make_drafter("suffix")) as engine:
         result = engine.generate([1, 2, 3], max_tokens=400)
         plain = engine.generate([1, 2, 3], max_tokens=400, speculate=False)
     assert result.token_ids == plain.token_ids
-    assert result.counters.crowded_rounds == result.counters.rounds - 9
+    assert result.counters.contended_rounds == result.counters.rounds - 9
     assert Watched.steps == 9, "the steps before, and no other"
     assert Watched.learned == tuple(curve.base)
 
@@ -175,10 +175,10 @@ def test_steps_of_a_smaller_team_are_not_learned_and_change_no_token() -> None:
 def test_drafts_cost_more_on_fewer_threads() -> None:
     """What further tokens add is arithmetic; the first one's time is memory's."""
     curve = CostCurve([INF, 8.0, 10.0, INF, 14.0], depth_ms=0.01, depth_node_ms=0.001)
-    crowded = curve.crowded(2.0)
-    assert crowded.base == [INF, 8.0, 12.0, INF, 20.0]
-    assert (crowded.depth_ms, crowded.depth_node_ms) == (0.01, 0.002)
-    assert crowded.crowded(0.5) == curve
+    contended = curve.contended(2.0)
+    assert contended.base == [INF, 8.0, 12.0, INF, 20.0]
+    assert (contended.depth_ms, contended.depth_node_ms) == (0.01, 0.002)
+    assert contended.contended(0.5) == curve
 
 
 @pytest.fixture
@@ -214,7 +214,7 @@ def test_rows_do_not_depend_on_the_threads(
             backend.truncate(0)
             for start in range(0, depth, backend.batch_size):
                 backend.prefill(tokens[start : start + backend.batch_size])
-            assert backend.crowding == 2 / threads
+            assert backend.contention == 2 / threads
             for size in (1, 4):
                 tree = DraftTree.chain(tokens[:size])
                 rows[threads, size] = backend.verify(tree).copy()

@@ -18,14 +18,14 @@ from edgespec.memory.device.kernels import (
 Q4_0 = 2
 
 
-def test_sizes_follow_a_refusal_and_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sizes_follow_an_error_and_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also sizes that were asked for before it, and those that were first asked for under it."""
     if reason := missing_kernels():
         pytest.skip(f"edgespec has no kernels here: {reason}")
     shapes = [(Q4_0, 1024, 64), (Q4_0, 4096, 224)]
     known = packed_bytes(*shapes[0])
     with monkeypatch.context() as patch:
-        patch.setattr(kernels, "_refusals", [])
+        patch.setattr(kernels, "_missing", [])
         refuse_kernels("another version")
         assert missing_kernels() == "another version"
         assert [packed_bytes(*shape) for shape in shapes] == [0, 0]

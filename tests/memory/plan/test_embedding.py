@@ -1,4 +1,4 @@
-"""Plans of models that make embeddings: as long a text as fits, and refusals in a sentence."""
+"""Plans of models that make embeddings: as long a text as fits, and errors in a sentence."""
 
 from __future__ import annotations
 

@@ -12,13 +12,13 @@ from planning_cases import (
     MIB,
     SPEC,
     curve,
+    does_not_fit,
     gpu,
     model,
     parts_by_hand,
     peak,
     plan_of,
     reason,
-    refusal,
     with_experts,
 )
 
@@ -240,7 +240,7 @@ def test_a_cache_that_loses_much_is_told_where_it_is_asked_for_and_never_propose
     assert asked.as_json()["kv_losses"]["value"] == "q8_0 0.004, q4_0 5.2"
     assert "measured by the first load" in reason(plan_of(kv_type="q4_0"), "kv_type")
     tight: dict[str, Any] = {"context_size": 4096, "budget_bytes": peak(context_size=2560)}
-    hint = refusal(**tight, kv_losses={"q8_0": 0.2, "q5_0": 0.01}).hint
+    hint = does_not_fit(**tight, kv_losses={"q8_0": 0.2, "q5_0": 0.01}).hint
     assert "--kv-type q5_0" in hint and "q8_0" not in hint and "loses 0.01 nats" in hint
 
 

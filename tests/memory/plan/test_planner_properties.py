@@ -1,4 +1,4 @@
-"""Plans of any model on any device: a plan fits, or what the refusal names does."""
+"""Plans of any model on any device: a plan fits, or what the error names does."""
 
 from __future__ import annotations
 

@@ -9,12 +9,12 @@ from laid_out import machine_with
 from planning_cases import (
     MIB,
     SPEC,
+    does_not_fit,
     gpu,
     measured,
     model,
     plan_of,
     reason,
-    refusal,
     with_experts,
 )
 
@@ -150,8 +150,8 @@ def test_a_budget_is_of_this_machine() -> None:
     assert plan.predicted_peak_bytes + plan.predicted_bytes_of("worker1") > budget
 
 
-def test_a_refusal_names_the_device_that_is_full() -> None:
-    error = refusal(LARGE, machine(worker(9 * MIB)), gpu_layers=-1, context_size=512)
+def test_the_error_names_the_device_that_is_full() -> None:
+    error = does_not_fit(LARGE, machine(worker(9 * MIB)), gpu_layers=-1, context_size=512)
     assert "free on worker 10.0.0.1:50052: 9 MiB" in str(error)
     assert "worker1 weights" in str(error)
 

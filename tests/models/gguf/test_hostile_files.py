@@ -19,11 +19,11 @@ from packed_gguf import (
     U8,
     U32,
     entry,
+    file_error,
     head,
     pack,
     quick,
     read_or_refuse,
-    refusal,
     tensor,
     text,
     u32,
@@ -40,12 +40,12 @@ def test_every_truncation_is_refused(tmp_path: Path) -> None:
     read_gguf(path)
     for length in reversed(range(len(SMALL))):
         os.truncate(path, length)
-        error = refusal(path)
+        error = file_error(path)
         assert "again" in error.hint, (length, str(error))
 
 
 def test_missing_bytes_are_counted(tmp_path: Path) -> None:
-    error = refusal(write(tmp_path, SMALL[:-40]))
+    error = file_error(write(tmp_path, SMALL[:-40]))
     assert error.hint == "download it again; 40 bytes are missing"
     assert f"tensors end at byte {len(SMALL)}, and the file has {len(SMALL) - 40}" in str(error)
 
@@ -117,7 +117,7 @@ HOSTILE = {
 @pytest.mark.parametrize("case", HOSTILE)
 def test_hostile_values_are_refused(tmp_path: Path, case: str) -> None:
     data, expected = HOSTILE[case]
-    assert expected in str(refusal(write(tmp_path, data)))
+    assert expected in str(file_error(write(tmp_path, data)))
 
 
 @quick

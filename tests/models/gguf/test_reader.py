@@ -19,8 +19,8 @@ from packed_gguf import (
     U8,
     U32,
     entry,
+    file_error,
     pack,
-    refusal,
     strings,
     tensor,
     text,
@@ -157,7 +157,7 @@ def test_header_hash_is_of_everything_before_the_data(tmp_path: Path) -> None:
     ],
 )
 def test_foreign_files_are_named(tmp_path: Path, data: bytes, what: str) -> None:
-    assert what in str(refusal(write(tmp_path, data)))
+    assert what in str(file_error(write(tmp_path, data)))
 
 
 def test_paths_that_are_not_files(tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def test_paths_that_are_not_files(tmp_path: Path) -> None:
         read_gguf(tmp_path / "absent.gguf")
     with pytest.raises(ModelNotFoundError):
         read_gguf(write(tmp_path, SMALL) / "inside-a-file.gguf")
-    assert "is a folder" in str(refusal(tmp_path))
+    assert "is a folder" in str(file_error(tmp_path))
     with pytest.raises(ModelFileError, match="cannot be read"):
         read_gguf(f"{tmp_path}/nul\0.gguf")
     with pytest.raises(ModelFileError, match="cannot be read"):
@@ -175,7 +175,7 @@ def test_paths_that_are_not_files(tmp_path: Path) -> None:
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
 def test_a_pipe_does_not_block(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.gguf")
-    assert "pipe" in str(refusal(tmp_path / "pipe.gguf"))
+    assert "pipe" in str(file_error(tmp_path / "pipe.gguf"))
 
 
 def test_an_unreadable_file(tmp_path: Path) -> None:
@@ -183,7 +183,7 @@ def test_an_unreadable_file(tmp_path: Path) -> None:
     path.chmod(0)
     if os.access(path, os.R_OK):
         pytest.skip("this user may read everything")
-    assert "Permission denied" in str(refusal(path))
+    assert "Permission denied" in str(file_error(path))
 
 
 def test_a_large_vocabulary_is_stepped_over(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import struct
 from pathlib import Path
 
 import pytest
-from packed_gguf import I32, U16, entry, pack, refusal, tensor, write
+from packed_gguf import I32, U16, entry, file_error, pack, tensor, write
 
 from edgespec.errors import ModelFileError
 from edgespec.models.gguf.shards import read_gguf_shards
@@ -52,7 +52,7 @@ def test_a_missing_part_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["model.gguf", "my-model-00001-of-00003.gguf"])
 @pytest.mark.parametrize("first", [shard(0), pack(SPLIT, [])])
 def test_parts_joined_by_cat_are_told(tmp_path: Path, name: str, first: bytes) -> None:
-    error = refusal(write(tmp_path, first + shard(1) + shard(2), name))
+    error = file_error(write(tmp_path, first + shard(1) + shard(2), name))
     assert "is part 1 of a model in 3 files, with " in str(error)
     assert "cannot be joined with cat" in str(error)
     assert "llama-gguf-split --merge" in error.hint
@@ -82,7 +82,7 @@ def test_parts_of_different_models(tmp_path: Path, data: bytes, expected: str) -
 
 def test_a_renamed_part(tmp_path: Path) -> None:
     path = write_shards(tmp_path)[0].rename(tmp_path / "model.gguf")
-    error = refusal(path)
+    error = file_error(path)
     assert "-NNNNN-of-00003.gguf" in str(error) and "original names" in error.hint
 
 

@@ -1,4 +1,4 @@
-"""What a hub sends: parts of files, refusals, and nothing at all."""
+"""What a hub sends: parts of files, errors, and nothing at all."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_disk_that_cannot_be_written_is_the_systems_own_error(
         (500, "", DownloadError, "status 500"),
     ],
 )
-def test_refusals_are_one_sentence_and_a_hint(
+def test_errors_are_one_sentence_and_a_hint(
     repository: Hub, status: int, code: str, kind: type[Exception], told: str
 ) -> None:
     repository.status[NAME], repository.error_code = status, code

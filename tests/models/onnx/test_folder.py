@@ -170,7 +170,7 @@ def hugging_face(folder: Path) -> None:
     (folder / "model.safetensors").write_bytes(b"")
 
 
-REFUSALS: dict[str, tuple[Callable[[Path], None], str, str]] = {
+ERRORS: dict[str, tuple[Callable[[Path], None], str, str]] = {
     "another exporter's": (
         remove("edgespec.json"),
         "FOLDER was not exported by edgespec: its graph cannot verify drafts",
@@ -209,7 +209,7 @@ REFUSALS: dict[str, tuple[Callable[[Path], None], str, str]] = {
 }
 
 
-@pytest.mark.parametrize(("change", "message", "hint"), REFUSALS.values(), ids=REFUSALS.keys())
+@pytest.mark.parametrize(("change", "message", "hint"), ERRORS.values(), ids=ERRORS.keys())
 def test_what_is_no_such_folder_is_refused(
     copy: Path, change: Callable[[Path], None], message: str, hint: str
 ) -> None:

@@ -28,7 +28,7 @@ pytest.importorskip("tokenizers", reason="the onnx extra is not installed")
 # --------------------------------------------------------------------------------- the graph
 
 
-# ---------------------------------------------------------------------------------- refusals
+# ---------------------------------------------------------------------------------- errors
 
 
 def write_safetensors(path: Path, shapes: dict[str, list[int]]) -> None:

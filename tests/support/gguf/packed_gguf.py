@@ -83,7 +83,7 @@ def write(folder: Path, data: bytes, name: str = "model.gguf") -> Path:
     return path
 
 
-def refusal(path: Path) -> ModelFileError:
+def file_error(path: Path) -> ModelFileError:
     """Reads a file that must be refused; the message is one line that names the file."""
     with pytest.raises(ModelFileError) as caught:
         read_gguf_shards(path)

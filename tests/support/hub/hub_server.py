@@ -1,4 +1,4 @@
-"""A hub on this machine: listings, redirects, ranges, refusals and broken connections."""
+"""A hub on this machine: listings, redirects, ranges, errors and broken connections."""
 
 from __future__ import annotations
 

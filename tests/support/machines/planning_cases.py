@@ -164,7 +164,7 @@ def outcome(*args: Any, **request: Any) -> Plan | DoesNotFitError:
         return error
 
 
-def refusal(*args: Any, **request: Any) -> DoesNotFitError:
+def does_not_fit(*args: Any, **request: Any) -> DoesNotFitError:
     with pytest.raises(DoesNotFitError) as caught:
         plan_of(*args, **request)
     return caught.value

@@ -26,13 +26,13 @@ SLOPES = (0.01, 0.002)
 
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """How crowded the machine was in each measurement that was made."""
+    """The contention of each measurement that was made."""
     seen: list[float] = []
 
     def measure(run: Any, _most: int, **options: Any) -> CostCurve:
-        crowding = run.__closure__[0].cell_contents.crowding
-        seen.append(crowding)
-        return CostCurve([INF, *(ALONE if crowding == 1.0 else BESIDE)], *SLOPES)
+        contention = run.__closure__[0].cell_contents.contention
+        seen.append(contention)
+        return CostCurve([INF, *(ALONE if contention == 1.0 else BESIDE)], *SLOPES)
 
     for module in (loading, draft_loading):
         monkeypatch.setattr(module, "measure_curve", measure)
@@ -40,7 +40,6 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         monkeypatch.setattr(module, "measure_depths", lambda *_: None)
     monkeypatch.setattr(draft_loading, "times_behind", lambda *_: 1.0)
     monkeypatch.setattr("edgespec.measure.timing._LOOK_SECONDS", 0.0)
-    monkeypatch.setattr(loading, "compare_with_before", lambda *_: None)
     monkeypatch.setattr(loading, "saw_step", lambda *_: None)
     return seen
 
@@ -49,9 +48,9 @@ def echo(context: Sequence[int]) -> list[float]:
     return [float(token == context[-1]) for token in range(300)]
 
 
-def backend_of(crowding: float) -> FakeBackend:
+def backend_of(contention: float) -> FakeBackend:
     backend = FakeBackend(echo, 300, max_nodes=4)
-    backend.crowding = crowding
+    backend.contention = contention
     return backend
 
 
@@ -59,20 +58,20 @@ def plan_of(**changes: Any) -> Plan:
     return make_run_plan(SPEC, Request(context_size=256, threads=2, **changes), PLENTY)
 
 
-def load(crowding: float, plan: Plan) -> CostCurve:
-    return loading._curve(backend_of(crowding), SPEC, plan, lambda *_: None)
+def load(contention: float, plan: Plan) -> CostCurve:
+    return loading._curve(backend_of(contention), SPEC, plan, lambda *_: None)
 
 
 def test_a_busy_machine_measures_once_and_a_free_one_anew(measured: list[float]) -> None:
     plan = plan_of()
     first = load(2.0, plan)
-    assert first.base == [INF, *ALONE] and first.crowding == 2.0
+    assert first.base == [INF, *ALONE] and first.contention == 2.0
     stored = stored_curve(SPEC, settings_of(plan))
     assert stored is not None and stored == first
     assert load(2.0, plan) == first and load(4.0, plan) == first
     assert measured == [2.0]
-    assert load(1.0, plan).crowding == 1.0
-    assert load(2.0, plan).crowding == load(1.0, plan).crowding == 1.0
+    assert load(1.0, plan).contention == 1.0
+    assert load(2.0, plan).contention == load(1.0, plan).contention == 1.0
     assert measured == [2.0, 1.0]
 
 
@@ -97,28 +96,28 @@ def test_a_plan_says_what_it_rests_on(measured: list[float]) -> None:
 def test_a_draft_models_times_are_kept_too(measured: list[float]) -> None:
     target = backend_of(2.0)
 
-    def curve_of(crowding: float, stored: CostCurve | None) -> CostCurve:
-        return draft_loading._curve(backend_of(crowding), lambda *_: None, stored, target)
+    def curve_of(contention: float, stored: CostCurve | None) -> CostCurve:
+        return draft_loading._curve(backend_of(contention), lambda *_: None, stored, target)
 
     first = curve_of(2.0, None)
-    assert first.crowding == 2.0 and first.base == [INF, *ALONE]
+    assert first.contention == 2.0 and first.base == [INF, *ALONE]
     assert curve_of(2.0, first) is first
-    assert curve_of(1.0, first).crowding == 1.0
+    assert curve_of(1.0, first).contention == 1.0
 
 
 def test_kernels_are_not_compared_where_one_was_measured_beside_others() -> None:
     plan = plan_of()
-    for kernels, crowding in ((True, 2.0), (False, 1.0)):
+    for kernels, contention in ((True, 2.0), (False, 1.0)):
         settings = replace(settings_of(plan), kernels=kernels)
-        one = CostCurve([INF, *ALONE], crowding=crowding)
+        one = CostCurve([INF, *ALONE], contention=contention)
         cache.store("curves", settings_key(SPEC, settings), one.as_json())
     fast = replace(plan, kernels=True, tokens_per_s=9.0)
     found = kernel_choice.best_kernels(SPEC, Request(context_size=256), lambda _one: fast)
     assert "predicted" not in str(found.as_json()["kernels"]["reason"])
 
 
-@pytest.mark.parametrize("crowding", [0.5, 1e9, "2", None])
-def test_a_damaged_crowding_is_no_curve(crowding: Any) -> None:
-    document = {**CostCurve([INF, 4.0]).as_json(), "crowding": crowding}
+@pytest.mark.parametrize("contention", [0.5, 1e9, "2", None])
+def test_a_damaged_contention_is_no_curve(contention: Any) -> None:
+    document = {**CostCurve([INF, 4.0]).as_json(), "contention": contention}
     with pytest.raises((TypeError, ValueError)):
         CostCurve.from_json(document)
