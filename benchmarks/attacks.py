@@ -306,7 +306,7 @@ def _left(client: httpx.Client, marker: str) -> str:
 
 
 def _completion(client: httpx.Client, marker: str) -> str:
-    body = {"prompt": f"Say {marker}:", "max_tokens": 40, "guided_regex": marker}
+    body = {"prompt": f"Say {marker}:", "max_tokens": 40, "structured_outputs": {"regex": marker}}
     return _content(_asked(client, _PROMPT, body), lambda found: found["choices"][0]["text"])
 
 

@@ -191,8 +191,9 @@ def _text_of(service: Service, prompt: str | list[int]) -> str:
 def prepare_llama(service: Service, body: Any, task: Task) -> Prepared:
     """`/completion`. Raises ApiError, and as `Engine.stream`."""
     asked = read_llama(body, service.setup)
-    texts = [one for one in asked.prompts if isinstance(one, str)]
-    service.prompts.check_length(*texts, param="prompt")
+    for one in asked.prompts:
+        if isinstance(one, str):
+            service.prompts.check_length(one, param="prompt")
     several = [service.engine.encode(one, raw=True) for one in asked.prompts]
     return _llama(service, asked, several, task)
 

@@ -89,7 +89,7 @@ PATHS: list[tuple[str, dict[str, Any]]] = [
     ("/v1/responses", {"input": LONG}),
     ("/v1/messages", {"messages": [{"role": "user", "content": LONG}], "max_tokens": 1}),
     ("/v1/completions", {"prompt": LONG}),
-    ("/completion", {"prompt": [1, LONG]}),
+    ("/completion", {"prompt": [[1], LONG]}),
     ("/tokenize", {"content": LONG}),
     ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": LONG}]}),
     ("/v1/chat/completions/input_tokens", {"messages": [{"role": "user", "content": LONG}]}),
