@@ -71,7 +71,12 @@ def test_the_template_is_compiled_while_the_model_is_loaded(
     spec = replace(SPEC, chat_template="{{ messages }}")
     monkeypatch.setattr(loading, "reserve", lambda _plan: True)
     monkeypatch.setattr(loading, "prepare_template", done.append)
-    monkeypatch.setattr(loading, "_load", lambda *_: done.append("weights") or Opened([]))
+
+    def opened(*_: Any) -> Opened:
+        done.append("weights")
+        return Opened([])
+
+    monkeypatch.setattr(loading, "_load", opened)
     loading.load_plan(spec, plan)
     assert done == ["{{ messages }}", "weights"]
 
