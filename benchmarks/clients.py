@@ -59,8 +59,11 @@ def openai(base: str, model: str) -> Any:
     )
     text = "".join(part.choices[0].delta.content or "" for part in parts if part.choices)
     first = client.responses.create(model=model, input=ASK, max_output_tokens=MOST)
+    so_far: Any = [{"role": "user", "content": ASK}, *first.output]
     second = client.responses.create(
-        model=model, input="Again", previous_response_id=first.id, max_output_tokens=MOST
+        model=model,
+        input=[*so_far, {"role": "user", "content": "Again"}],
+        max_output_tokens=MOST,
     )
     return text, first.output_text, second.output_text
 

@@ -1,7 +1,7 @@
 """A server under load: several users, what HTTP costs, completions, and embeddings.
 
 python benchmarks/serving.py compare MODEL --prompts FILE [--server llama-server]
-    [--users 1,2,4,8] [--answers 2] [--tokens 96] [--repeats 1] [--threads N] [--latency 2,4]
+    [--users 1,2,4,8] [--answers 2] [--tokens 96] [--repeats 1] [--threads N]
     [--exact] [--results | --json OUT]
 python benchmarks/serving.py http [MODEL] [--repeats 10] [--tokens 192]
 python benchmarks/serving.py completions [MODEL] [--n 4] [--prompt 1000] [--tokens 64]
@@ -34,11 +34,10 @@ from typing import Any
 
 import gguf
 import numpy as np
-from shared import free_port, run, running
+from shared import free_port, run, running, streamed
 
 import edgespec
 from edgespec.memory.device.host import cpu_name, usable_cores
-from edgespec.serve.client import Client
 from edgespec.serve.server import Server
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests/support/gguf"))
@@ -96,7 +95,7 @@ def compare() -> None:
     Not timed: loading, and one answer of each server beforehand. llama.cpp's best n-gram
     setting on these CPUs is the default of `--spec`. edgespec begins with an empty cache
     directory: step times are measured as it is loaded, and no drafter knows what earlier runs
-    counted. `--latency` and `--exact` add servers with these options. `--results` writes
+    counted. `--exact` adds a server with that option. `--results` writes
     benchmarks/results/serving-MODEL-PROCESSOR.json, of which `docs/generate.py` makes the
     tables of docs/measurements.md.
     """
@@ -110,7 +109,7 @@ def compare() -> None:
             os.environ["EDGESPEC_CACHE"] = folder
         found = contenders(arguments, max(numbers))
         clients = {
-            name: Client(stack.enter_context(running(command, port)))
+            name: stack.enter_context(running(command, port))
             for port, (name, command) in enumerate(found.items(), free_port())
         }
         for client in clients.values():
@@ -145,7 +144,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--threads", type=int, default=usable_cores())
     parser.add_argument("--only", help="names of contenders, separated by commas")
-    parser.add_argument("--latency", default="", help="values of further servers, by commas")
     parser.add_argument("--exact", action="store_true", help="a further server, with --exact")
     parser.add_argument("--results", action="store_true", help="write to benchmarks/results/")
     parser.add_argument("--json", type=Path)
@@ -187,8 +185,6 @@ def contenders(arguments: argparse.Namespace, users: int) -> dict[str, list[str]
     ours = [sys.executable, "-m", "edgespec.cli.main", "serve", str(arguments.model), *threads]
     ours += ["--users", str(users), "--ctx", str(arguments.ctx)]
     found = {"edgespec": ours, _PLAIN: [*ours, "--drafter", "none"]}
-    for latency in filter(None, arguments.latency.split(",")):
-        found[f"edgespec --latency {latency}"] = [*ours, "--latency", latency]
     if arguments.exact:
         found["edgespec --exact"] = [*ours, "--exact"]
     if arguments.server:
@@ -199,7 +195,7 @@ def contenders(arguments: argparse.Namespace, users: int) -> dict[str, list[str]
     return {name: command for name, command in found.items() if name in names}
 
 
-def ask(client: Client, prompt: str, tokens: int) -> Answer:
+def ask(address: str, prompt: str, tokens: int) -> Answer:
     """One greedy answer."""
     began, answer = perf_counter(), Answer()
     body = {
@@ -208,22 +204,22 @@ def ask(client: Client, prompt: str, tokens: int) -> Answer:
         "temperature": 0.0,
         "stream_options": {"include_usage": True},
     }
-    for event in client.stream("chat/completions", body):
-        if event.text:
+    for event in streamed(address, "chat/completions", body):
+        if any(choice["delta"].get("content") for choice in event["choices"]):
             answer.events_s.append(perf_counter() - began)
-        answer.tokens = int(event.usage.get("completion_tokens", answer.tokens))
+        answer.tokens = (event.get("usage") or {}).get("completion_tokens", answer.tokens)
     return answer
 
 
 def measure(
-    client: Client, prompts: Sequence[str], users: int, arguments: argparse.Namespace
+    address: str, prompts: Sequence[str], users: int, arguments: argparse.Namespace
 ) -> Turn:
     """What `users` see who ask at once."""
 
     def use(user: int) -> list[Answer]:
         start = user * arguments.answers
         mine = (prompts[i % len(prompts)] for i in range(start, start + arguments.answers))
-        return [ask(client, prompt, arguments.tokens) for prompt in mine]
+        return [ask(address, prompt, arguments.tokens) for prompt in mine]
 
     began = perf_counter()
     with ThreadPoolExecutor(users) as pool:
@@ -313,12 +309,11 @@ PROMPTS = (
 
 def client(address: str) -> None:
     """Asks for each line of stdin; prints the seconds from the first event to the last."""
-    server = Client(address)
     for line in sys.stdin:
         moments, tokens = [], 0
-        for event in server.stream("chat/completions", json.loads(line)):
+        for event in streamed(address, "chat/completions", json.loads(line)):
             moments.append(perf_counter())
-            tokens = int(event.timings.get("predicted_n", tokens))
+            tokens = event.get("timings", {}).get("predicted_n", tokens)
         print(json.dumps({"s": moments[-1] - moments[0], "tokens": tokens}), flush=True)
 
 
@@ -416,7 +411,7 @@ def completions() -> None:
     loading = {"context_size": context, "users": asked.n}
     spent: dict[int, list[tuple[float, float]]] = {1: [], asked.n: []}
     with edgespec.load(asked.model, **loading) as engine, Server(engine) as server:
-        address, tokenizer = Client(server.start()), engine.backend.tokenizer
+        address, tokenizer = server.start(), engine.backend.tokenizer
         ends = filter(tokenizer.is_end, range(tokenizer.vocab_size))
         never = {str(token): -100.0 for token in ends}
         for turn in range(asked.repeats + 1):
@@ -431,7 +426,7 @@ def completions() -> None:
                     "seed": turn,
                 }
                 began, computed = perf_counter(), time.process_time()
-                for _ in address.stream("completions", body):
+                for _ in streamed(address, "completions", body):
                     pass
                 if turn:
                     taken.append((perf_counter() - began, time.process_time() - computed))

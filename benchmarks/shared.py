@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.request import urlopen
+from urllib.request import Request, urlopen
 
 from edgespec.errors import BackendError
 from edgespec.memory.device.host import cpu_name
@@ -86,6 +86,19 @@ def _is_there(address: str) -> bool:
             return bool(answer.status == 200)
     except OSError:
         return False
+
+
+def streamed(address: str, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The events of an answer below /v1 as they come. Raises OSError, BackendError."""
+    sent = json.dumps({**body, "stream": True}).encode()
+    asked = Request(f"{address}/v1/{path}", sent, {"content-type": "application/json"})
+    with urlopen(asked, timeout=600) as answer:
+        for line in answer:
+            if line.startswith(b"data: {"):
+                event: dict[str, Any] = json.loads(line[6:])
+                if "error" in event:
+                    raise BackendError(f"{address} gave up: {event['error']}")
+                yield event
 
 
 # -- results ---------------------------------------------------------------------------------

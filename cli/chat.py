@@ -9,7 +9,6 @@ import typer
 
 from edgespec.cli import options
 from edgespec.cli.answer_options import FormatOptions, SamplingOptions
-from edgespec.cli.connect import chat_connected, connect_option, request_fields
 from edgespec.cli.options import PROMPT
 from edgespec.cli.render import error
 from edgespec.cli.tint import color_option
@@ -29,7 +28,6 @@ def chat(
         "End an answer before this text.",
         also="--reverse-prompt -r",
         panel=PROMPT,
-        for_projects=True,
     ),
     load: Path | None = option(
         None, "Continue a conversation that /save wrote, with its settings.", panel=PROMPT
@@ -38,7 +36,6 @@ def chat(
         False, "When the context is full, refuse a turn instead of dropping old ones.", panel=PROMPT
     ),
     color: str = color_option(),
-    connect: str | None = connect_option(),
 ) -> None:
     """Hold a conversation. Example: edgespec chat model.gguf --system "Be brief."
 
@@ -46,14 +43,6 @@ def chat(
     every line is a message or a command, and stdout carries nothing but the answers, with an empty
     line between two.
     """
-    if connect is not None:
-        if load is not None or no_shift:
-            raise typer.BadParameter("--load and --no-shift are for a model of this process")
-        settings = request_fields(
-            model, max_tokens, stop, plan_options, sampling_options, format_options
-        )
-        chat_connected(connect, settings, system, color=color)
-        return
     sampling, texts = sampling_options.params(), format_options.texts()
     from edgespec.cli.chat_commands import handle
     from edgespec.cli.chat_input import interface_bytes, read_messages

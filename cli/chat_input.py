@@ -8,12 +8,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Protocol
+from typing import Any
 
 import typer
 
 from edgespec.cli.chat_commands import COMMANDS
-from edgespec.cli.chat_loop import NextLine
+from edgespec.cli.chat_loop import Chat
 from edgespec.cli.render import error, note, printable
 from edgespec.cli.tint import is_dumb
 from edgespec.errors import UnsupportedError
@@ -26,16 +26,6 @@ _HISTORY_BYTES = 256 << 10  # of what was typed, over which half is forgotten
 _EDITOR_BYTES = 14 << 20  # prompt_toolkit and asyncio; 9 MiB when they are imported
 
 
-class Talk(Protocol):
-    """A chat, as far as a line editor has to do with it; see `Chat`."""
-
-    @property
-    def next_line(self) -> NextLine: ...
-
-    def status(self, columns: int) -> str:
-        """The bottom line."""
-
-
 def interface_bytes() -> int:
     """What reading messages adds to the memory of the process."""
     return _EDITOR_BYTES if _is_typed() and not is_dumb() else 0
@@ -45,7 +35,7 @@ def _is_typed() -> bool:
     return sys.stdin.isatty() and (sys.stdout.isatty() or sys.stderr.isatty())
 
 
-def read_messages(chat: Talk) -> Iterator[str]:
+def read_messages(chat: Chat) -> Iterator[str]:
     """Messages and commands until there are no more; empty ones are left out.
 
     Raises KeyboardInterrupt when Ctrl-C was typed twice.
@@ -65,7 +55,7 @@ def _lines() -> Iterator[str]:
         raise typer.Exit(1)
 
 
-def _typed(chat: Talk) -> Iterator[str]:
+def _typed(chat: Chat) -> Iterator[str]:
     session = _PlainEditor() if is_dumb() else _prompt_session(chat)
     note("/help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves")
     asked = False
@@ -112,7 +102,7 @@ class _PlainEditor:
         raise EOFError
 
 
-def _prompt_session(chat: Talk) -> Any:
+def _prompt_session(chat: Chat) -> Any:
     """A line editor with a history and a bottom line, drawn on stderr if that is a terminal."""
     from prompt_toolkit import PromptSession
     from prompt_toolkit.completion import WordCompleter

@@ -1,4 +1,4 @@
-"""A command whose help is in groups, and whose options also come from variables and files.
+"""A command whose help is in groups, and whose options are variables, too.
 
 Typer has panels for help, but draws them with a library whose import takes longer than the rest of
 `--help`; these are plain text.
@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from edgespec.cli import settings
 from edgespec.cli.llama_options import other_options
 from edgespec.cli.log import log_options, start_log
 from edgespec.cli.options import LOG, MEMORY, OTHERS, OUTPUT, PROMPT, SERVER, takes_options
@@ -37,10 +36,12 @@ _VALUES = {
 }
 _FEW = 12  # options, of a command that needs no note on other places to set them
 _NARROW = 60  # columns under which the help of an option stands below it
-_NOTE = (
-    "Every option can also be set by a variable (EDGESPEC_CTX=8192) or a line of edgespec.toml "
-    "(ctx = 8192). `edgespec config show` prints what is set."
-)
+_NOTE = "Every option can also be set by a variable: EDGESPEC_CTX=8192 is --ctx 8192."
+# What a person says once, and what the environment has another meaning for.
+_NO_VARIABLES = {
+    *("help", "version", "clear", "yes", "force", "install-completion", "show-completion"),
+    *("insecure", "data", "cache", "models"),
+}
 
 
 def title_of(parameter: Any) -> str:
@@ -52,6 +53,12 @@ def summary(command: Any) -> str:
     """The first sentence of a command's help, without its example."""
     first = " ".join((command.help or "").split("\n\n")[0].split())
     return first.split(". Example:")[0].rstrip(".") + "."
+
+
+def option_name(parameter: Any) -> str:
+    """The long name of an option, without its dashes; "" for an argument."""
+    longs = [name for name in parameter.opts if name.startswith("--")]
+    return longs[0][2:] if longs and parameter.param_type_name == "option" else ""
 
 
 class Group(TyperGroup):
@@ -98,12 +105,19 @@ class Commands(typer.Typer):
 
 
 class Command(TyperCommand):
-    """Help in groups; see `settings` for where values come from."""
+    """Help in groups. An option `--some-name` is also the variable `EDGESPEC_SOME_NAME`."""
 
     def __init__(self, name: str | None, **more: Any) -> None:
         super().__init__(name, **more)
         self.params += log_options()
-        settings.take_variables(self.params, name or "", getattr(more["callback"], "known", {}))
+        parameter: Any
+        for parameter in self.params:
+            option = option_name(parameter)
+            # Who reaches a worker runs code on it, and EDGESPEC_HOST may be meant for a server.
+            is_said_alone = option in _NO_VARIABLES or (name, option) == ("worker", "host")
+            if option and not is_said_alone and not parameter.envvar:
+                parameter.envvar = "EDGESPEC_" + option.upper().replace("-", "_")
+                parameter.show_envvar = False
         self.epilog = self.epilog or (_NOTE if len(self.params) > _FEW else None)
 
     def get_params(self, ctx: Any) -> list[Any]:
@@ -136,14 +150,7 @@ class Command(TyperCommand):
     def make_context(
         self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any
     ) -> Any:
-        """As usual, with the values of files as defaults. Raises UnsupportedError."""
-        if not extra.get("resilient_parsing"):  # words are completed without it
-            root = parent.find_root().command if parent is not None else self
-            told = settings.told_by_files(self, info_name, root)
-            for warning in told.warnings():
-                note(f"warning: {warning}")
-            values = {parameter: value for parameter, (value, _) in told.values.items()}
-            extra.setdefault("default_map", values)
+        """As usual. Raises UnsupportedError for bytes that are no text."""
         context = super().make_context(info_name, args, parent, **extra)
         _require_text(context.params)
         return context

@@ -14,7 +14,6 @@ from typing import Annotated, Any
 
 import typer
 
-from edgespec.cli import settings
 from edgespec.cli.command import Commands
 from edgespec.cli.log import stop_log
 from edgespec.cli.render import NOTES, error, printable_streams, show_warnings
@@ -35,7 +34,7 @@ _COMMANDS = (
     "doctor",
     "remembered",
 )
-_GROUPS = ("config", "draft", "models", "quantize")
+_GROUPS = ("draft", "models", "quantize")
 
 
 def application(*names: str) -> typer.Typer:
@@ -156,10 +155,9 @@ def _run() -> None:
 
 
 def _needed() -> tuple[str, ...]:
-    """The command that was asked for, where that is clear and no file says what others take."""
+    """The command that was asked for, where that is clear."""
     first = sys.argv[1] if len(sys.argv) > 1 else ""
-    is_one = first in (*_COMMANDS, *_GROUPS, version.__name__) and first != "config"
-    return (first,) if is_one and not settings.files() else ()
+    return (first,) if first in (*_COMMANDS, *_GROUPS, version.__name__) else ()
 
 
 def _in_a_sentence(problem: OSError) -> EdgespecError:

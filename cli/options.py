@@ -196,7 +196,6 @@ def takes_options(command: Callable[..., None]) -> Callable[..., None]:
         if isinstance(hint, type) and issubclass(hint, Group):
             groups[name] = hint
             parameters += hint.parameters()
-            known |= hint.known()
         elif isinstance(default, Field):
             known[name] = default.metadata["option"]
             parameters.append(_parameter(name, _Own(default.default, hint, known[name])))
@@ -213,7 +212,6 @@ def takes_options(command: Callable[..., None]) -> Callable[..., None]:
         command(**chosen, **values_of(known, values))
 
     wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    wrapper.known = known  # type: ignore[attr-defined]
     return wrapper
 
 

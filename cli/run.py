@@ -9,8 +9,7 @@ import os
 import stat
 import sys
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -19,7 +18,6 @@ import typer
 from edgespec.cli import options
 from edgespec.cli.answer_options import FormatOptions, SamplingOptions
 from edgespec.cli.answer_writer import show_answer, with_progress
-from edgespec.cli.connect import connect_option, request_fields, run_connected
 from edgespec.cli.options import PROMPT
 from edgespec.cli.render import memory_json, models_text, note, size_text
 from edgespec.cli.start import cancel_on_interrupt, load_engine
@@ -64,14 +62,10 @@ class RunOptions(options.Group):
     raw: bool = option(False, "Send the prompt as it is, without the model's chat format.")
     max_tokens: int = options.max_tokens_option()
     stop: list[str] | None = option(
-        None, "End the answer before this text.", also="--reverse-prompt -r", for_projects=True
+        None, "End the answer before this text.", also="--reverse-prompt -r"
     )
     color: str = color_option()
     check: bool = option(False, "Answer again without drafts, and compare.", panel=DRAFTS)
-    trace_drafts: Path | None = option(
-        None, "Write to this file, as JSON lines, why each round drafted what it did.", panel=DRAFTS
-    )
-    connect: str | None = connect_option()
     as_json: options.JsonOption = False
 
     def named(self, model: options.ModelOptions) -> tuple[options.ModelOptions, str | None]:
@@ -86,10 +80,6 @@ class RunOptions(options.Group):
             return model, self.asked
         if given == "-" and self.prompt is None:
             return dataclasses.replace(model, model=None), self.asked
-        if self.connect is not None:  # the server has the model: one argument is the prompt
-            if prompt is not None:
-                return model, prompt
-            return dataclasses.replace(model, model=None), given
         if self.asked is not None and self.prompt is not None:
             raise typer.BadParameter("give the prompt as an argument or with --prompt, not both")
         if given is None or self.prompt is not None or is_name(given):
@@ -211,9 +201,6 @@ def run(
 
     One argument with a space in it is a prompt for the embedded model; one word names a model.
     """
-    if wanted.connect is not None:
-        _ask_server(wanted.connect, model, wanted, plan_options, sampling_options, format_options)
-        return
     from edgespec.models.images import Sound
     from edgespec.models.onnx.folder import read_model
     from edgespec.setup.prompt_size import most_prompt_tokens
@@ -238,28 +225,6 @@ def run(
     _answer(wanted, spec, request, messages, sampling, {"images": shown, **texts})
 
 
-def _ask_server(
-    url: str,
-    model: options.ModelOptions,
-    wanted: RunOptions,
-    plan_options: options.PlanOptions,
-    sampling_options: SamplingOptions,
-    format_options: FormatOptions,
-) -> None:
-    if wanted.trace_drafts is not None:
-        raise typer.BadParameter("--trace-drafts needs a model of this process")
-    if wanted.check:
-        raise typer.BadParameter("--check decodes plainly, which a server is not asked to do")
-    reads_stdin = "-" in (model.model, wanted.prompt)
-    model, prompt = wanted.named(model)
-    settings = request_fields(
-        model, wanted.max_tokens, wanted.stop, plan_options, sampling_options, format_options
-    )
-    text, images = wanted.text(prompt, reads_stdin=reads_stdin), wanted.images()
-    how: Any = {"raw": wanted.raw, "color": wanted.color, "as_json": wanted.as_json}
-    run_connected(url, settings, wanted.system, text, images, **how)
-
-
 def _answer(
     wanted: RunOptions,
     spec: ModelSpec,
@@ -280,7 +245,7 @@ def _answer(
         **more,
     }
     plan, engine = load_engine(spec, request, cancel, quiet=wanted.as_json)
-    with engine, _traced(engine, wanted.trace_drafts):
+    with engine:
         shown = None if wanted.as_json else wanted.color
         with measured_energy(idle=wanted.as_json) as energy:
             result, seed_used = _generate(engine, messages, sampling, arguments, shown)
@@ -368,27 +333,6 @@ def _check(
 
 
 # -- reporting -----------------------------------------------------------------------------
-
-
-@contextmanager
-def _traced(engine: Engine, path: Path | None) -> Iterator[None]:
-    """Write a line for each round to a file, if one is named."""
-    if path is None or engine.drafter is None:
-        yield
-        return
-    try:
-        file = path.open("w", encoding="utf-8")
-    except OSError as problem:
-        raise UnsupportedError(
-            f"--trace-drafts {path} cannot be written: {problem.strerror}",
-            hint="name a file in a folder that exists",
-        ) from problem
-    with file:
-        engine.drafter.trace = lambda record: print(json.dumps(record), file=file)
-        try:
-            yield
-        finally:
-            engine.drafter.trace = None
 
 
 def _reasons(plan: Plan, engine: Engine) -> str:

@@ -33,9 +33,8 @@ if TYPE_CHECKING:
 
 _KEY_VARIABLE = "EDGESPEC_API_KEY"
 _END_S = 0.3  # that the model has to be freed, and the process to end
-# starlette, uvicorn, asyncio and what they hold of a dozen connections, 17 MiB when imported; and
-# the responses that are kept.
-_INTERFACE_BYTES = (24 << 20) + (8 << 20)
+# starlette, uvicorn, asyncio and what they hold of a dozen connections, 17 MiB when imported.
+_INTERFACE_BYTES = 24 << 20
 _TEMPERATURE = 0.8  # llama.cpp's, where neither the command nor the file has one
 
 
@@ -59,7 +58,7 @@ class ServeOptions(options.Group):
     TITLE: ClassVar = options.SERVER
 
     host: str = option("127.0.0.1")
-    port: int = option(8080, low=0, high=65535, for_projects=False)
+    port: int = option(8080, low=0, high=65535)
     api_key: list[str] | None = option(None, more={"envvar": _KEY_VARIABLE})
     api_key_file: Path | None = option(None)
     cors: list[str] | None = option(None)
@@ -74,7 +73,6 @@ class ServeOptions(options.Group):
     users: int | None = load_option(
         "users", default=None, also="--parallel -np", panel=options.OTHERS
     )
-    latency: float = load_option("latency", panel=options.OTHERS)
 
     def request(self, plan_options: options.PlanOptions) -> Request:
         """What each model is planned for."""
@@ -82,7 +80,6 @@ class ServeOptions(options.Group):
             max_tokens=self.max_tokens or 0,
             sees=True,
             users=self.users,
-            latency=self.latency,
             keeps_to_form=True,  # whatever is asked for
             interface_bytes=_INTERFACE_BYTES,
             serves=True,
@@ -188,7 +185,7 @@ def _sampling(context: typer.Context, given: SamplingOptions, spec: ModelSpec) -
 
 
 def _given_keys(context: typer.Context, keys: list[str] | None) -> list[str]:
-    """Keys of the command line, else of the variable, else of a file of settings.
+    """Keys of the command line, else of the variable.
 
     The variable is one key with its spaces, where the library would make several of it; one that
     is set and empty is a blank key, where the library would take it for none.

@@ -27,7 +27,7 @@ from edgespec.option_fields import options_of
 from edgespec.paths import expanded
 from edgespec.serve.asked import Defaults, Setup
 from edgespec.serve.embeddings import EmbeddingService
-from edgespec.serve.model_file import ModelFile, no_ids
+from edgespec.serve.model_file import ModelFile
 from edgespec.serve.parsing import Limits
 from edgespec.serve.pool import CHAT, Member, Pool, keep_alive_of
 from edgespec.serve.service import Service, Shared
@@ -79,7 +79,7 @@ def make_pool(
 
     def setup(model: ModelFile, spec: ModelSpec) -> Setup:
         size = model.about.get("context_length") or spec.context_length
-        return Setup(model.names, size, defaults(spec), shared.limits, any_model, no_ids)
+        return Setup(model.names, size, defaults(spec), shared.limits, any_model)
 
     found = list(_found(named, choice, plan_options))
     files = [

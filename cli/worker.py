@@ -25,7 +25,6 @@ def worker(
         panel=SERVER,
         low=0,
         high=65535,
-        for_projects=False,
     ),
     memory: int | None = option(
         None,

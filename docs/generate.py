@@ -25,10 +25,9 @@ import typer
 import edgespec
 from edgespec.bench.ratios import interval_text
 from edgespec.cli.chat_commands import COMMANDS
-from edgespec.cli.command import TITLES, title_of
+from edgespec.cli.command import TITLES, option_name, title_of
 from edgespec.cli.main import app
 from edgespec.cli.options import OTHERS
-from edgespec.cli.settings import option_name
 from edgespec.option_fields import options_of
 
 ROOT = Path(__file__).parent.parent

@@ -1,7 +1,7 @@
 """What is known of an option, written once, beside its field.
 
-The command line, its variables and files of settings, checks of values and the documentation are
-made from it (`edgespec.cli.options`, `docs/generate.py`). It knows no library of command lines.
+The command line, its variables, checks of values and the documentation are made from it
+(`edgespec.cli.options`, `docs/generate.py`). It knows no library of command lines.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _UNITS = {
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option. Its variable and its name in files follow from its name on the command line."""
+    """One option. Its variable follows from its name on the command line."""
 
     help: str = ""  # "": what the docstring of its class says of it, up to "More:"
     also: str = ""  # other names on the command line
@@ -41,7 +41,6 @@ class Option:
     shown: str = ""  # text for the default, where it is not that value's own
     several: bool = False  # each of its parts is an option of its own on the command line
     read: Callable[[str], Any] | None = None  # value of a text; ValueError says what it is not
-    for_projects: bool | None = None  # a project's file may set it; None: if it is a number
     for_one: bool = False  # model: not for several that one process serves
     of_servers: bool = False  # means nothing to other commands
     by_itself: Mapping[Any, Any] | None = None  # llama.cpp's words for it, and what they mean here

@@ -33,7 +33,6 @@ _JPEG_MARKER = re.compile(b"\xff+[^\xff]")
 _BMP_HEADERS = {12: "<HH", 40: "<ii", 56: "<ii", 108: "<ii", 124: "<ii"}
 KINDS = ("image", "image_url", "input_image", "audio", "input_audio")  # of a message's parts
 _PNG_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # by colour type
-_TYPES = {b"\x89PNG": "png", b"\xff\xd8": "jpeg", b"GIF8": "gif", b"BM": "bmp"}
 _EXIF = re.compile(rb"\xff\xe1..Exif\0\0(II\*\0|MM\0\*)", re.DOTALL)
 _MOST_EXIF, _MOST_ENTRIES, _ORIENTATION = 1 << 16, 256, 0x0112  # bytes, entries, a tag
 _INFLATED_AT_ONCE = 1 << 20
@@ -73,17 +72,6 @@ class Image:
         """A part of a message that shows it."""
         return {"type": "image", "image": self}
 
-    @property
-    def url(self) -> str:
-        """A `data:` URL of it."""
-        kind = next(kind for start, kind in _TYPES.items() if self.data.startswith(start))
-        return f"data:image/{kind};base64,{base64.b64encode(self.data).decode()}"
-
-    @property
-    def sent_part(self) -> dict[str, Any]:
-        """The same for `/v1/chat/completions`."""
-        return {"type": "image_url", "image_url": {"url": self.url}}
-
     def __str__(self) -> str:
         return f"an image of {self.width} x {self.height} pixels"
 
@@ -97,12 +85,6 @@ class Sound(Image):
     @property
     def part(self) -> dict[str, Any]:
         return {"type": "audio", "audio": self}
-
-    @property
-    def sent_part(self) -> dict[str, Any]:
-        kind = {b"RIFF": "wav", b"fLaC": "flac"}.get(self.data[:4], "mp3")
-        data = base64.b64encode(self.data).decode()
-        return {"type": "input_audio", "input_audio": {"data": data, "format": kind}}
 
     def __str__(self) -> str:
         return f"a sound of {self.seconds:.0f} seconds"

@@ -146,22 +146,21 @@ class SamplingParams:
     dry_allowed_length: int = option(2, low=1, usual="2 is the default")
     dry_penalty_last_n: int = option(64, low=-1, usual="-1 searches all, 64 is the default")
     dry_sequence_breakers: tuple[str, ...] = option(
-        BREAKERS, called="--dry-sequence-breaker", several=True, for_projects=True
+        BREAKERS, called="--dry-sequence-breaker", several=True
     )
     logit_bias: Mapping[int, float] | tuple[tuple[int, float], ...] = option(
-        (), several=True, read=_bias_of, for_projects=True
+        (), several=True, read=_bias_of
     )
     accept_typical: float = option(
         0.0,
         called="--accept",
         shown="exact",
         read=_epsilon_of,
-        for_projects=True,
         low=0,
         high=1,
         usual="0 is lossless, 0.09 is what Medusa was measured with",
     )
-    samplers: tuple[str, ...] = option(ORDER, read=_order_of, for_projects=True)
+    samplers: tuple[str, ...] = option(ORDER, read=_order_of)
 
     def __post_init__(self) -> None:
         check_types(self)

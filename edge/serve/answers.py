@@ -7,13 +7,11 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from time import perf_counter
 from typing import Any, NamedTuple
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
-from edgespec.decode.generation import Chunk
 from edgespec.serve.access import CACHE_SALT
 from edgespec.serve.admission import Admission, most_size
 from edgespec.serve.answer_reader import AnswerReader
@@ -32,7 +30,6 @@ from edgespec.serve.worker import Generation
 
 _DONE = b"data: [DONE]\n\n"
 _COMMENT = b": waiting\n\n"  # which every client skips
-_PROGRESS_S = 0.2  # between two looks at how much was read
 _STOP_S = 0.1  # that what is being sent may take to end when the server does
 _ANTHROPIC_STATUS = {503: 529}  # of an overloaded server
 _CUT = (408, 413, 503)  # answers that may come before the whole body did
@@ -55,7 +52,6 @@ class Prepared:
     make_reader: Callable[[], AnswerReader] = AnswerReader
     names_events: bool = False  # each event has a line with its type; there is no [DONE] then
     fail: Callable[[ApiError], dict[str, Any]] | None = None  # what failed, as an event of its own
-    tells_progress: bool = False  # of the prompt
 
 
 class Interface(NamedTuple):
@@ -67,7 +63,7 @@ class Interface(NamedTuple):
     """
 
     kind: str
-    check: Callable[[Any, Setup], None]
+    check: Callable[[Any, Setup], object]
     prepare: Callable[[Any, Any, Task], Prepared | Any]
     tell: Callable[[ApiError], dict[str, Any]] = openai_error
     fail: Callable[[ApiError], dict[str, Any]] | None = None
@@ -285,13 +281,10 @@ class Answer:
             reader, events = self._prepared.make_reader(), shape.begin(index)
             if events:
                 yield _events(events, named)
-            progress = _Progress(generation, events) if self._prepared.tells_progress else None
-            async for more in self._chunks(generation, progress, named):
-                if isinstance(more, bytes):
-                    yield more
-                    continue
-                delta = reader.read(more)
-                if events := shape.add(index, delta, more):
+            async for chunks in generation.batches(self._pool.limits.comment_s):
+                if not chunks:  # for so long that a client might give up
+                    yield _COMMENT
+                elif events := shape.add(index, reader.read(chunks), chunks):
                     yield _events(events, named)
             rest = reader.finish()
             events = shape.add(index, rest, ()) if rest else []
@@ -299,57 +292,6 @@ class Answer:
             yield _events(events + shape.end(choices[-1]), named)
         if last := _events(shape.close(choices), named) + (b"" if named else _DONE):
             yield last
-
-    async def _chunks(
-        self, generation: Generation, progress: _Progress | None, named: bool
-    ) -> AsyncIterator[list[Chunk] | bytes]:
-        """Chunks as they come; before the first ones events that say how far the prompt is read.
-
-        A comment comes where nothing did for a while: a client, or a proxy, may give up else.
-        """
-        comment_s = self._pool.limits.comment_s
-        most_s = comment_s if progress is None else min(_PROGRESS_S, comment_s)
-        sent_s, has_begun = perf_counter(), False
-        async for chunks in generation.batches(most_s):
-            told = progress.events() if progress is not None and not has_begun else []
-            if told:
-                yield _events(told, named)
-            elif not chunks and perf_counter() - sent_s >= comment_s:
-                yield _COMMENT
-            elif not chunks:
-                continue
-            if chunks:
-                has_begun = True
-                yield chunks
-            sent_s = perf_counter()
-
-
-class _Progress:
-    """Events that say how much of a prompt was read, as llama.cpp's server tells it.
-
-    Args:
-        begun: events that the answer began with, whose last one these look like.
-    """
-
-    def __init__(self, generation: Generation, begun: Sequence[dict[str, Any]]) -> None:
-        self._generation = generation
-        self._begun = begun[-1] if begun else {"index": 0, "content": "", "stop": False}
-        self._began_s, self._last = perf_counter(), -1
-
-    def events(self) -> list[dict[str, Any]]:
-        """What was read since the last ones; the first one tells what the cache had."""
-        num_read, cached = self._generation.stream.num_read
-        if not num_read:
-            return []
-        news = [cached, num_read] if self._last < 0 else [num_read]
-        news = [one for one in dict.fromkeys(news) if one != self._last]
-        self._last = num_read
-        told = {
-            "total": len(self._generation.prompt_ids),
-            "cache": cached,
-            "time_ms": round((perf_counter() - self._began_s) * 1e3),
-        }
-        return [{**self._begun, "prompt_progress": {**told, "processed": one}} for one in news]
 
 
 _SALT_CHARS = 256

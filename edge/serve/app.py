@@ -6,6 +6,7 @@ import functools
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import datetime, timezone
+from functools import partial
 from importlib.resources import files
 from typing import Any
 
@@ -17,27 +18,22 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from edgespec.serve.access import HISTORY, Access
+from edgespec.serve.access import Access
 from edgespec.serve.admission import Admission
 from edgespec.serve.answers import Answer, Interface, Task, wanted_model
 from edgespec.serve.api_error import COME_AGAIN, ApiError, api_error_of, error_form
 from edgespec.serve.asked import Setup
+from edgespec.serve.chat import read_chat
+from edgespec.serve.completions import read_completion
 from edgespec.serve.embeddings import check_embeddings, check_rerank, embeddings, rerank
 from edgespec.serve.guard import Guard
+from edgespec.serve.llama import read_infill, read_llama
+from edgespec.serve.messages import read_messages
 from edgespec.serve.parsing import read_json
 from edgespec.serve.pool import ANY, CHAT, EMBED, Member, Pool
 from edgespec.serve.prepare import (
     apply_template,
-    check_chat,
-    check_completion,
-    check_counted,
-    check_detokenize,
-    check_infill,
-    check_llama,
-    check_message,
-    check_response,
     check_template,
-    check_tokenize,
     count_chat,
     count_message,
     count_response,
@@ -48,18 +44,20 @@ from edgespec.serve.prepare import (
     prepare_llama,
     prepare_message,
     prepare_response,
+    read_ids,
+    read_text,
     tokenize,
 )
-from edgespec.serve.responses import ResponsesShape
-from edgespec.serve.service import Shared, metrics, props, slots, status
+from edgespec.serve.responses import ResponsesShape, read_response
+from edgespec.serve.service import Shared, metrics, props, status
 
-Check = Callable[[Any, Setup, Shared], None]
+Check = Callable[[Any, Setup], object]
 Prepare = Callable[[Any, Any, Task], Any]
 Answered = Callable[[Interface, Scope, Receive, Send], Awaitable[None]]
 Handler = Callable[[Request], Awaitable[Response]]
 
 
-def _nothing(_document: Any, _setup: Setup, _shared: Shared) -> None: ...
+def _nothing(_document: Any, _setup: Setup) -> None: ...
 
 
 def _told(answer: Callable[[Any, Any], Any]) -> Callable[[Any, Any, Task], Any]:
@@ -68,18 +66,18 @@ def _told(answer: Callable[[Any, Any], Any]) -> Callable[[Any, Any, Task], Any]:
 
 # What takes a document. Each path is also there without /v1.
 _ASKED: dict[str, tuple[str, Check, Prepare]] = {
-    "/v1/chat/completions": (CHAT, check_chat, prepare_chat),
-    "/v1/completions": (CHAT, check_completion, prepare_completion),
-    "/v1/responses": (CHAT, check_response, prepare_response),
-    "/v1/messages": (CHAT, check_message, prepare_message),
-    "/completion": (CHAT, check_llama, prepare_llama),
-    "/infill": (CHAT, check_infill, prepare_infill),
-    "/tokenize": (CHAT, check_tokenize, _told(tokenize)),
-    "/detokenize": (CHAT, check_detokenize, _told(detokenize)),
+    "/v1/chat/completions": (CHAT, read_chat, prepare_chat),
+    "/v1/completions": (CHAT, read_completion, prepare_completion),
+    "/v1/responses": (CHAT, read_response, prepare_response),
+    "/v1/messages": (CHAT, read_messages, prepare_message),
+    "/completion": (CHAT, read_llama, prepare_llama),
+    "/infill": (CHAT, read_infill, prepare_infill),
+    "/tokenize": (CHAT, read_text, _told(tokenize)),
+    "/detokenize": (CHAT, read_ids, _told(detokenize)),
     "/apply-template": (CHAT, check_template, _told(apply_template)),
-    "/v1/messages/count_tokens": (CHAT, check_counted, _told(count_message)),
-    "/v1/chat/completions/input_tokens": (CHAT, check_chat, _told(count_chat)),
-    "/v1/responses/input_tokens": (CHAT, check_response, _told(count_response)),
+    "/v1/messages/count_tokens": (CHAT, partial(read_messages, counts=True), _told(count_message)),
+    "/v1/chat/completions/input_tokens": (CHAT, read_chat, _told(count_chat)),
+    "/v1/responses/input_tokens": (CHAT, read_response, _told(count_response)),
     "/v1/embeddings": (EMBED, check_embeddings, embeddings),
     "/v1/rerank": (EMBED, check_rerank, rerank),
 }
@@ -88,7 +86,6 @@ _FAILING = {"/v1/responses": lambda problem: ResponsesShape("", {}).failed(probl
 # What is told at once, from the models that there are.
 _TELLING: dict[str, Callable[[Pool, Shared, Member], Any]] = {
     "/props": props,
-    "/slots": slots,
     "/status": status,
     "/metrics": metrics,
 }
@@ -127,16 +124,11 @@ class Routes:
             ("/v1/models/unload", "POST", self._unload_model),
             ("/v1/models/{name:path}", "GET", self._model),
             ("/", "GET", self._page),
-            ("/v1/responses/{name}", "GET", self._kept_response),
-            ("/v1/responses/{name}/input_items", "GET", self._input_items),
-            ("/v1/responses/{name}", "DELETE", self._forget_response),
         ]
         handlers += [(path, "GET", self._told(tell)) for path, tell in _TELLING.items()]
         asked = {**_ASKED, "/v1/models/load": (ANY, _nothing, self._loaded)}
         interfaces = {
-            path: Interface(
-                kind, self._checks(check), prepare, error_form(path), _FAILING.get(path)
-            )
+            path: Interface(kind, check, prepare, error_form(path), _FAILING.get(path))
             for path, (kind, check, prepare) in asked.items()
         }
         return [
@@ -152,9 +144,6 @@ class Routes:
             ),
         ]
 
-    def _checks(self, check: Check) -> Callable[[Any, Setup], None]:
-        return lambda document, setup: check(document, setup, self._shared)
-
     async def _answered(
         self, interface: Interface, scope: Scope, receive: Receive, send: Send
     ) -> None:
@@ -168,19 +157,6 @@ class Routes:
 
     async def _page(self, _request: Request) -> Response:
         return Response(page(), media_type="text/html", headers=PAGE_HEADERS)
-
-    async def _kept_response(self, request: Request) -> Response:
-        name = request.path_params["name"]
-        return JSONResponse(self._shared.responses.document(HISTORY.get(), name))
-
-    async def _input_items(self, request: Request) -> Response:
-        name = request.path_params["name"]
-        return JSONResponse(self._shared.responses.input_items(HISTORY.get(), name))
-
-    async def _forget_response(self, request: Request) -> Response:
-        name = request.path_params["name"]
-        self._shared.responses.remove(HISTORY.get(), name)
-        return JSONResponse({"id": name, "object": "response", "deleted": True})
 
     def _told(self, tell: Callable[[Pool, Shared, Member], Any]) -> Handler:
         async def handle(request: Request) -> Response:

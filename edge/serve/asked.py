@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,7 +32,7 @@ class Setup:
     """What requests are held against.
 
     `names` are those of the model, the first one being what answers call it. With `any_model`
-    a request for another model is answered by this one. `ids_of` makes tokens of a text.
+    a request for another model is answered by this one.
     """
 
     names: tuple[str, ...]
@@ -40,12 +40,6 @@ class Setup:
     defaults: Defaults
     limits: Limits
     any_model: bool = False
-    ids_of: Callable[[str], Sequence[int]] = str.encode  # of bytes, as test models have them
-
-    @property
-    def sampling(self) -> tuple[SamplingParams, Limits, Callable[[str], Sequence[int]]]:
-        """What `take_sampling` asks for."""
-        return self.defaults.sampling, self.limits, self.ids_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +85,6 @@ def take_output(fields: Fields, limits: Limits) -> Output:
         streams=streams,
         usage=options.flag("include_usage"),
         sources=options.flag("include_sources"),
-        progress=fields.flag("return_progress"),
     )
     options.ignore("include_obfuscation")  # padding; an answer without it is read alike
     options.end()

@@ -38,6 +38,7 @@ NO_EFFECT = (
     *("store", "service_tier", "verbosity", "cache_prompt", "reasoning_format", "keep_alive"),
     *("extra_body", "provider", "transforms", "route", "usage", "include_reasoning", "plugins"),
     *("parse_tool_calls", "timings_per_token", "id_slot", "continue_final_message"),
+    "return_progress",
 )
 # What an answer would lack, unless these are false or empty; and what to do instead.
 NOT_THERE = {
@@ -86,7 +87,7 @@ def read_chat(body: Any, setup: Setup) -> ChatAsked:
             "max_completion_tokens",
             "max_tokens",
         ),
-        sampling=take_sampling(fields, *setup.sampling),
+        sampling=take_sampling(fields, setup.defaults.sampling, setup.limits),
         stop=take_stops(fields, setup.limits),
         raw=True,
         reuse=True,

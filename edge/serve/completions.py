@@ -46,7 +46,7 @@ def read_completion(body: Any, setup: Setup) -> CompletionAsked:
     writes = not fields.takes_zero("max_tokens")
     options = GenerationOptions(
         max_tokens=take_max_tokens(fields, most, setup.context_size, "max_tokens"),
-        sampling=take_sampling(fields, *setup.sampling),
+        sampling=take_sampling(fields, setup.defaults.sampling, setup.limits),
         stop=take_stops(fields, setup.limits),
         raw=True,
         reuse=True,

@@ -86,7 +86,7 @@ def embeddings(service: EmbeddingService, body: Any, task: Task) -> Iterator[byt
     return _vectors(made, form, service.name)
 
 
-def check_embeddings(body: Any, _setup: Setup, _shared: object) -> None:
+def check_embeddings(body: Any, _setup: Setup) -> None:
     """Raise ApiError for a field that is wrong."""
     _asked_vectors(body)
 
@@ -139,7 +139,7 @@ def rerank(service: EmbeddingService, body: Any, task: Task) -> dict[str, Any]:
     }
 
 
-def check_rerank(body: Any, _setup: Setup, _shared: object) -> None:
+def check_rerank(body: Any, _setup: Setup) -> None:
     """As `check_embeddings`."""
     _asked_scores(body)
 

@@ -22,7 +22,7 @@ from edgespec.serve.service import Shared
 from edgespec.serve.shapes import new_id
 
 _OPEN_PATHS = ("/", "/health", "/v1/health")  # for everybody: they tell nothing of anybody
-_METHODS = ("GET", "POST", "DELETE", "OPTIONS")
+_METHODS = ("GET", "POST", "OPTIONS")
 _TOLD_HEADERS = (
     "x-request-id",
     "request-id",

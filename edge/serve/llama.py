@@ -5,7 +5,6 @@ A prompt that fills in the middle of a text stands between the model's own token
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,13 +12,14 @@ from typing import Any
 from edgespec.backends.base import FillsIn, FillTokens, Tokenizer
 from edgespec.decode.generation import Chunk, Result
 from edgespec.decode.options import GenerationOptions
+from edgespec.sampling.logprobs import TokenLogprob
 from edgespec.serve.api_error import ApiError
 from edgespec.serve.asked import Setup, take_model
-from edgespec.serve.parsing import Fields, Limits, shown, take_format, take_sampling, take_stops
-from edgespec.serve.shapes import Choice, Delta, Shape, ToldTokens, speeds, timings, unwritten
+from edgespec.serve.completions import take_prompts
+from edgespec.serve.parsing import Fields, take_format, take_sampling, take_stops
+from edgespec.serve.shapes import Choice, Delta, Shape, ToldTokens, timings, unwritten
 from edgespec.serve.worker import Generation
 
-Prompt = str | list[int | str]  # texts between token ids are one prompt with them
 _MAX_TOKENS = ("n_predict", "max_completion_tokens", "max_tokens")
 _MOST = 1 << 31
 _MOST_PATHS, _MOST_PATH_CHARS = 64, 256  # of `response_fields`
@@ -38,9 +38,7 @@ _NOTHING: tuple[tuple[str, tuple[Any, ...]], ...] = (
 # else is told. `n_indent` and `t_max_prompt_ms`, which editors send, would only stop sooner.
 _IGNORED = (
     *("id_slot", "slot_id", "n_cache_reuse", "n_keep", "n_discard", "n_indent", "t_max_prompt_ms"),
-    *("adaptive_decay", "backend_sampling", "grammar_triggers", "preserved_tokens", "chat_format"),
-    *("sse_ping_interval", "verbose", "stream_options", "user"),
-    *("speculative.n_max", "speculative.n_min", "speculative.p_min", "speculative.type"),
+    *("return_progress", "return_tokens", "timings_per_token", "verbose", "stream_options", "user"),
 )
 
 
@@ -49,23 +47,19 @@ class LlamaAsked:
     """What is continued, or filled in, and how its answers are told."""
 
     options: GenerationOptions
-    prompts: Sequence[Prompt]
+    prompts: Sequence[str | list[int]]
     gap: Gap | None  # in place of the prompts
-    choices: int  # answers to each prompt
     streams: bool
     never_ends: bool  # the model may not end an answer itself
     only_reads: bool  # the prompt goes into the cache, and nothing is written
     most_s: float | None  # for an answer, once it has a whole line
-    returns_tokens: bool  # whether an answer that is not streamed has its ids
-    tells_times: bool  # with each event
-    tells_progress: bool  # of the prompt, while it is read
     paths: Sequence[str]  # what alone is told; all of it where there are none
 
 
 def read_llama(body: Any, setup: Setup) -> LlamaAsked:
     """What `/completion` is asked for. Raises ApiError."""
     fields = Fields(body)
-    return _asked(fields, setup, _prompts(fields, setup.limits), None)
+    return _asked(fields, setup, take_prompts(fields, setup.limits), None)
 
 
 def read_infill(body: Any, setup: Setup) -> LlamaAsked:
@@ -87,40 +81,9 @@ def _file(fields: Fields) -> tuple[str, str]:
     return found
 
 
-def _prompts(fields: Fields, limits: Limits) -> list[Prompt]:
-    """The field `prompt`: one, or a list of several."""
-    value = fields.any("prompt")
-    one = _prompt(fields, value, limits)
-    if one is not None:
-        return [one]
-    several = [_prompt(fields, each, limits) for each in value] if isinstance(value, list) else []
-    found = [each for each in several if each is not None]
-    if len(found) > limits.choices:
-        fields.refuse("prompt", f"has {len(found)} prompts, and {limits.choices} are the limit")
-    if not found or len(found) < len(several):
-        fields.refuse("prompt", f"must be text or token ids, or a list of them, not {shown(value)}")
-    return found
-
-
-def _prompt(fields: Fields, value: Any, limits: Limits) -> Prompt | None:
-    """A text, `{"prompt_string": text}`, or a list of token ids and texts; None for others."""
-    if isinstance(value, dict):
-        inner = Fields(value, fields.name("prompt"))
-        text = inner.text("prompt_string")
-        inner.only("multimodal_data", [])
-        inner.end()
-        return text
-    if isinstance(value, str):
-        return value
-    kinds = Counter(map(type, value)) if isinstance(value, list) else Counter()
-    if not kinds[int] or kinds.keys() - {int, str}:
-        return None
-    if kinds[str] > limits.messages:
-        fields.refuse("prompt", f"has {kinds[str]} texts, and {limits.messages} are the limit")
-    return list(value)
-
-
-def _asked(fields: Fields, setup: Setup, prompts: list[Prompt], gap: Gap | None) -> LlamaAsked:
+def _asked(
+    fields: Fields, setup: Setup, prompts: list[str | list[int]], gap: Gap | None
+) -> LlamaAsked:
     take_model(fields, setup)
     limits = setup.limits
     count = fields.whole("n_probs" if "n_probs" in fields else "logprobs", 0, 0, limits.logprobs)
@@ -128,7 +91,7 @@ def _asked(fields: Fields, setup: Setup, prompts: list[Prompt], gap: Gap | None)
     most_ms = fields.whole("t_max_predict_ms", -1, -1, _MOST)
     options = GenerationOptions(
         max_tokens=max(1, most),
-        sampling=take_sampling(fields, *setup.sampling),
+        sampling=take_sampling(fields, setup.defaults.sampling, setup.limits),
         stop=take_stops(fields, limits),
         raw=True,
         reuse=fields.flag("cache_prompt", True),
@@ -139,14 +102,10 @@ def _asked(fields: Fields, setup: Setup, prompts: list[Prompt], gap: Gap | None)
         options,
         prompts,
         gap,
-        choices=fields.whole("n_cmpl" if "n_cmpl" in fields else "n", 1, 1, limits.choices),
         streams=fields.flag("stream"),
         never_ends=fields.flag("ignore_eos"),
         only_reads=most == 0,
         most_s=most_ms / 1e3 if most_ms > 0 else None,
-        returns_tokens=fields.flag("return_tokens"),
-        tells_times=fields.flag("timings_per_token"),
-        tells_progress=fields.flag("return_progress"),
         paths=_paths(fields),
     )
     for name, values in _NOTHING:
@@ -164,20 +123,11 @@ def _most_tokens(fields: Fields, setup: Setup) -> int:
 
 
 def _paths(fields: Fields) -> list[str]:
-    """`response_fields`, such as "content" and "timings/predicted_n"."""
+    """`response_fields`, such as "content" and "timings/predicted_n", as llama.vim asks."""
     paths = fields.list("response_fields", _MOST_PATHS)
     if not all(isinstance(path, str) and len(path) <= _MOST_PATH_CHARS for path in paths):
         fields.refuse("response_fields", "must be a list of names")
     return paths
-
-
-@dataclass(frozen=True, slots=True)
-class LlamaPrompt:
-    """A prompt that is continued; texts that were too long for it may have been cut."""
-
-    text: str
-    num_tokens: int
-    is_cut: bool = False
 
 
 class LlamaShape(Shape):
@@ -187,8 +137,7 @@ class LlamaShape(Shape):
         asked: what is told, and what is not.
         tokens: tells logprobs, where there are any.
         generations: by answer.
-        prompts: by answer.
-        settings: what it was generated with, as it is told.
+        is_cut: whether texts of the prompt were left out.
     """
 
     def __init__(
@@ -197,78 +146,55 @@ class LlamaShape(Shape):
         asked: LlamaAsked,
         tokens: ToldTokens,
         generations: Sequence[Generation],
-        prompts: Sequence[LlamaPrompt],
-        settings: dict[str, Any],
+        is_cut: bool,
     ) -> None:
-        self._model, self._tokens, self._settings = model, tokens, settings
-        self._asked, self._generations, self._prompts = asked, generations, prompts
-        self._written = [0] * len(prompts)  # tokens so far
+        self._model, self._tokens, self._asked = model, tokens, asked
+        self._generations, self._is_cut = generations, is_cut
 
     def add(self, index: int, delta: Delta, chunks: Sequence[Chunk]) -> list[dict[str, Any]]:
         """One event."""
         ids = [token for chunk in chunks for token in chunk.token_ids]
-        self._written[index] += len(ids)
         if self._asked.only_reads or not (delta.content or ids):
             return []
-        generation = self._generations[index]
-        document: dict[str, Any] = {
-            "index": index,
-            "content": delta.content,
-            "tokens": ids,
-            "stop": False,
-            "id_slot": generation.slot,
-            "tokens_predicted": self._written[index],
-            "tokens_evaluated": self._prompts[index].num_tokens,
-        }
-        logprobs = [one for chunk in chunks for one in chunk.logprobs]
-        if logprobs:
-            document["completion_probabilities"] = self._tokens.entries_by_id(logprobs)
-        if self._asked.tells_times:
-            document["timings"] = speeds([generation.stream.result.counters])
-        return [document]
+        told = self._probabilities([one for chunk in chunks for one in chunk.logprobs])
+        return [{"index": index, "content": delta.content, "tokens": ids, "stop": False, **told}]
 
     def end(self, choice: Choice) -> list[dict[str, Any]]:
         """Everything but the text."""
-        return [self._final(choice, "", [])]
+        return [self._final(choice, "")]
 
     def whole(self, choices: Sequence[Choice]) -> Any:
         """The answer, or a list of them for several prompts."""
-        told = []
-        for choice in choices:
-            ids = list(choice.result.token_ids) if self._asked.returns_tokens else []
-            told.append(self._final(choice, choice.content, ids, whole=True))
+        told = [
+            self._final(one, one.content, **self._probabilities(one.result.logprobs))
+            for one in choices
+        ]
         return told[0] if len(told) == 1 else told
 
-    def _final(
-        self, choice: Choice, content: str, ids: list[int], *, whole: bool = False
-    ) -> dict[str, Any]:
+    def _probabilities(self, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
+        told = logprobs and not self._asked.only_reads
+        return {"completion_probabilities": self._tokens.entries(logprobs)} if told else {}
+
+    def _final(self, choice: Choice, content: str, **more: Any) -> dict[str, Any]:
         if self._asked.only_reads:
-            choice, content, ids = unwritten(choice), "", []
-        prompt, result = self._prompts[choice.index], choice.result
-        generation = self._generations[choice.index]
-        if not generation.ran_out:
+            choice, content = unwritten(choice), ""
+        if not self._generations[choice.index].ran_out:
             choice.check_complete()
-        counters = result.counters
+        result, counters = choice.result, choice.result.counters
         document = {
             "index": choice.index,
             "content": content,
-            "tokens": ids,
-            "id_slot": generation.slot,
             "stop": True,
             "model": self._model,
             "tokens_predicted": counters.generated_tokens,
             "tokens_evaluated": counters.prompt_tokens,
-            "generation_settings": self._settings,
-            "prompt": prompt.text,
-            "has_new_line": "\n" in choice.content,
-            "truncated": prompt.is_cut or result.finish_reason == "context_full",
+            "truncated": self._is_cut or result.finish_reason == "context_full",
             "stop_type": _stop_type(result),
             "stopping_word": result.stop_string or "",
             "tokens_cached": counters.prompt_tokens + max(0, counters.generated_tokens - 1),
             "timings": timings([choice]),
+            **more,
         }
-        if whole and result.logprobs and not self._asked.only_reads:
-            document["completion_probabilities"] = self._tokens.entries_by_id(result.logprobs)
         return _picked(document, self._asked.paths) if self._asked.paths else document
 
 

@@ -84,14 +84,11 @@ class ModelFile:
 
     @property
     def setup(self) -> Setup:
-        """What requests are held against. Raises as `read_model`.
-
-        The tokens of texts are not known before it is loaded.
-        """
+        """What requests are held against. Raises as `read_model`."""
         spec = self.spec
         if self._make_setup is not None:
             return self._make_setup(self, spec)
-        return Setup(self.names, spec.context_length, Defaults(), Limits(), ids_of=no_ids)
+        return Setup(self.names, spec.context_length, Defaults(), Limits())
 
     @property
     def sizes(self) -> Sizes | None:
@@ -154,11 +151,6 @@ class ModelFile:
             loaded.worker.close()
             self._prefixes.keep(loaded.engine, loaded.prompt_s_per_token)
         loaded.close()
-
-
-def no_ids(_text: str) -> Sequence[int]:
-    """The tokens of a text as long as there is no tokenizer."""
-    return ()
 
 
 def about(

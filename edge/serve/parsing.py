@@ -17,13 +17,13 @@ import math
 import re
 import threading
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn, TypedDict
 
 from edgespec.memory.bytes import projector, requests
 from edgespec.option_fields import options_of, shown_number
-from edgespec.sampling.params import FIELD_NAMES, LARGE, ORDER, SAMPLER_WORDS, SamplingParams
+from edgespec.sampling.params import FIELD_NAMES, LARGE, SAMPLER_WORDS, SamplingParams
 from edgespec.serve.api_error import LOGGER, ApiError
 
 _SHOWN_CHARS = 40
@@ -342,8 +342,6 @@ class Limits:
     tools: int = 128
     format_chars: int = 256 << 10  # of a schema, an expression or a grammar
     format_choices: int = 1024  # texts of which an answer is one
-    response_bytes: int = 8 << 20  # of all responses that are kept
-    responses: int = 512  # that are kept
     waiting: int = 16  # generations in the queue, of all requests
     connections: int = 256
     header_s: float = 15.0  # to send a request's line and headers
@@ -357,19 +355,11 @@ _MOST_SEED = (1 << 63) - 1
 _LEAST_TOP_P = 1e-9  # the best token alone, as 0 means
 _MOST_COUNT = 1 << 31
 _GREEDY = SamplingParams()
-# llama.cpp's letters for its samplers. What "infill" would pick at the end of a gap's filling is
-# left to the model here.
-_INFILL = "infill"
-_LETTERS = dict(zip("edskypmxti", (*ORDER, _INFILL), strict=True))
+_INFILL = "infill"  # what this sampler would pick at the end of a gap's filling is the model's here
 
 
-def take_sampling(
-    fields: Fields,
-    defaults: SamplingParams,
-    limits: Limits,
-    ids_of: Callable[[str], Sequence[int]],
-) -> SamplingParams:
-    """How tokens are picked; `ids_of` makes tokens of a text. Raises ApiError."""
+def take_sampling(fields: Fields, defaults: SamplingParams, limits: Limits) -> SamplingParams:
+    """How tokens are picked. Raises ApiError."""
     if "repetition_penalty" in fields:
         fields.refuse_set({"repeat_penalty": "repetition_penalty is there, too"})
     seed = fields.whole("seed", -1 if defaults.seed is None else defaults.seed, -1, _MOST_SEED)
@@ -388,7 +378,7 @@ def take_sampling(
     if "top_p" in more:
         more["top_p"] = max(_LEAST_TOP_P, more["top_p"])
     if "logit_bias" in fields:
-        more["logit_bias"] = _biases(fields, limits, ids_of)
+        more["logit_bias"] = _biases(fields, limits)
     if "dry_sequence_breakers" in fields:
         more["dry_sequence_breakers"] = _texts(fields, "dry_sequence_breakers", limits)
     if "samplers" in fields:
@@ -409,13 +399,8 @@ def take_stops(fields: Fields, limits: Limits, field: str = "stop") -> tuple[str
 
 
 def _samplers(fields: Fields, limits: Limits) -> tuple[str, ...]:
-    """Names of samplers in order; or a text of their letters, or of names between semicolons."""
-    value = fields.any("samplers")
-    if isinstance(value, str):
-        is_letters = set(value) <= _LETTERS.keys()
-        value = [_LETTERS[one] for one in value] if is_letters else value.split(";")
-    names = _texts(Fields({"samplers": value}, fields.path), "samplers", limits)
-    known = (name.replace("-", "_") for name in names)
+    """Names of samplers, in order."""
+    known = (name.replace("-", "_") for name in _texts(fields, "samplers", limits))
     return tuple(SAMPLER_WORDS.get(name, name) for name in known if name != _INFILL)
 
 
@@ -445,38 +430,20 @@ def take_max_tokens(fields: Fields, default: int | None, context: int, *names: s
     return context if most is None or most < 0 else most
 
 
-def _biases(
-    fields: Fields, limits: Limits, ids_of: Callable[[str], Sequence[int]]
-) -> tuple[tuple[int, float], ...]:
-    """Biases by token id, of OpenAI's object or of llama.cpp's pairs.
-
-    A text, which llama.cpp's server takes, stands for all of its tokens; one of digits is an id.
-    `false` is never.
-    """
+def _biases(fields: Fields, limits: Limits) -> tuple[tuple[int, float], ...]:
+    """Biases by token id."""
     value = fields.any("logit_bias")
-    pairs = [*value.items()] if isinstance(value, dict) else value
-    if not isinstance(pairs, list) or not all(_is_pair(one) for one in pairs):
+    if not isinstance(value, dict):
         fields.refuse("logit_bias", f"must be an object, not {shown(value)}")
-    made: dict[int, float] = {}
-    for token, given in pairs:
-        bias = -math.inf if given is False else given
-        is_text = isinstance(token, str) and len(token) <= limits.stop_chars
-        is_id = type(token) is int or (is_text and token.isascii() and token.isdigit())
-        if not (is_id or is_text) or isinstance(bias, bool) or not isinstance(bias, int | float):
-            fields.refuse("logit_bias", "must name token ids or texts, each with a number")
-        if not -100 <= bias <= 100 and bias != -math.inf:
+    if len(value) > limits.biases:
+        fields.refuse("logit_bias", f"has more than {limits.biases} tokens")
+    for token, bias in value.items():
+        is_id = token.isascii() and token.isdigit() and len(token) <= len(str(_MOST_COUNT))
+        if not is_id or int(token) >= _MOST_COUNT:
+            fields.refuse("logit_bias", f"must name token ids, not {shown(token)}")
+        if isinstance(bias, bool) or not isinstance(bias, int | float) or not -100 <= bias <= 100:
             fields.refuse("logit_bias", f"must be -100 to 100, not {shown(bias)}")
-        for one in [int(token)] if is_id else ids_of(token):
-            if not 0 <= one < _MOST_COUNT:
-                fields.refuse("logit_bias", f"has no token {shown(token)}")
-            made[one] = float(bias)
-        if len(made) > limits.biases:
-            fields.refuse("logit_bias", f"has more than {limits.biases} tokens")
-    return tuple(made.items())
-
-
-def _is_pair(value: Any) -> bool:
-    return isinstance(value, list | tuple) and len(value) == 2
+    return tuple((int(token), float(bias)) for token, bias in value.items())
 
 
 class AnswerForm(TypedDict, total=False):

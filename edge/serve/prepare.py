@@ -1,7 +1,7 @@
 """From the document of a request to generations that can begin. Runs in threads of its own.
 
-Each interface has a check as well, which needs no model: what is wrong in a request itself is
-refused before a model is loaded for it.
+What reads the fields needs no model: what is wrong in a request itself is refused before a model is
+loaded for it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from edgespec.memory.bytes.requests import MOST_VALUES
 from edgespec.models.images import images_of
 from edgespec.sampling.constrained import make_grammar
 from edgespec.sampling.params import SamplingParams
-from edgespec.serve.access import HISTORY
 from edgespec.serve.answers import Prepared, Task
 from edgespec.serve.api_error import ApiError, api_error_of
 from edgespec.serve.asked import ChatAsked, CompletionAsked, Setup
@@ -29,9 +28,7 @@ from edgespec.serve.conversation import Conversation, conversation_of
 from edgespec.serve.llama import (
     Gap,
     LlamaAsked,
-    LlamaPrompt,
     LlamaShape,
-    Prompt,
     fill_ids,
     read_infill,
     read_llama,
@@ -39,32 +36,12 @@ from edgespec.serve.llama import (
 from edgespec.serve.messages import MessagesShape, read_messages
 from edgespec.serve.parsing import Fields, json_bytes
 from edgespec.serve.responses import ResponsesShape, read_response
-from edgespec.serve.service import Service, Shared, settings_of
+from edgespec.serve.service import Service
 from edgespec.serve.shapes import Shape, ToldTokens
 
 _ANSWER_SHARE = 4  # of the context, kept free for an answer whose length nobody said
 
 # -- chats ---------------------------------------------------------------------------------
-
-
-def check_chat(body: Any, setup: Setup, _shared: Shared) -> None:
-    """Raise ApiError for a field that is wrong or not supported; so do the other checks."""
-    read_chat(body, setup)
-
-
-def check_response(body: Any, setup: Setup, shared: Shared) -> None:
-    """As `check_chat`."""
-    read_response(body, setup, shared.responses, HISTORY.get())
-
-
-def check_message(body: Any, setup: Setup, _shared: Shared) -> None:
-    """As `check_chat`."""
-    read_messages(body, setup)
-
-
-def check_counted(body: Any, setup: Setup, _shared: Shared) -> None:
-    """As `check_chat`, of a message whose tokens are counted."""
-    read_messages(body, setup, counts=True)
 
 
 def prepare_chat(service: Service, body: Any, task: Task) -> Prepared:
@@ -77,19 +54,9 @@ def prepare_chat(service: Service, body: Any, task: Task) -> Prepared:
 
 def prepare_response(service: Service, body: Any, task: Task) -> Prepared:
     """The same by another interface. Raises ApiError, and as `Engine.stream`."""
-    kept, owner = service.responses, HISTORY.get()
-    asked, told = read_response(body, service.setup, kept, owner)
+    asked, repeated, summarises = read_response(body, service.setup)
     talk, ids = _prompt(service, asked)
-
-    def keep(response: dict[str, Any]) -> None:
-        kept.add(owner, response, [*told.items, *response["output"]])
-
-    shape = ResponsesShape(
-        service.setup.names[0],
-        told.repeats,
-        keep if told.keeps else None,
-        summarises=told.summarises,
-    )
+    shape = ResponsesShape(service.setup.names[0], repeated, summarises=summarises)
     prepared = _chat(service, asked, talk, ids, shape, task)
     return replace(prepared, names_events=True, fail=shape.failed)
 
@@ -116,7 +83,7 @@ def count_chat(service: Service, body: Any) -> dict[str, int]:
 
 def count_response(service: Service, body: Any) -> dict[str, Any]:
     """How many tokens the prompt of a response has. Raises as `prepare_response`."""
-    asked, _ = read_response(body, service.setup, service.responses, HISTORY.get())
+    asked, *_ = read_response(body, service.setup)
     return {"object": "response.input_tokens", "input_tokens": len(_prompt(service, asked)[1])}
 
 
@@ -128,8 +95,8 @@ def apply_template(service: Service, body: Any) -> dict[str, str]:
     return {"prompt": _prompt(service, asked)[0].text}
 
 
-def check_template(body: Any, setup: Setup, _shared: Shared) -> None:
-    """As `check_chat`."""
+def check_template(body: Any, setup: Setup) -> None:
+    """Raise ApiError for a field that is wrong or not supported."""
     read_chat(_with_opening(body)[0], setup)
 
 
@@ -170,13 +137,7 @@ def _chat(
             f"a call of {names} cannot be required: {problem}", hint=problem.hint
         )
         raise api_error_of(unsupported, "tools") from problem
-    return Prepared(
-        generations,
-        shape,
-        asked.output.streams,
-        talk.make_reader,
-        tells_progress=asked.output.progress,
-    )
+    return Prepared(generations, shape, asked.output.streams, talk.make_reader)
 
 
 def _tokens(service: Service) -> ToldTokens:
@@ -184,11 +145,6 @@ def _tokens(service: Service) -> ToldTokens:
 
 
 # -- completions ---------------------------------------------------------------------------
-
-
-def check_completion(body: Any, setup: Setup, _shared: Shared) -> None:
-    """As `check_chat`."""
-    read_completion(body, setup)
 
 
 def prepare_completion(service: Service, body: Any, task: Task) -> Prepared:
@@ -206,8 +162,7 @@ def prepare_completion(service: Service, body: Any, task: Task) -> Prepared:
     shape = CompletionShape(
         service.setup.names[0], asked.output, _tokens(service), echoes, writes=asked.writes
     )
-    streams, progress = asked.output.streams, asked.output.progress
-    return Prepared(generations, shape, streams, tells_progress=progress)
+    return Prepared(generations, shape, asked.output.streams)
 
 
 def _scoring(service: Service, asked: CompletionAsked, ids: list[int]) -> GenerationOptions:
@@ -244,38 +199,13 @@ def _text_of(service: Service, prompt: str | list[int]) -> str:
 # -- llama.cpp's own -----------------------------------------------------------------------
 
 
-def check_llama(body: Any, setup: Setup, _shared: Shared) -> None:
-    """As `check_chat`."""
-    read_llama(body, setup)
-
-
-def check_infill(body: Any, setup: Setup, _shared: Shared) -> None:
-    """As `check_chat`."""
-    read_infill(body, setup)
-
-
 def prepare_llama(service: Service, body: Any, task: Task) -> Prepared:
     """`/completion`. Raises ApiError, and as `Engine.stream`."""
     asked = read_llama(body, service.setup)
-    several = [service.engine.encode(_llama_ids(service, one), raw=True) for one in asked.prompts]
-    prompts = [
-        LlamaPrompt(one if isinstance(one, str) else _text_of(service, ids), len(ids))
-        for one, ids in zip(asked.prompts, several, strict=True)
-    ]
-    return _llama(service, asked, several, prompts, task)
-
-
-def _llama_ids(service: Service, prompt: Prompt) -> str | list[int]:
-    """A prompt of texts and token ids as ids; only a text at its beginning has what begins one."""
-    texts = [prompt] if isinstance(prompt, str) else [one for one in prompt if isinstance(one, str)]
+    texts = [one for one in asked.prompts if isinstance(one, str)]
     service.prompts.check_length(*texts, param="prompt")
-    if isinstance(prompt, str):
-        return prompt
-    tokenizer, ids = service.engine.backend.tokenizer, list[int]()
-    for place, one in enumerate(prompt):
-        added = [one] if isinstance(one, int) else tokenizer.encode(one, add_special=place == 0)
-        ids += added
-    return ids
+    several = [service.engine.encode(one, raw=True) for one in asked.prompts]
+    return _llama(service, asked, several, task)
 
 
 def prepare_infill(service: Service, body: Any, task: Task) -> Prepared:
@@ -287,7 +217,7 @@ def prepare_infill(service: Service, body: Any, task: Task) -> Prepared:
     room = size - min(asked.options.max_tokens, size // _ANSWER_SHARE)
     ids, is_cut = fill_ids(service.engine.backend.tokenizer, near, room, "/infill")
     is_cut = is_cut or len(near.files) < len(gap.files)
-    return _llama(service, asked, [ids], [LlamaPrompt(gap.prefix, len(ids), is_cut)], task)
+    return _llama(service, asked, [ids], task, is_cut=is_cut)
 
 
 def _last(files: Sequence[tuple[str, str]], most: int) -> list[tuple[str, str]]:
@@ -305,29 +235,20 @@ def _llama(
     service: Service,
     asked: LlamaAsked,
     several: list[list[int]],
-    prompts: list[LlamaPrompt],
     task: Task,
+    *,
+    is_cut: bool = False,
 ) -> Prepared:
-    options, choices = asked.options, asked.choices
+    options = asked.options
     if asked.never_ends:
         options = replace(options, sampling=_without(options.sampling, service.end_ids))
     made = [
         one
         for ids in several
-        for one in service.generations(task, "", ids, options, choices, asked.most_s)
+        for one in service.generations(task, "", ids, options, 1, asked.most_s)
     ]
-    shape = LlamaShape(
-        service.setup.names[0],
-        asked,
-        _tokens(service),
-        made,
-        [prompt for prompt in prompts for _ in range(choices)],
-        _told_settings(
-            options, service.setup.context_size, 0 if asked.only_reads else options.max_tokens
-        ),
-    )
-    progress = asked.tells_progress
-    return Prepared(made, shape, asked.streams, names_events=True, tells_progress=progress)
+    shape = LlamaShape(service.setup.names[0], asked, _tokens(service), made, is_cut)
+    return Prepared(made, shape, asked.streams, names_events=True)
 
 
 def _without(sampling: SamplingParams | None, tokens: Sequence[int]) -> SamplingParams:
@@ -336,20 +257,12 @@ def _without(sampling: SamplingParams | None, tokens: Sequence[int]) -> Sampling
     return replace(params, logit_bias={**dict(params.logit_bias), **dict.fromkeys(tokens, -inf)})
 
 
-def _told_settings(
-    options: GenerationOptions, context_size: int, max_tokens: int
-) -> dict[str, Any]:
-    sampling = options.sampling or SamplingParams()
-    told = {**settings_of(sampling), "n_ctx": context_size, "n_predict": max_tokens}
-    return {**told, "stop": list(options.stop), "n_probs": options.logprobs or 0}
-
-
 # -- `/tokenize` and `/detokenize`, as llama.cpp's server has them -----------------------------
 
 
 def tokenize(service: Service, body: Any) -> Any:
     """Ids of a text; with `with_pieces`, each with its own. Raises ApiError."""
-    text, add_special, with_pieces, is_parsed = _read_text(body)
+    text, add_special, with_pieces, is_parsed = read_text(body)
     service.prompts.check_length(text, param="content")
     tokenizer = service.engine.backend.tokenizer
     meant = text if is_parsed else tokenizer.control_texts.mark(text)
@@ -361,12 +274,8 @@ def tokenize(service: Service, body: Any) -> Any:
     return b'{"tokens":[' + b",".join(map(written.__getitem__, ids)) + b"]}"
 
 
-def check_tokenize(body: Any, _setup: Setup, _shared: Shared) -> None:
-    """As `check_chat`."""
-    _read_text(body)
-
-
-def _read_text(body: Any) -> tuple[str, bool, bool, bool]:
+def read_text(body: Any, _setup: Setup | None = None) -> tuple[str, bool, bool, bool]:
+    """A text to tokenize, and how: `add_special`, `with_pieces`, `parse_special`."""
     fields = Fields(body)
     fields.ignore("model")  # by which this one was found
     text = fields.text("content")
@@ -378,7 +287,7 @@ def _read_text(body: Any) -> tuple[str, bool, bool, bool]:
 
 def detokenize(service: Service, body: Any) -> dict[str, Any]:
     """The text of ids. Raises ApiError, also for a text that is longer than any that fits."""
-    fields, ids = _read_ids(body)
+    fields, ids = read_ids(body)
     size, most = service.engine.vocab_size, service.prompts.bound.most_bytes
     if not all(type(one) is int and 0 <= one < size for one in ids):
         fields.refuse("tokens", f"must be whole numbers from 0 to {size - 1}")
@@ -388,12 +297,8 @@ def detokenize(service: Service, body: Any) -> dict[str, Any]:
     return {"content": b"".join(map(written.__getitem__, ids)).decode(errors="replace")}
 
 
-def check_detokenize(body: Any, _setup: Setup, _shared: Shared) -> None:
-    """As `check_chat`."""
-    _read_ids(body)
-
-
-def _read_ids(body: Any) -> tuple[Fields, list[Any]]:
+def read_ids(body: Any, _setup: Setup | None = None) -> tuple[Fields, list[Any]]:
+    """Ids to make a text of, and the request that has them."""
     fields = Fields(body)
     fields.ignore("model")
     ids = fields.list("tokens", MOST_VALUES)

@@ -1,15 +1,11 @@
-"""`/v1/responses`: from the fields of a request to what it wants, its answers, and those kept.
+"""`/v1/responses`: from the fields of a request to what it wants, and its answers.
 
-Responses that later requests go on from are in memory, and only as many as fit.
+No response is kept: a client sends the whole conversation.
 """
 
 from __future__ import annotations
 
-import json
-import threading
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 from edgespec.decode.generation import Chunk
@@ -57,51 +53,32 @@ _SKIPPED = (
     *("compaction", "tool_search_call", "tool_search_output"),
 )
 
+_WHOLE = "responses are not kept, so send the whole conversation as input"
 _NOT_THERE = {
     "background": "leave it out, and wait or read the stream",
-    "conversation": "use previous_response_id",
+    "conversation": _WHOLE,
+    "previous_response_id": _WHOLE,
     "prompt": "send its text as instructions",
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Told:
-    """What an answer says besides its text.
+def read_response(body: Any, setup: Setup) -> tuple[ChatAsked, dict[str, Any], bool]:
+    """What a request wants, the fields that its answer repeats, whether it summarises thoughts.
 
-    `repeats` are fields of the request, `items` the conversation up to the answer, which is kept
-    with it where `keeps`. `summarises` tells thoughts as summaries.
-    """
-
-    repeats: dict[str, Any]
-    items: Items
-    keeps: bool
-    summarises: bool
-
-
-def read_response(
-    body: Any, setup: Setup, kept: KeptResponses, owner: str
-) -> tuple[ChatAsked, Told]:
-    """What a request wants, and what its answer says of it. Raises ApiError.
-
-    Args:
-        kept: responses that it may go on from, which are those of the same `owner`.
+    Raises ApiError.
     """
     fields = Fields(body)
     take_model(fields, setup)
-    items = _items(fields, setup.limits, kept, owner)
-    messages = _messages(fields, items)
-    told = Told(
-        {name: body.get(name) for name in _REPEATED},
-        items,
-        fields.flag("store", True),
-        _wants_summary(fields.any_of("reasoning")),
-    )
+    fields.refuse_set(_NOT_THERE)
+    messages = _messages(fields, _items(fields, setup.limits))
+    repeated = {name: body.get(name) for name in _REPEATED}
+    summarises = _wants_summary(fields.any_of("reasoning"))
     budget, variables = take_thinking(fields, setup)
     options = GenerationOptions(
         max_tokens=take_max_tokens(
             fields, setup.defaults.max_tokens, setup.context_size, "max_output_tokens"
         ),
-        sampling=take_sampling(fields, *setup.sampling),
+        sampling=take_sampling(fields, setup.defaults.sampling, setup.limits),
         raw=True,
         reuse=True,
         **format_within(fields, "text", setup.limits),
@@ -109,7 +86,8 @@ def read_response(
     tools = take_tools(fields, setup.limits)
     output = Output(streams=fields.flag("stream"))
     _end(fields, setup.limits)
-    return ChatAsked(messages, options, output, variables, tools, budget, "input"), told
+    asked = ChatAsked(messages, options, output, variables, tools, budget, "input")
+    return asked, repeated, summarises
 
 
 def _wants_summary(reasoning: Any) -> bool:
@@ -119,32 +97,15 @@ def _wants_summary(reasoning: Any) -> bool:
     )
 
 
-def _items(fields: Fields, limits: Limits, kept: KeptResponses, owner: str) -> Items:
-    """The items of a conversation: those that are kept, and the new ones."""
-    previous = fields.text("previous_response_id", "")
-    found: Items = kept.items(owner, previous) if previous else []
-    value = fields.any("input", [] if previous else None)
-    new = [{"role": "user", "content": value}] if isinstance(value, str) else value
-    if not isinstance(new, list) or not (new or found):
+def _items(fields: Fields, limits: Limits) -> Items:
+    """The items of a conversation."""
+    value = fields.any("input")
+    items = [{"role": "user", "content": value}] if isinstance(value, str) else value
+    if not isinstance(items, list) or not items:
         fields.refuse("input", f"must be a text or a list of items, not {shown(value)}")
-    if len(found) + len(new) > limits.messages:
-        count = len(found) + len(new)
-        fields.refuse("input", f"has {count} items, and at most {limits.messages} are taken")
-    for index, item in enumerate(new):
-        found.append(_resolved(Fields(item, f"input[{index}]"), item, kept, owner))
-    return found
-
-
-def _resolved(
-    fields: Fields, item: dict[str, Any], kept: KeptResponses, owner: str
-) -> dict[str, Any]:
-    """An item, or the one that it refers to."""
-    if item.get("type") != "item_reference":
-        return item
-    found = kept.item(owner, fields.text("id"))
-    if found is None:
-        fields.refuse("id", f"{shown(item.get('id'))} is no item that is kept here: send the item")
-    return found
+    if len(items) > limits.messages:
+        fields.refuse("input", f"has {len(items)} items, and at most {limits.messages} are taken")
+    return items
 
 
 def _messages(fields: Fields, items: Items) -> list[dict[str, Any]]:
@@ -187,7 +148,8 @@ def _item(fields: Fields, before: list[dict[str, Any]]) -> list[dict[str, Any]]:
     if kind in _SKIPPED:
         note_ignored(f"input[].type {kind}")
         return []
-    fields.refuse("type", f"{shown(kind)} is not supported", code="unsupported_value")
+    more = f": {_WHOLE}" if kind == "item_reference" else ""
+    fields.refuse("type", f"{shown(kind)} is not supported{more}", code="unsupported_value")
 
 
 def _content(fields: Fields, role: str, field: str = "content") -> dict[str, Any]:
@@ -216,12 +178,11 @@ def _end(fields: Fields, limits: Limits) -> None:
     """What changes nothing is taken; what an answer would lack is refused."""
     fields.ignore("user", "metadata", "safety_identifier", "prompt_cache_key", "client_metadata")
     fields.ignore("prompt_cache_retention", "service_tier", "truncation", "max_tool_calls")
-    fields.ignore("context_management", "stream_options", "verbosity")
+    fields.ignore("context_management", "stream_options", "verbosity", "store")
     for one in fields.list("include", limits.stops):
         if one == "message.output_text.logprobs":
             fields.refuse("include", f"{one} is not supported", code="unsupported_value")
     fields.only("top_logprobs", 0)
-    fields.refuse_set(_NOT_THERE)
     fields.end()
 
 
@@ -233,19 +194,11 @@ class ResponsesShape(Shape):
 
     Args:
         told: fields of the request that the answer repeats.
-        keep: is given the answer when it is complete; None where it is not kept.
         summarises: tells thoughts as summaries of what was thought, in full.
     """
 
-    def __init__(
-        self,
-        model: str,
-        told: dict[str, Any],
-        keep: Callable[[Event], None] | None = None,
-        *,
-        summarises: bool = False,
-    ) -> None:
-        self._keep, self._summarises = keep, summarises
+    def __init__(self, model: str, told: dict[str, Any], *, summarises: bool = False) -> None:
+        self._summarises = summarises
         self._head = {
             "id": new_id("resp_"),
             "object": "response",
@@ -258,7 +211,7 @@ class ResponsesShape(Shape):
             "tool_choice": told.get("tool_choice") or "auto",
             "parallel_tool_calls": told.get("parallel_tool_calls") is not False,
             "truncation": told.get("truncation") or "disabled",
-            "store": keep is not None,
+            "store": False,
         }
         self._number = 0
         self._done: list[dict[str, Any]] = []  # items of the output
@@ -425,116 +378,4 @@ class ResponsesShape(Shape):
             },
             "timings": timings([choice]),
         }
-        if self._keep is not None:
-            self._keep(response)
         return response
-
-
-def _told_item(item: dict[str, Any], identity: str) -> dict[str, Any]:
-    """An item as it is told: messages that were sent as a text have a part and a type."""
-    told = {"id": identity, "type": "message", "status": "completed", **item}
-    if isinstance(told.get("content"), str):
-        kind = "output_text" if told.get("role") == "assistant" else "input_text"
-        told["content"] = [{"type": kind, "text": told["content"]}]
-    return told
-
-
-_EXTRA_BYTES = 512  # of a response, besides its text
-
-
-@dataclass(frozen=True, slots=True)
-class _Kept:
-    text: bytes  # of a JSON list: the document, and all items up to its own
-    item_ids: tuple[str, ...]  # of its output
-
-    @property
-    def nbytes(self) -> int:
-        return len(self.text) + _EXTRA_BYTES * (1 + len(self.item_ids))
-
-
-class KeptResponses:
-    """Responses by the API key that they were asked for with, the least recently used first.
-
-    A key sees its own alone: to another one a response is not there. Where there are too many,
-    those of the key that has most go first: a key within its equal share keeps all of its own.
-
-    Args:
-        most_bytes: of all of them; a larger one is not kept.
-        most: how many.
-    """
-
-    def __init__(self, most_bytes: int, most: int) -> None:
-        self._most_bytes, self._most = most_bytes, most
-        self._kept: OrderedDict[tuple[str, str], _Kept] = OrderedDict()  # by key and identity
-        self._lock = threading.Lock()
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of those that are kept."""
-        return sum(one.nbytes for one in self._kept.values())
-
-    def add(self, owner: str, document: dict[str, Any], items: list[Any]) -> None:
-        """Keep a response; `items` is the conversation with its output at the end."""
-        item_ids = tuple(str(one.get("id")) for one in document["output"])
-        kept = _Kept(json.dumps([document, items], ensure_ascii=False).encode(), item_ids)
-        if kept.nbytes > self._most_bytes:
-            return
-        with self._lock:
-            self._kept[owner, document["id"]] = kept
-            while self.nbytes > self._most_bytes:
-                self._drop_one(lambda one: one.nbytes)
-            while len(self._kept) > self._most:
-                self._drop_one(lambda _: 1)
-
-    def document(self, owner: str, identity: str) -> dict[str, Any]:
-        """A response. Raises ApiError where it is not there."""
-        found: dict[str, Any] = json.loads(self._text(owner, identity))[0]
-        return found
-
-    def items(self, owner: str, identity: str) -> list[Any]:
-        """The conversation up to a response, its output included. Raises as `document`."""
-        found: list[Any] = json.loads(self._text(owner, identity))[1]
-        return found
-
-    def input_items(self, owner: str, identity: str) -> dict[str, Any]:
-        """What a response answered, the last item first. Raises as `document`."""
-        document, items = json.loads(self._text(owner, identity))
-        given = items[: len(items) - len(document["output"])]
-        told = [_told_item(item, f"msg_{identity}_{place}") for place, item in enumerate(given)]
-        ids = [one["id"] for one in told[::-1]] or [None]
-        ends = {"first_id": ids[0], "last_id": ids[-1], "has_more": False}
-        return {"object": "list", "data": told[::-1], **ends}
-
-    def item(self, owner: str, identity: str) -> dict[str, Any] | None:
-        """An item of the output of any of them; None where it is not there."""
-        with self._lock:
-            own = [kept for (whose, _), kept in self._kept.items() if whose == owner]
-        text = next((kept.text for kept in own if identity in kept.item_ids), b'[{"output": []}]')
-        output: list[dict[str, Any]] = json.loads(text)[0]["output"]
-        return next((one for one in output if one.get("id") == identity), None)
-
-    def remove(self, owner: str, identity: str) -> None:
-        """Forget one. Raises as `document`."""
-        self._text(owner, identity)
-        with self._lock:
-            self._kept.pop((owner, identity), None)
-
-    def _text(self, owner: str, identity: str) -> bytes:
-        with self._lock:
-            if (owner, identity) in self._kept:
-                self._kept.move_to_end((owner, identity))
-                return self._kept[owner, identity].text
-        raise ApiError(
-            "there is no such response here: responses are kept in memory, the last ones, and "
-            "only with store: true; send the whole conversation as input",
-            status=404,
-            code="response_not_found",
-        )
-
-    def _drop_one(self, size: Callable[[_Kept], int]) -> None:
-        """Forget the least recently used one of the key that has most."""
-        sizes = Counter[str]()
-        for (owner, _), kept in self._kept.items():
-            sizes[owner] += size(kept)
-        most = max(sizes, key=sizes.__getitem__)
-        del self._kept[next(one for one in self._kept if one[0] == most)]

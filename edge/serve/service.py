@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from edgespec.backends.base import AnswerFormat, MakesGrammars
@@ -24,14 +23,13 @@ from edgespec.memory.device.energy import energy_meter
 from edgespec.memory.device.track import peak_resident_bytes, resident_bytes
 from edgespec.memory.plan.plan import Plan
 from edgespec.sampling.constrained import make_grammar
-from edgespec.sampling.params import FIELD_NAMES, SamplingParams, bias_pairs
+from edgespec.sampling.params import SamplingParams
 from edgespec.serve.access import CACHE_SALT, HISTORY
 from edgespec.serve.api_error import LOGGER, ApiError
 from edgespec.serve.asked import Defaults, Setup
 from edgespec.serve.conversation import Prompts
 from edgespec.serve.parsing import Limits, seed_of_choice
 from edgespec.serve.pool import Member, Pool, Stops
-from edgespec.serve.responses import KeptResponses
 from edgespec.serve.shapes import fingerprint
 from edgespec.serve.worker import Generation, Worker
 
@@ -90,11 +88,10 @@ _POWER_EVERY_S = 1.0  # often enough for an hour's mean, and an idle board goes 
 
 
 class Shared:
-    """What all models of a server have in common: limits, totals, kept responses, joules."""
+    """What all models of a server have in common: limits, totals, joules."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits, self.totals = limits, Totals()
-        self.responses = KeptResponses(limits.response_bytes, limits.responses)
         self.started_s = int(time.time())
         self.underway = set[Stops]()
         self._opened = ExitStack()
@@ -137,18 +134,13 @@ class Service:
     ) -> None:
         self.engine, self.plan, self.file_name = engine, plan, file_name
         shared = shared or Shared(Limits())
-        self.limits, self.totals, self.responses = shared.limits, shared.totals, shared.responses
+        self.limits, self.totals = shared.limits, shared.totals
         self._owns_engine = owns_engine
         self._read_tokens, self._read_s = 0, 0.0
         size = engine.backend.context_size
-        self.setup = Setup(
-            tuple(names), size, defaults or Defaults(), self.limits, any_model, self._plain_ids
-        )
+        self.setup = Setup(tuple(names), size, defaults or Defaults(), self.limits, any_model)
         self.prompts = Prompts(engine)
         self.worker = Worker(self.limits.waiting, self._ended, engine.users)
-
-    def _plain_ids(self, text: str) -> Sequence[int]:
-        return self.engine.backend.tokenizer.encode(text, add_special=False)
 
     @cached_property
     def end_ids(self) -> Sequence[int]:
@@ -312,27 +304,6 @@ _HELP = {
 }
 
 
-def slots(pool: Pool, _shared: Shared, _member: Member) -> list[dict[str, Any]]:
-    """The generations that may run at once, as llama.cpp's server tells of its slots."""
-    told: list[dict[str, Any]] = []
-    for service in pool.ready():
-        running = {one.slot: one for one in service.worker.running}
-        size = service.setup.context_size
-        for number in range(service.engine.users):
-            told.append({"id": len(told), "n_ctx": size, **_slot(running.get(number))})
-    return told
-
-
-def _slot(one: Generation | None) -> dict[str, Any]:
-    decoded = 0 if one is None else one.num_tokens
-    return {
-        "is_processing": one is not None,
-        "n_prompt_tokens": 0 if one is None else len(one.prompt_ids),
-        "n_decoded": decoded,
-        "next_token": [{"has_next_token": one is not None, "n_remain": -1, "n_decoded": decoded}],
-    }
-
-
 def props(_pool: Pool, _shared: Shared, member: Member) -> dict[str, Any]:
     """The model and the settings of answers, under the names that llama.cpp's server gives them.
 
@@ -344,14 +315,10 @@ def props(_pool: Pool, _shared: Shared, member: Member) -> dict[str, Any]:
         size = member.model.about["context_length"]
         return {**told, "default_generation_settings": {"n_ctx": size}}
     engine, setup = service.engine, service.setup
-    params = settings_of(setup.defaults.sampling)
     template = engine.chat_template or ""
     return {
         **told,
-        "default_generation_settings": {
-            "n_ctx": setup.context_size,
-            "params": {**params, "max_tokens": setup.defaults.max_tokens or -1},
-        },
+        "default_generation_settings": {"n_ctx": setup.context_size},
         "total_slots": service.engine.users,
         "model_path": service.file_name,
         "chat_template": template,
@@ -364,17 +331,6 @@ def props(_pool: Pool, _shared: Shared, member: Member) -> dict[str, Any]:
         "bos_token": engine.backend.tokenizer.bos_text,
         "eos_token": engine.backend.tokenizer.eos_text,
     }
-
-
-def settings_of(sampling: SamplingParams) -> dict[str, Any]:
-    """How tokens are picked, under the names that llama.cpp's server gives the settings."""
-    names = [one.name for one in fields(sampling)]
-    told = {FIELD_NAMES.get(name, name): getattr(sampling, name) for name in names}
-    biases = [
-        {"token": token, "bias": bias if isfinite(bias) else None}
-        for token, bias in bias_pairs(sampling.logit_bias)
-    ]
-    return {**told, "seed": -1 if sampling.seed is None else sampling.seed, "logit_bias": biases}
 
 
 def status(pool: Pool, shared: Shared, member: Member) -> dict[str, Any]:

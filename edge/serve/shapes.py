@@ -166,11 +166,6 @@ def usage(choices: Sequence[Choice], of_one_prompt: int) -> dict[str, Any]:
 def timings(choices: Sequence[Choice]) -> dict[str, Any]:
     """Speed, under the names that llama.cpp's server gives it, and where tokens came from."""
     several = [choice.result.counters for choice in choices]
-    return {**speeds(several), **_by_drafter(several)}
-
-
-def speeds(several: Sequence[Counters]) -> dict[str, Any]:
-    """Speed alone, also of generations that run."""
     read = sum(one.prompt_tokens - one.reused_tokens for one in several)
     prompt_s = sum(one.prompt_s for one in several)
     decode_s = sum(one.decode_s for one in several)
@@ -187,6 +182,7 @@ def speeds(several: Sequence[Counters]) -> dict[str, Any]:
         "predicted_per_second": decoded / decode_s if decode_s else 0.0,
         "draft_n": sum(one.drafted_tokens for one in several),
         "draft_n_accepted": sum(one.accepted_tokens for one in several),
+        **_by_drafter(several),
     }
 
 
@@ -209,14 +205,13 @@ class Output:
     """How an answer is sent.
 
     `usage` adds the usage to a stream; `sources` says in it which drafter wrote what;
-    `progress` says how much of the prompt was read; `functions` tells a call as `function_call`.
+    `functions` tells a call as `function_call`.
     """
 
     choices: int = 1
     streams: bool = False
     usage: bool = False
     sources: bool = False
-    progress: bool = False
     functions: bool = False
 
 
@@ -298,15 +293,6 @@ class ToldTokens:
             }
             for one in self._shown(logprobs)
         ]
-
-    def entries_by_id(self, logprobs: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
-        """The same with ids, as llama.cpp's server adds them."""
-        told = self.entries(logprobs)
-        for entry, one in zip(told, self._shown(logprobs), strict=True):
-            entry["id"] = one.token
-            for inner, (token, _) in zip(entry["top_logprobs"], one.best, strict=True):
-                inner["id"] = token
-        return told
 
     def chat(self, logprobs: Sequence[TokenLogprob]) -> dict[str, Any] | None:
         """`logprobs` of a choice of a chat; None where there are none."""

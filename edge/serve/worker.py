@@ -55,8 +55,6 @@ class Generation:
         self.stream = stream
         self.text, self.prompt_ids, self.salt = text, prompt_ids, salt
         self.request_id = REQUEST_ID.get()  # of who asked for it
-        self.num_tokens = 0  # so far
-        self.slot = 0  # which of those that run at once it is; set when it begins
         self.ran_out = False  # of time, which ended it
         self._cancel, self._most_s = cancel, most_s
         self._first_s: float | None = None
@@ -113,7 +111,6 @@ class Generation:
 
     def put(self, chunk: Chunk) -> None:
         """Hand over a chunk; never waits for who reads it."""
-        self.num_tokens += len(chunk.token_ids)
         with self._lock:
             self._chunks.append(chunk)
         now = perf_counter()
@@ -161,8 +158,8 @@ class Worker:
         self._change = threading.Condition()
         self.is_closed = False
         self._threads = [
-            threading.Thread(target=self._work, args=(slot,), name="edgespec-engine", daemon=True)
-            for slot in range(users)
+            threading.Thread(target=self._work, name="edgespec-engine", daemon=True)
+            for _ in range(users)
         ]
         for thread in self._threads:
             thread.start()
@@ -219,21 +216,20 @@ class Worker:
         for thread in self._threads:
             thread.join()
 
-    def _work(self, slot: int) -> None:
-        while (generation := self._next(slot)) is not None:
+    def _work(self) -> None:
+        while (generation := self._next()) is not None:
             try:
                 self._run(generation)
             finally:
                 with self._change:
                     self._running.remove(generation)
 
-    def _next(self, slot: int) -> Generation | None:
+    def _next(self) -> Generation | None:
         with self._change:
             self._change.wait_for(lambda: self._waiting or self.is_closed)
             if self.is_closed:
                 return None
             generation = self._waiting.popleft()
-            generation.slot = slot
             self._running.append(generation)
             return generation
 

@@ -57,29 +57,14 @@ def steady(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command) -> Command:
-    """Runs the command in an empty folder below the project's."""
-    here = tmp_path / "project" / "below"
-    here.mkdir(parents=True)
+    """Runs the command in an empty folder."""
+    here = tmp_path / "here"
+    here.mkdir()
     monkeypatch.chdir(here)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "user"))
     monkeypatch.setenv("HOME", str(tmp_path / "user"))
     monkeypatch.setenv("COLUMNS", "200")
     return command
-
-
-@pytest.fixture
-def project(tmp_path: Path) -> Path:
-    return tmp_path / "project" / "edgespec.toml"
-
-
-@pytest.fixture
-def user(say: Command) -> Path:
-    """The file of the user, which is not there yet."""
-    from edgespec.cli import settings
-
-    path = settings.user_file()
-    path.parent.mkdir(parents=True)
-    return path
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
@@ -41,8 +42,8 @@ def test_an_end_from_outside_has_its_own_status(
     def ends(*_: object) -> None:
         raise end
 
-    monkeypatch.setattr("edgespec.cli.config._row", ends)
-    assert say("config", "show") == (status, "", told)
+    monkeypatch.setattr("edgespec.cli.doctor.print", ends, raising=False)
+    assert say("doctor", "--json") == (status, "", told)
 
 
 def test_values_in_help_are_words(say: Command) -> None:
@@ -54,3 +55,19 @@ def test_values_in_help_are_words(say: Command) -> None:
 def test_a_command_with_few_options_has_one_list(say: Command) -> None:
     _, out, _ = say("doctor", "--help")
     assert "\nOptions:\n" in out and "Output:" not in out
+
+
+@pytest.mark.model
+@pytest.mark.usefixtures("steady")
+def test_an_option_is_a_variable_and_the_command_line_goes_before_it(
+    say: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def context(*arguments: str) -> int:
+        found = json.loads(say("plan", "--json", *arguments).out)["plan"]["context_size"]["value"]
+        return int(found)
+
+    monkeypatch.setenv("EDGESPEC_CTX", "768")
+    assert context() == 768
+    assert context("--ctx-size", "1024") == 1024
+    monkeypatch.setenv("EDGESPEC_CTX", "-2")
+    assert say("plan")[0] == 2

@@ -94,7 +94,7 @@ def test_with_json_all_of_stderr_is_json(command: Command, tmp_path: Path) -> No
     assert text.startswith("error: ") and "edgespec.cli" not in text
 
 
-@pytest.mark.parametrize("command_name", ["doctor", "plan", "version", "config show"])
+@pytest.mark.parametrize("command_name", ["doctor", "plan", "version", "models path"])
 def test_every_command_takes_them(command: Command, command_name: str, tmp_path: Path) -> None:
     missing = tmp_path / "no" / "log"
     status, out, err = command(*command_name.split(), "-vv", "--log-file", str(missing))

@@ -95,7 +95,7 @@ def test_plan_json(command: Command) -> None:
     document = done.document
     assert set(document) == {
         "model", "name", "file_type", "plan", "memory", "predicted_plain_tokens_per_s",
-        "predicted_tokens_per_s", "speed_source", "alternatives", "users", "kv_loss_nats",
+        "predicted_tokens_per_s", "speed_source", "alternatives", "kv_loss_nats",
         "predicted_plain_range", "predicted_range",
     }  # fmt: skip
     assert Path(document["model"]) == embedded_model()

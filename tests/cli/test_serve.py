@@ -85,23 +85,20 @@ def given(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
 
 @pytest.mark.model
 def test_the_variable_is_one_key(
-    say: Command, user: Path, given: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
+    say: Command, given: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of the places where keys may stand the first one holds, as for every option."""
-    user.write_text('[serve]\napi-key = ["of", "a file"]\n')
-    say("serve")
     monkeypatch.setenv(KEYS, "three words here")
     say("serve")
     say("serve", "--api-key", "one", "--api-key", "other")
     monkeypatch.delenv(KEYS)
-    user.unlink()
     say("serve")
-    assert given == [("of", "a file"), ("three words here",), ("one", "other"), ()]
+    assert given == [("three words here",), ("one", "other"), ()]
 
 
-@pytest.mark.parametrize("where", ["option", "variable", "file of keys", "file of settings"])
+@pytest.mark.parametrize("where", ["option", "variable", "file of keys"])
 def test_a_blank_key_opens_no_server(
-    say: Command, user: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+    say: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     """As where a variable in a script is not set."""
     arguments: list[str] = []
@@ -109,11 +106,9 @@ def test_a_blank_key_opens_no_server(
         arguments = ["--host", "0.0.0.0", "--api-key", ""]
     elif where == "variable":
         monkeypatch.setenv(KEYS, "")
-    elif where == "file of keys":
+    else:
         (tmp_path / "keys").write_text("  \n\n")
         arguments = ["--api-key-file", str(tmp_path / "keys")]
-    else:
-        user.write_text('[serve]\napi-key = ""\n')
     status, _, err = say("serve", *arguments)
     assert status == 1 and "hint: " in err
     assert "an API key is blank" in err or "there is no key in" in err

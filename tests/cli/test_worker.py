@@ -57,21 +57,13 @@ def test_others_are_let_in_only_where_it_is_said_twice(command: Command) -> None
 
 @pytest.mark.usefixtures("stand_in")
 def test_a_host_that_is_meant_for_a_server_opens_no_worker(
-    say: Command, user: Path, project: Path, monkeypatch: pytest.MonkeyPatch
+    say: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a container's environment, or of a file: only the command line says it."""
+    """Of a container's environment: only the command line says it."""
     monkeypatch.setenv("EDGESPEC_HOST", "0.0.0.0")
     monkeypatch.setenv("EDGESPEC_INSECURE", "1")
-    user.write_text('host = "0.0.0.0"\n')
-    project.write_text('host = "0.0.0.0"\n')
     status, _, told = say("worker", "--port", "0")
     assert status == 0 and " at 127.0.0.1:" in told and "warning" not in told
-    assert "--host" not in say("config", "show", "worker")[1]
-    of_serve = [line.split()[:2] for line in say("config", "show", "serve")[1].splitlines()]
-    assert ["--host", "0.0.0.0"] in of_serve
-    user.write_text('[worker]\nhost = "0.0.0.0"\n')
-    status, _, told = say("worker", "--port", "0")
-    assert status == 1 and f"{user} sets [worker] host, which the command line alone may" in told
 
 
 def test_a_port_in_use_is_told_at_once(command: Command) -> None:

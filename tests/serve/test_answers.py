@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import threading
 import time
@@ -122,21 +121,3 @@ def test_headers_and_a_comment_come_while_a_prompt_is_read(serve: Serve) -> None
     for seen in several:
         assert "".join(seen).count('"finish_reason":"length"') == 1
         assert seen[-2:] == ["data: [DONE]", ""]
-
-
-def test_who_asks_is_told_how_much_of_a_prompt_is_read(serve: Serve) -> None:
-    seen: list[str] = []
-    address = serve(Speaker())
-    lines_of(address, seen, return_progress=True)
-    events = [json.loads(line[6:]) for line in seen if line.startswith("data: {")]
-    told = [event["prompt_progress"] for event in events if "prompt_progress" in event]
-    total = len("<user>Hi<assistant>")
-    assert (told[-1]["total"], told[-1]["processed"], told[-1]["cache"]) == (total, total, 0)
-    assert told[0]["processed"] == 0, "what the cache had comes first, as llama.cpp tells it"
-    assert told[-1]["time_ms"] >= 0
-    content = "".join(event["choices"][0]["delta"].get("content", "") for event in events)
-    assert content == "Hel"
-    assert not [line for line in seen if "prompt_progress" in line][len(told) :]
-    seen.clear()
-    lines_of(address, seen)
-    assert "prompt_progress" not in "".join(seen)

@@ -14,7 +14,7 @@ from waiting import until
 
 from edgespec.log import PROMPTS
 from edgespec.serve import app
-from edgespec.serve.responses import KeptResponses
+from edgespec.serve.pool import Pool
 
 
 def test_a_failure_is_logged_with_its_place_and_its_id_alone(
@@ -42,8 +42,8 @@ def test_what_no_route_catches_is_told_the_same_way(
     def fail(*_arguments: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(KeptResponses, "document", fail)
-    told = httpx.get(f"{serve(Speaker())}/v1/responses/none")
+    monkeypatch.setattr(Pool, "find", fail)
+    told = httpx.get(f"{serve(Speaker())}/props")
     assert told.status_code == 500
     name = told.headers["x-request-id"]
     assert (

@@ -31,7 +31,6 @@ def test_streams_have_options_of_their_own() -> None:
     ("values", "words"),
     [
         ({"stream": True, "stream_options": True}, "stream_options must be an object"),
-        ({"return_progress": 1}, "return_progress must be true or false"),
         ({"n": 4}, "n must be 1 to 3, not 4"),
     ],
 )

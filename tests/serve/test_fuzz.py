@@ -117,7 +117,6 @@ SEEDS: list[tuple[str, dict[str, Any]]] = [
             "dry_multiplier": 0.5,
             "dry_sequence_breakers": ["x"],
             "mirostat": 0,
-            "return_tokens": True,
             "grammar": "",
             "id_slot": -1,
         },
@@ -232,7 +231,7 @@ def test_no_body_with_images_makes_the_server_fail(vision_folder: Path) -> None:
 
 PATHS = sorted(
     {path for path, _ in SEEDS}
-    | {"/", "/health", "/props", "/slots", "/status", "/metrics", "/v1/embeddings"}
+    | {"/", "/health", "/props", "/status", "/metrics", "/v1/embeddings"}
     | {"/v1/models", "/v1/models/edgespec", "/v1/models/a/b", "*", "http://localhost/health"}
 )
 ENCODERS: dict[bytes, Callable[[bytes], bytes]] = {

@@ -214,12 +214,6 @@ def test_health_is_asked_by_http_1_0_without_a_host(serve: Serve) -> None:
             assert connection.recv(12).split()[1] == status
 
 
-def test_a_page_may_forget_a_response(serve: Serve) -> None:
-    good = {"origin": "https://good.example", "access-control-request-method": "DELETE"}
-    address = serve(Speaker(), origins=("https://good.example",))
-    assert httpx.options(f"{address}/v1/responses/resp_1", headers=good).status_code == 200
-
-
 def test_a_request_has_its_name_in_both_headers(
     serve: Serve, anthropic_client: ConnectAnthropic
 ) -> None:

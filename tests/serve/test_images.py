@@ -13,12 +13,10 @@ import httpx
 import pytest
 from serving_cases import Serve, Speaker
 from sound_gguf import samples, wav, write_hearing
-from typer.testing import CliRunner
 from vision_cases import open_engine
-from vision_gguf import images, jpeg, picture, png
+from vision_gguf import images, picture, png
 from waiting import PATIENCE_S
 
-from edgespec.cli.main import app
 from edgespec.decode.engine import Engine
 from edgespec.models.images import read_image
 from edgespec.serve.parsing import Limits
@@ -79,7 +77,8 @@ def test_each_interface_shows_the_same_image(seeing: tuple[Engine, str]) -> None
     body = {"input": [{"role": "user", "content": [*item, {**text, "type": "input_text"}]}]}
     answer = post(address, "responses", {**body, "max_output_tokens": 8, "temperature": 0}).json()
     assert answer["output"][0]["content"][0]["text"] == expected.text
-    more = {"input": "And?", "previous_response_id": answer["id"], "temperature": 0}
+    so_far = [*body["input"], *answer["output"], {"role": "user", "content": "And?"}]
+    more = {"input": so_far, "temperature": 0}
     assert post(address, "responses", more).json()["usage"]["input_tokens_details"]["cached_tokens"]
     source = {"type": "base64", "media_type": "image/png", "data": text_of(data)}
     body = {"messages": [{"role": "user", "content": [{"type": "image", "source": source}, text]}]}
@@ -89,21 +88,10 @@ def test_each_interface_shows_the_same_image(seeing: tuple[Engine, str]) -> None
     assert counted == {"input_tokens": len(engine.encode(prompt))}
 
 
-def test_run_shows_an_image_to_a_server(seeing: tuple[Engine, str], tmp_path: Path) -> None:
-    engine, address = seeing
-    for name, data in (("one", images(1)[0]), ("other", jpeg())):
-        (tmp_path / name).write_bytes(data)
-        shown = ["--image", str(tmp_path / name), "--max-tokens", "8", "--temperature", "0"]
-        done = CliRunner().invoke(app, ["run", QUESTION, *shown, "--connect", address, "--json"])
-        expected = engine.generate(QUESTION, images=[data], max_tokens=8, speculate=False)
-        assert json.loads(done.stdout)["text"] == expected.text
-
-
 def test_a_sound_is_heard(tmp_path: Path) -> None:
     """Where a projector hears; an image is refused there, and a sound where it only sees."""
     write_hearing(tmp_path, "qwen2a")
     data = wav(samples(1))
-    (tmp_path / "speech.wav").write_bytes(data)
     part: Part = {"type": "input_audio", "input_audio": {"data": text_of(data), "format": "wav"}}
     content = [part, {"type": "text", "text": QUESTION}]
     body = {"messages": [{"role": "user", "content": content}], **SHORT}
@@ -111,9 +99,6 @@ def test_a_sound_is_heard(tmp_path: Path) -> None:
         address = server.start()
         expected = engine.generate(QUESTION, images=[data], max_tokens=8, speculate=False)
         assert said(post(address, "chat/completions", body)) == expected.text
-        played = ["--audio", str(tmp_path / "speech.wav"), "--max-tokens", "8", "--temperature=0"]
-        done = CliRunner().invoke(app, ["run", QUESTION, *played, "--connect", address, "--json"])
-        assert json.loads(done.stdout)["text"] == expected.text
         refused = post(address, "chat/completions", asked(images(1)[0]))
         assert refused.status_code == 400 and "hears alone" in refused.text
         part["input_audio"] = {"data": text_of(data[:40]), "format": "wav"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import gc
 import json
 import signal
@@ -28,7 +29,6 @@ from edgespec.memory.plan.machine import this_machine
 from edgespec.memory.plan.request import Request
 from edgespec.memory.store import cache
 from edgespec.models.embedded import embedded_model
-from edgespec.models.images import read_image
 from edgespec.serve.embeddings import EmbeddingService
 from edgespec.serve.model_file import ModelFile
 from edgespec.serve.parsing import Limits
@@ -101,7 +101,7 @@ def test_three_models_take_turns_in_room_for_two(address: str, files: list[Path]
     unloaded = next(one["id"] for one in told if one["state"] == "unloaded")
     props = httpx.get(f"{address}/props", params={"model": unloaded}).json()
     assert (props["is_sleeping"], props["model_alias"]) == (True, unloaded)
-    assert len(httpx.get(f"{address}/slots").json()) == 2
+    assert httpx.get(f"{address}/status").json()["queue"]["users"] == 2
 
 
 @pytest.mark.model
@@ -271,9 +271,9 @@ def test_a_conversation_is_found_again_when_its_model_comes_back(files: list[Pat
 def test_models_that_see_take_turns(vision_folder: Path) -> None:
     """Each loads its own projector of the folder, and takes larger bodies before it is loaded."""
     names = ("llava", "qwen3vl")
-    picture = read_image(images(1)[0])
+    url = f"data:image/png;base64,{base64.b64encode(images(1)[0]).decode()}"
     parts = [
-        {"type": "image_url", "image_url": {"url": picture.url}},
+        {"type": "image_url", "image_url": {"url": url}},
         {"type": "text", "text": "?"},
     ]
     body = {"messages": [{"role": "user", "content": parts}], "max_tokens": 4, "temperature": 0}

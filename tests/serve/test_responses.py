@@ -1,4 +1,4 @@
-"""Responses through the `openai` client: requests, events, and those that are kept."""
+"""Responses through the `openai` client: requests and events."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ from serving_cases import (
     events_of,
 )
 
-from edgespec.serve.api_error import ApiError
-from edgespec.serve.responses import KeptResponses, ResponsesShape
+from edgespec.serve.responses import ResponsesShape
 
 
 def test_a_conversation_of_items(serve: Serve, client: Connect) -> None:
@@ -37,42 +36,27 @@ def test_a_conversation_of_items(serve: Serve, client: Connect) -> None:
     assert made.output_text == "Hello, world!"
 
 
-def test_a_response_goes_on_from_one_that_is_kept(serve: Serve, client: Connect) -> None:
+def test_a_conversation_is_sent_as_a_whole(serve: Serve, client: Connect) -> None:
     backend = Speaker()
     talk = client(serve(backend)).responses
-    first = talk.create(model="edgespec", input="Hi", instructions="Be brief")
-    assert first.store  # type: ignore[attr-defined]
-    talk.create(model="edgespec", input="More", previous_response_id=first.id)
+    first = talk.create(model="edgespec", input="Hi", store=True)
+    assert not first.store  # type: ignore[attr-defined]
+    more: Any = [{"role": "user", "content": "Hi"}, *first.output]
+    talk.create(model="edgespec", input=[*more, {"role": "user", "content": "More"}])
     assert backend.prompt_length == len("<user>Hi<assistant>Hello, world!<user>More<assistant>")
-    item: Any = {"type": "item_reference", "id": first.output[0].id}
-    talk.create(model="edgespec", input=[item, {"role": "user", "content": "So"}])
-    assert backend.prompt_length == len("<assistant>Hello, world!<user>So<assistant>")
-    assert talk.retrieve(first.id).output_text == "Hello, world!"
-    talk.delete(first.id)
-    with pytest.raises(NotFoundError, match="there is no such response here"):
-        talk.retrieve(first.id)
 
 
-def test_responses_are_of_the_key_that_asked_for_them(serve: Serve) -> None:
-    address = serve(Speaker(), keys=["one-key-of-many", "another-key-of-it"])
-    mine, other = (
-        {"authorization": f"Bearer {key}"} for key in ("one-key-of-many", "another-key-of-it")
-    )
-    made = httpx.post(f"{address}/v1/responses", json={"input": "Hi"}, headers=mine).json()
-    path = f"{address}/v1/responses/{made['id']}"
-    assert httpx.get(path, headers=mine).json()["id"] == made["id"]
-    assert httpx.get(path, headers=other).status_code == 404
-    body = {"input": "Hi", "previous_response_id": made["id"]}
-    assert httpx.post(f"{address}/v1/responses", json=body, headers=other).status_code == 404
-
-
-def test_what_is_not_kept_is_not_there(serve: Serve, client: Connect) -> None:
+def test_what_would_be_kept_elsewhere_is_refused(serve: Serve, client: Connect) -> None:
+    """With what to do instead; an answer without the turns before it would mislead."""
     talk = client(serve(Speaker())).responses
-    made = talk.create(model="edgespec", input="Hi", store=False)
-    with pytest.raises(NotFoundError):
-        talk.create(model="edgespec", input="Hi", previous_response_id=made.id)
+    reference: Any = [{"type": "item_reference", "id": "msg_1"}, {"role": "user", "content": "Hi"}]
+    for fields in ({"previous_response_id": "resp_1", "input": "Hi"}, {"input": reference}):
+        with pytest.raises(BadRequestError, match="send the whole conversation as input"):
+            talk.create(model="edgespec", **fields)
     with pytest.raises(BadRequestError, match="background is not supported"):
         talk.create(model="edgespec", input="Hi", background=True)
+    with pytest.raises(NotFoundError, match="GET /v1/responses/resp_1 is not supported"):
+        talk.retrieve("resp_1")
 
 
 def test_embeddings_say_the_way_out(serve: Serve) -> None:
@@ -108,64 +92,6 @@ def test_a_stream_of_a_response(serve: Serve, client: Connect) -> None:
     assert final.response.output_text == "Look."
     numbers = [event.sequence_number for event in events]
     assert numbers == list(range(len(numbers)))
-
-
-def document(number: int, text: str = "") -> dict[str, Any]:
-    return {"id": f"resp_{number}", "output": [{"id": f"msg_{number}", "text": text}]}
-
-
-def is_there(kept: KeptResponses, number: int, owner: str = "me") -> bool:
-    try:
-        return bool(kept.document(owner, f"resp_{number}"))
-    except ApiError as error:
-        assert (error.status, error.code) == (404, "response_not_found")
-        return False
-
-
-def test_the_least_recently_used_goes_first() -> None:
-    kept = KeptResponses(1 << 20, 2)
-    kept.add("me", document(1), [])
-    kept.add("me", document(2), [])
-    assert is_there(kept, 1)
-    kept.add("me", document(3), [])
-    assert [is_there(kept, number) for number in (1, 2, 3)] == [True, False, True]
-    assert kept.item("me", "msg_2") is None and kept.item("me", "msg_3") is not None
-
-
-def test_bytes_are_bounded_whatever_is_kept() -> None:
-    kept = KeptResponses(20_000, 1000)
-    for number in range(300):
-        kept.add("me", document(number, "é" * (number * 37 % 6000)), [{"n": number}])
-        assert kept.nbytes <= 20_000
-    kept.add("me", document(999, "a" * 30_000), [])
-    assert not is_there(kept, 999)
-    for number in range(300):
-        if is_there(kept, number):
-            kept.remove("me", f"resp_{number}")
-    assert kept.nbytes == 0
-
-
-@pytest.mark.parametrize("limits", [(10_000, 1000), (1 << 20, 12)])
-def test_a_key_pushes_out_its_own(limits: tuple[int, int]) -> None:
-    """However much one keeps, another one that has less than its share loses nothing."""
-    kept = KeptResponses(*limits)
-    for number in range(4):
-        kept.add("you", document(number), [])
-    for number in range(100):
-        kept.add("me", document(number, "a" * (number % 900)), [])
-        assert kept.nbytes <= limits[0]
-    assert all(is_there(kept, number, "you") for number in range(4))
-    assert is_there(kept, 99) and not is_there(kept, 50)
-
-
-def test_a_key_has_its_own() -> None:
-    kept = KeptResponses(1 << 20, 10)
-    kept.add("me", document(1), [{"role": "user"}])
-    assert kept.items("me", "resp_1") == [{"role": "user"}]
-    assert not is_there(kept, 1, "you") and kept.item("you", "msg_1") is None
-    with pytest.raises(ApiError):
-        kept.remove("you", "resp_1")
-    assert is_there(kept, 1)
 
 
 def kinds_of(events: list[dict[str, Any]]) -> list[str]:
@@ -212,25 +138,11 @@ def test_what_a_template_refuses_is_a_field_of_the_request(serve: Serve) -> None
         assert "roles must alternate" in told.json()["error"]["message"]
 
 
-def test_items_and_tokens_are_asked_for(serve: Serve, client: Connect) -> None:
+def test_tokens_of_a_response_are_counted(serve: Serve, client: Connect) -> None:
     responses = client(serve(Speaker())).responses
     made = responses.create(model="edgespec", input="Hi")
-    (item,) = responses.input_items.list(made.id).data
-    assert item.to_dict()["content"] == [{"type": "input_text", "text": "Hi"}]
     counted = responses.input_tokens.count(model="edgespec", input="Hi").input_tokens
     assert made.usage is not None and counted == made.usage.input_tokens
-
-
-def test_the_items_of_a_response_are_told() -> None:
-    kept = KeptResponses(1 << 20, 9)
-    output = [{"id": "msg_9", "type": "message", "role": "assistant", "content": []}]
-    items = [{"role": "user", "content": "Hi"}, {"type": "function_call_output", "output": "x"}]
-    kept.add("me", {"id": "resp_1", "output": output}, [*items, *output])
-    told = kept.input_items("me", "resp_1")
-    last, first = told["data"]
-    assert (last["type"], first["type"]) == ("function_call_output", "message")
-    assert first["content"] == [{"type": "input_text", "text": "Hi"}]
-    assert (told["first_id"], told["last_id"]) == (last["id"], first["id"])
 
 
 def test_events_of_a_text_have_what_the_interface_requires() -> None:

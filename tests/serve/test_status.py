@@ -16,11 +16,10 @@ def test_what_a_server_tells_of_itself(serve: Serve) -> None:
     address = serve(Speaker())
     httpx.post(f"{address}/v1/completions", json={"prompt": "a"})
     assert httpx.get(f"{address}/props").json()["default_generation_settings"]["n_ctx"] == 2048
-    slot = httpx.get(f"{address}/slots").json()[0]
-    assert slot["is_processing"] is False and slot["next_token"][0]["n_decoded"] == 0
+    assert httpx.get(f"{address}/slots").status_code == 404
     told = httpx.get(f"{address}/metrics").text
     assert "edgespec_generated_tokens_total 14\n" in told
-    assert 'edgespec_requests_total{status="200"} 3\n' in told
+    assert 'edgespec_requests_total{status="200"} 2\n' in told
     state = httpx.get(f"{address}/status").json()
     assert state["totals"]["generations"] == 1 and state["queue"]["waiting"] == 0
     pieces = httpx.post(f"{address}/tokenize", json={"content": "Hé", "with_pieces": True}).json()
@@ -37,9 +36,6 @@ def test_names_are_those_that_clients_of_llama_cpp_read(serve: Serve) -> None:
     props = httpx.get(f"{address}/props").json()
     assert (props["model_path"], props["is_sleeping"]) == ("tiny.gguf", False)
     assert props["build_info"].startswith("edgespec-")
-    params = props["default_generation_settings"]["params"]
-    assert (params["repeat_penalty"], params["repeat_last_n"]) == (1.0, 64)
-    assert (params["seed"], params["logit_bias"]) == (-1, [])
     httpx.post(f"{address}/completion", json={"prompt": "abc"})
     httpx.post(f"{address}/completion", json={"prompt": "abc"})
     lines = httpx.get(f"{address}/metrics").text.splitlines()
