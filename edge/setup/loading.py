@@ -404,8 +404,8 @@ def _know_plain_step(
         return
     report("measuring step times", 0.0)
     contention_now(backend)
-    plain = CostCurve([float("inf"), fastest_step(backend)]).uncontended(backend.contention)
-    keep_plain_step(spec, settings, plain)
+    plain = measure_curve(lambda nodes: one_step(backend, nodes), 1, seconds=_CURVE_SECONDS)
+    keep_plain_step(spec, settings, plain.uncontended(backend.contention))
     report("measuring step times", 1.0)
 
 
