@@ -13,11 +13,11 @@ import typer
 from edgespec.cli import options
 from edgespec.cli.answer_options import read_text
 from edgespec.cli.options import PROMPT, load_option
-from edgespec.cli.render import memory_json, printable, size_text, table
+from edgespec.cli.render import memory_json, printable, size_text, speed_text, table
 from edgespec.option_fields import option
 
 if TYPE_CHECKING:
-    from edgespec.memory.plan.plan import Alternative, Part, Plan
+    from edgespec.memory.plan.plan import Alternative, Plan
     from edgespec.memory.plan.request import Request
     from edgespec.models.spec import ModelSpec
 
@@ -70,9 +70,10 @@ def _document(spec: ModelSpec, plan: Plan) -> dict[str, Any]:
         "kv_loss_nats": plan.kv_loss,
         "memory": memory_json(plan),
         "predicted_plain_tokens_per_s": plan.plain_tokens_per_s,
+        "predicted_plain_range": plan.plain_range,
         "predicted_tokens_per_s": plan.tokens_per_s,
+        "predicted_range": plan.speed_range,
         "speed_source": plan.speed_source,
-        "users": [dataclasses.asdict(part) for part in plan.parts],
         "alternatives": [dataclasses.asdict(other) for other in plan.alternatives],
     }
 
@@ -91,38 +92,20 @@ def plan_text(spec: ModelSpec, plan: Plan) -> str:
     components.append(("at most", f"{peak} of {limit} {whose}, {left} left"))
     choices = [(c.name.replace("_", " "), str(c.value), c.reason) for c in plan.choices]
     speed = (
-        f"{plan.tokens_per_s:.1f} tokens/s, plain {plan.plain_tokens_per_s:.1f} "
-        f"({plan.speed_source})"
+        f"{speed_text(plan.speed_range)} tokens/s, plain {speed_text(plan.plain_range)}, while "
+        f"nothing else computes ({plan.speed_source})"
     )
     title = f"{printable(spec.name) or spec.path.name} ({spec.file_type})"
     sections = [title, table(components), table(choices), table([("predicted", speed)])]
-    if plan.parts:
-        sections.append(
-            "what each user gets, by how many are answered at once (predicted, without drafts)\n"
-            + table([_PARTS, *map(_part_row, plan.parts)])
-        )
     if alternatives := plan.alternatives:
         sections.append("you could also have\n" + table([_row(o) for o in alternatives]))
     return "\n\n".join(sections)
 
 
-_PARTS = ("at once", "tokens of context each", "cache each", "tokens/s each", "tokens/s of all")
-
-
-def _part_row(part: Part) -> tuple[str, ...]:
-    return (
-        str(part.users),
-        str(part.tokens_each),
-        size_text(part.cache_bytes_each),
-        f"{part.tokens_per_s_each:.1f}",
-        f"{part.tokens_per_s:.1f}",
-    )
-
-
 def _row(other: Alternative) -> tuple[str, str]:
     brings = (
         f"{other.options}: {size_text(other.peak_bytes)}, {other.context_size} tokens of context, "
-        f"{other.tokens_per_s:.1f} tokens/s"
+        f"about {speed_text((other.tokens_per_s,) * 2)} tokens/s"
     )
     return other.name, brings
 

@@ -208,3 +208,27 @@ def test_answers_of_a_server_keep_to_them(
         assert refused.status_code == 400 and "unclosed group" in refused.json()["error"]["message"]
     finally:
         server.close()
+
+
+@pytest.mark.model
+def test_a_schema_that_cannot_be_kept_to_names_its_tool_and_the_place(
+    exact_engine: edgespec.Engine,
+) -> None:
+    fine = {"type": "object", "properties": {"city": {"type": "string"}}}
+    bad = {"type": "object", "properties": {"days": {"type": "array", "uniqueItems": True}}}
+    tools = [
+        {"type": "function", "function": {"name": name, "parameters": schema}}
+        for name, schema in (("weather", fine), ("plan", bad), ("rest", fine))
+    ]
+    server = Server(exact_engine)
+    try:
+        body = {"messages": [{"role": "user", "content": "Hi"}], "tools": tools}
+        told = httpx.post(
+            f"{server.start()}/v1/chat/completions", json={**body, "tool_choice": "required"}
+        )
+    finally:
+        server.close()
+    error = told.json()["error"]
+    assert (told.status_code, error["param"]) == (400, "tools")
+    expected = "a call of plan cannot be required: the JSON schema cannot be used at "
+    assert error["message"].startswith(expected + "properties.days: unsupported keywords uniqueIt")
