@@ -41,7 +41,8 @@ from shared import Reader
 
 import edgespec
 from edgespec.backends.base import AnswerFormat
-from edgespec.backends.llama.grammar import LlamaGrammar, closed_schema
+from edgespec.backends.llama.grammar import LlamaGrammar
+from edgespec.backends.llama.json_schemas import closed_schema
 from edgespec.backends.llama.tokenizer import VocabularyTokenizer
 from edgespec.errors import EdgespecError, UnsupportedError
 from edgespec.memory.device.track import resident_bytes
