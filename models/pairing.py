@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import lru_cache
 from itertools import zip_longest
 from pathlib import Path
@@ -106,17 +106,6 @@ def _first_difference(target: Path, _hash: str, draft: Path, _draft_hash: str) -
         if ours != theirs:
             return f"token {number} is {_shown(theirs)} in one and {_shown(ours)} in the other"
     return ""
-
-
-def partners(target: ModelSpec, others: Iterable[ModelSpec]) -> Iterator[tuple[ModelSpec, str]]:
-    """Each other model with the reason why it cannot draft for `target`, "" where it can."""
-    for other in others:
-        try:
-            check_drafter(target, other)
-        except EdgespecError as problem:
-            yield other, str(problem)
-        else:
-            yield other, ""
 
 
 def heads_for(target: ModelSpec) -> Iterator[tuple[Path, str]]:
