@@ -38,6 +38,7 @@ from edgespec.models.spec import ONNX_FORMAT, ModelSpec, read_model_spec
 from edgespec.setup.candidates import (
     DraftSource,
     best_drafters,
+    for_one_user,
     source_of,
     window_unsupported,
 )
@@ -98,6 +99,8 @@ def _made(spec: ModelSpec, request: Request, machine: Machine) -> Plan:
         return best_drafters(spec, one, source, partial(planned, spec, machine=machine))
 
     plan = best_kernels(spec, request, drafting).with_choice(backend)
+    if plan.users > 1:
+        plan = for_one_user(spec, request, plan)
     return replace(plan, drafter_is_asked=request.drafter != "auto")
 
 

@@ -147,7 +147,7 @@ def estimated_curve(
     base = [first * (1.0 + _UNMEASURED_SLOPE * (n - 1)) for n in range(1, max_nodes + 1)]
     curve = CostCurve([float("inf"), *base])
     if plain is not None:
-        curve = curve.at_the_level_of(plain)
+        curve = curve.scaled(plain.base[1] / curve.base[1])
         curve.measured_s, curve.contention = plain.measured_s, plain.contention
     return curve
 
