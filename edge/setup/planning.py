@@ -50,8 +50,6 @@ from edgespec.setup.stored import (
 )
 from edgespec.switching.planning import check_switch, stored_switch, switch_reason
 
-_MAX_NODES = 32  # of a step whose time is estimated
-
 
 def make_run_plan(spec: ModelSpec, request: Request, machine: Machine | None = None) -> Plan:
     """The plan of a request on this machine, with everything that was measured earlier.
@@ -139,9 +137,7 @@ def speed_model(spec: ModelSpec, settings: Settings) -> SpeedModel:
     rounds = stored_rounds(spec, settings.drafter)
     if curve is not None:
         return SpeedModel(curve, is_measured=True, rounds=rounds)
-    estimate = estimated_curve(
-        spec.bytes_per_token, memory_bandwidth(spec.bytes_per_token), _MAX_NODES
-    )
+    estimate = estimated_curve(spec.bytes_per_token, memory_bandwidth(spec.bytes_per_token), 32)
     return SpeedModel(estimate, is_measured=False, rounds=rounds)
 
 
