@@ -13,7 +13,7 @@ import typer
 from edgespec.cli import options
 from edgespec.cli.answer_options import read_text
 from edgespec.cli.options import PROMPT, load_option
-from edgespec.cli.render import memory_json, printable, size_text, table
+from edgespec.cli.render import memory_json, printable, size_text, speed_text, table
 from edgespec.option_fields import option
 
 if TYPE_CHECKING:
@@ -70,7 +70,9 @@ def _document(spec: ModelSpec, plan: Plan) -> dict[str, Any]:
         "kv_loss_nats": plan.kv_loss,
         "memory": memory_json(plan),
         "predicted_plain_tokens_per_s": plan.plain_tokens_per_s,
+        "predicted_plain_range": plan.plain_range,
         "predicted_tokens_per_s": plan.tokens_per_s,
+        "predicted_range": plan.speed_range,
         "speed_source": plan.speed_source,
         "alternatives": [dataclasses.asdict(other) for other in plan.alternatives],
     }
@@ -90,8 +92,8 @@ def plan_text(spec: ModelSpec, plan: Plan) -> str:
     components.append(("at most", f"{peak} of {limit} {whose}, {left} left"))
     choices = [(c.name.replace("_", " "), str(c.value), c.reason) for c in plan.choices]
     speed = (
-        f"{plan.tokens_per_s:.1f} tokens/s, plain {plan.plain_tokens_per_s:.1f} "
-        f"({plan.speed_source})"
+        f"{speed_text(plan.speed_range)} tokens/s, plain {speed_text(plan.plain_range)}, while "
+        f"nothing else computes ({plan.speed_source})"
     )
     title = f"{printable(spec.name) or spec.path.name} ({spec.file_type})"
     sections = [title, table(components), table(choices), table([("predicted", speed)])]
@@ -103,7 +105,7 @@ def plan_text(spec: ModelSpec, plan: Plan) -> str:
 def _row(other: Alternative) -> tuple[str, str]:
     brings = (
         f"{other.options}: {size_text(other.peak_bytes)}, {other.context_size} tokens of context, "
-        f"{other.tokens_per_s:.1f} tokens/s"
+        f"about {speed_text((other.tokens_per_s,) * 2)} tokens/s"
     )
     return other.name, brings
 

@@ -3,6 +3,7 @@
 | kind | kept for | what |
 | --- | --- | --- |
 | curves | file, device, settings, library, snapshots | times of steps |
+| plain | file, device, settings, library | time of one token's step, where nothing was drafted |
 | snapshots | file, device, settings, library | how much longer they make plain steps, by number |
 | invariance | file, device, settings, library | which steps round like single tokens |
 | calibration | file | how often drafts of tables were right |
@@ -41,6 +42,7 @@ from edgespec.memory.times.speed import DEFAULT_ROUNDS, Round
 from edgespec.models.spec import ModelSpec
 
 _CURVES, _INVARIANCE, _SNAPSHOTS = "curves", "invariance", "snapshots"
+_PLAIN = "plain"
 _CALIBRATION, _LEARNED, _ROUNDS, _KV_LOSSES = "calibration", "learned", "rounds", "kv_losses"
 # What is compared with single tokens, and how many numbers a comparison is.
 STEPS, PREFILLS = "steps", "prefills"
@@ -111,12 +113,24 @@ def stored_curve(spec: ModelSpec, settings: Settings) -> CostCurve | None:
 
 def keep_curve(spec: ModelSpec, settings: Settings, curve: CostCurve, *, replaced: bool) -> None:
     """Keep a measurement: in the place of what is stored, or added to what runs learned since."""
+    curve.measured_s = time()
 
     def change(now: dict[str, Any] | None) -> dict[str, Any]:
         found = None if replaced else curve_of(now)
         return (curve if found is None else found.updated(curve)).as_json()
 
     cache.update(_CURVES, curve_key(spec, settings), change)
+
+
+def stored_plain_step(spec: ModelSpec, settings: Settings) -> CostCurve | None:
+    """What a run without drafts measured under these settings, a step over one token, or None."""
+    return curve_of(cache.load(_PLAIN, settings_key(spec, settings)))
+
+
+def keep_plain_step(spec: ModelSpec, settings: Settings, curve: CostCurve) -> None:
+    """Keep what a step over one token takes, for plans before anything else is measured."""
+    curve.measured_s = time()
+    cache.store(_PLAIN, settings_key(spec, settings), curve.as_json())
 
 
 def learn_curve(spec: ModelSpec, settings: Settings, curve: CostCurve) -> None:

@@ -82,6 +82,10 @@ class Drafts:
         """Predicted speed with drafts of at most this size, halfway through the answer."""
         return self.speed_of(draft_max).tokens_per_s(draft_max, self.layout.request.depth)
 
+    def range_of(self, draft_max: int) -> tuple[float, float]:
+        """Between what `tokens_per_s` is likely to lie."""
+        return self.speed_of(draft_max).range_of(draft_max, self.layout.request.depth)
+
     def _slow_down(self, sizes: Sequence[int]) -> bool:
         """Whether snapshots take more time than drafts of any of these sizes save.
 
