@@ -20,7 +20,6 @@ from edgespec.memory.times.speed import SpeedModel
 CHEAP = 1.02  # of the bytes with the smallest draft: hardly more
 _KEPT_SPEED = 0.98  # under a budget
 _KEPT_SPEED_UNASKED = 0.995
-_LARGEST_STEP = 256
 _NO_DIFFERENCE = 1.01  # between two speeds: a decision for one of them would be by chance
 # Unasked, where each draft takes one more copy of a recurrent state. llama.cpp writes a part of all
 # snapshots in every step of some kinds: few are tried before it was measured what that takes.
@@ -62,7 +61,7 @@ class Drafts:
         asked = self.layout.request.draft_max
         if asked is not None:
             return (asked,)
-        most = min(self.max_step or _LARGEST_STEP, self.layout.contexts.least)
+        most = min(self.max_step or 256, self.layout.contexts.least)
         if self.layout.spec.keeps_state:
             most = min(most, 1 + self._most_states)
         sizes = [draft for draft in DRAFT_SIZES if draft < most]
