@@ -28,6 +28,7 @@ from edgespec.backends.llama.grammar_guest import CONTROL, LLGUIDANCE_LIMITS, MO
 from edgespec.backends.llama.json_schemas import schema_document, unusable, unusable_place
 from edgespec.backends.llama.library import library
 from edgespec.errors import EdgespecError, UnsupportedError
+from edgespec.memory.bytes.requests import FORM_BYTES
 from edgespec.models.processes import Guest, GuestEndedError, GuestLimits
 
 if TYPE_CHECKING:
@@ -228,8 +229,8 @@ def _document(tokenizer: Vocabulary, wanted: AnswerFormat) -> str:
 # -- grammars and regular expressions, which a guest tries -------------------------------------
 
 
-# A form is tried with 64 MiB and 500 bytes a token; compiled here, it takes as much as there.
-_guest = Guest(MODULE, GuestLimits(64 << 20, seconds=1.0, patience_s=10.0, bytes_per_byte=64))
+# Compiled here, a form takes as much as there. A vocabulary as JSON has 11 to 29 bytes a token.
+_guest = Guest(MODULE, GuestLimits(FORM_BYTES, seconds=1.0, patience_s=10.0, bytes_per_byte=64))
 _MOST_TRIED = 8  # forms that are known, with their documents: at most 4 MiB
 _tried: dict[tuple[str, str, str], str] = {}  # by vocabulary, kind and text
 

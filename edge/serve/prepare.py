@@ -111,7 +111,6 @@ def _with_opening(body: Any) -> tuple[Any, dict[str, bool]]:
 
 
 def _prompt(service: Service, asked: ChatAsked) -> tuple[Conversation, list[int]]:
-    service.prompts.check_length(*(str(one.get("content", "")) for one in asked.messages))
     template = service.prompts.template(with_tools=bool(asked.tools.offered)) or ""
     talk, images = conversation_of(asked, service.prompts, template), images_of(asked.messages)
     talk = replace(talk, options=replace(talk.options, images=images))
@@ -203,8 +202,9 @@ def _text_of(service: Service, prompt: str | list[int]) -> str:
 def prepare_llama(service: Service, body: Any, task: Task) -> Prepared:
     """`/completion`. Raises ApiError, and as `Engine.stream`."""
     asked = read_llama(body, service.setup)
-    texts = [one for one in asked.prompts if isinstance(one, str)]
-    service.prompts.check_length(*texts, param="prompt")
+    for one in asked.prompts:
+        if isinstance(one, str):
+            service.prompts.check_length(one, param="prompt")
     several = [service.engine.encode(one, raw=True) for one in asked.prompts]
     return _llama(service, asked, several, task)
 

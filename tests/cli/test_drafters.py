@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,12 @@ def test_a_draft_model_is_planned_priced_and_lossless(measured_cache: Path) -> N
     assert set(sources) <= {"suffix", "model"}
     assert sum(sources.values()) == report["drafted_tokens"]
     assert report["accepted_by"].get("model", 0) == sources.get("model", 0)
+
+
+def test_a_run_says_what_each_drafter_wrote(measured_cache: Path) -> None:
+    arguments = (str(embedded_model()), QUESTION, *SHORT[:-1], "--drafter", "suffix")
+    done = run("run", *arguments, cache=str(measured_cache))
+    assert re.search(r"\), drafts accepted: suffix \d+ of \d+, first token", done.err)
 
 
 def test_what_is_remembered_is_shown_and_cleared(
