@@ -120,11 +120,6 @@ def heads_for(target: ModelSpec) -> Iterator[tuple[Path, str]]:
             yield path, "" if head.reads is not None else "a whole model, and no head"
 
 
-def tokens_of(spec: ModelSpec) -> list[bytes]:
-    """The vocabulary as it stands in the file, by token id."""
-    return _tokens_in(spec.files[0])
-
-
 def _tokens_in(path: Path) -> list[bytes]:
     file = read_gguf(path)
     return read_strings(file.path, file.metadata.get("tokenizer.ggml.tokens"))

@@ -52,8 +52,6 @@ from edgespec.setup.stored import (
 )
 from edgespec.switching.planning import check_switch, stored_switch, switch_reason
 
-_MAX_NODES = 32  # of a step whose time is estimated
-
 
 def make_run_plan(spec: ModelSpec, request: Request, machine: Machine | None = None) -> Plan:
     """The plan of a request on this machine, with everything that was measured earlier.
@@ -145,7 +143,7 @@ def speed_model(spec: ModelSpec, settings: Settings) -> SpeedModel:
         return SpeedModel(curve, is_measured=True, rounds=rounds)
     nbytes = spec.bytes_per_token
     plain = stored_plain_step(spec, settings)
-    estimate = estimated_curve(nbytes, memory_bandwidth(nbytes), _MAX_NODES, plain)
+    estimate = estimated_curve(nbytes, memory_bandwidth(nbytes), 32, plain)
     return SpeedModel(estimate, False, rounds, is_from_busy_moment(nbytes))
 
 

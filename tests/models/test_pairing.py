@@ -13,7 +13,6 @@ from edgespec.models.pairing import (
     check_drafter,
     check_pair,
     is_translated,
-    tokens_of,
 )
 from edgespec.models.spec import ModelSpec, read_model_spec
 
@@ -60,11 +59,6 @@ def unsupported(target: ModelSpec, draft: ModelSpec) -> UnsupportedError:
     with pytest.raises(UnsupportedError) as caught:
         check_pair(target, draft)
     return caught.value
-
-
-def test_the_tokens_as_they_stand_in_the_file(tmp_path: Path) -> None:
-    assert tokens_of(model(tmp_path, "a", WORDS)) == [word.encode() for word in WORDS]
-    assert tokens_of(model(tmp_path, "b", [])) == []
 
 
 def test_the_same_vocabulary(tmp_path: Path) -> None:
