@@ -38,6 +38,7 @@ from edgespec.models.spec import ONNX_FORMAT, ModelSpec, read_model_spec
 from edgespec.setup.candidates import (
     DraftSource,
     best_drafters,
+    for_one_user,
     source_of,
     window_unsupported,
 )
@@ -50,8 +51,6 @@ from edgespec.setup.stored import (
     stored_rounds,
 )
 from edgespec.switching.planning import check_switch, stored_switch, switch_reason
-
-_MAX_NODES = 32  # of a step whose time is estimated
 
 
 def make_run_plan(spec: ModelSpec, request: Request, machine: Machine | None = None) -> Plan:
@@ -98,6 +97,8 @@ def _made(spec: ModelSpec, request: Request, machine: Machine) -> Plan:
         return best_drafters(spec, one, source, partial(planned, spec, machine=machine))
 
     plan = best_kernels(spec, request, drafting).with_choice(backend)
+    if plan.users > 1:
+        plan = for_one_user(spec, request, plan)
     return replace(plan, drafter_is_asked=request.drafter != "auto")
 
 
@@ -142,7 +143,7 @@ def speed_model(spec: ModelSpec, settings: Settings) -> SpeedModel:
         return SpeedModel(curve, is_measured=True, rounds=rounds)
     nbytes = spec.bytes_per_token
     plain = stored_plain_step(spec, settings)
-    estimate = estimated_curve(nbytes, memory_bandwidth(nbytes), _MAX_NODES, plain)
+    estimate = estimated_curve(nbytes, memory_bandwidth(nbytes), 32, plain)
     return SpeedModel(estimate, False, rounds, is_from_busy_moment(nbytes))
 
 
