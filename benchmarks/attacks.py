@@ -33,7 +33,7 @@ from typing import Any
 
 import httpx
 import psutil
-from shared import running
+from shared import running, stoppable
 
 from edgespec.backends.llama.tokenizer import VocabularyTokenizer
 from edgespec.memory.device.host import cpu_name
@@ -41,6 +41,7 @@ from edgespec.memory.device.track import peak_resident_bytes, resident_bytes
 from edgespec.models.embedded import embedded_model
 
 _AT_ONCE, _ASKED = 8, 16  # clients of an attack, and requests of them all
+_CLIENTS = 16  # of a soak
 _PATIENCE_S = 120.0
 _LOOK_S = 0.02
 _KEYS = ("first-key-of-two", "second-key-of-two")
@@ -222,7 +223,7 @@ class Soak:
 
     def __init__(self, address: str, requests: int, seconds: float) -> None:
         self._address, self._left, self._lock = address, iter(range(requests)), threading.Lock()
-        self._end_s = time.monotonic() + seconds
+        self.end_s = time.monotonic() + seconds
         self.counts, self.wrong = Counter[str](), list[str]()
 
     def client(self, number: int) -> None:
@@ -233,7 +234,7 @@ class Soak:
             while True:
                 with self._lock:
                     place = next(self._left, None)
-                if place is None or time.monotonic() > self._end_s:
+                if place is None or time.monotonic() > self.end_s:
                     return
                 kind = draw.choice(list(_KINDS))
                 marker = f"m{place}k{number % 2}"
@@ -357,8 +358,12 @@ def soak(chosen: argparse.Namespace) -> bool:
     with running(_command(chosen, "--budget", chosen.budget, *keys)) as address:
         asked = Soak(address, chosen.requests, chosen.seconds)
         names = [name for name in _ATTACKS if "repeats" not in name]
-        with _attacked(address, names, 4, _KEYS[1]), ThreadPoolExecutor(16) as clients:
-            list(clients.map(asked.client, range(16)))
+        threads = ThreadPoolExecutor(_CLIENTS)
+        with stoppable(), _attacked(address, names, 4, _KEYS[1]), threads as clients:
+            try:
+                list(clients.map(asked.client, range(_CLIENTS)))
+            finally:
+                asked.end_s = 0.0
         headers = {"authorization": f"Bearer {_KEYS[0]}"}
         found = httpx.get(f"{address}/status", headers=headers).json()["memory"]
     kinds = {kind: asked.counts.pop(kind) for kind in _KINDS}
