@@ -37,7 +37,6 @@ from edgespec.backends.tree import DraftTree
 from edgespec.decode.generation import Run, Written
 from edgespec.decode.stats import ALONE
 from edgespec.decode.verification import TypicalPick, accept, accept_sampled, cut
-from edgespec.drafting import constants
 from edgespec.drafting.calibration import Calibration
 from edgespec.drafting.constants import REQUIRED_GAIN
 from edgespec.drafting.drafters.base import Drafter, VerifyResult
@@ -53,6 +52,7 @@ from edgespec.drafting.proposal import (
     likeliest_chain,
 )
 from edgespec.memory.times.curve import CostCurve
+from edgespec.memory.times.speed import NO_DIFFERENCE
 from edgespec.prefix import common_prefix_length
 from edgespec.sampling.sampling import Sampler
 
@@ -232,9 +232,9 @@ class Known:
     def are_snapshots_worth_it(self, drafter: Drafter) -> bool:
         """Whether drafts save what their snapshots cost; True while too little is known."""
         saved, cost = drafter.saved_part, self.snapshots_cost
-        if saved is None or cost < constants.NO_DIFFERENCE:
+        if saved is None or cost < NO_DIFFERENCE:
             return True
-        return (1.0 - saved) * cost < constants.NO_DIFFERENCE
+        return (1.0 - saved) * cost < NO_DIFFERENCE
 
 
 @dataclass(frozen=True, slots=True)

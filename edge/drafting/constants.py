@@ -17,8 +17,7 @@ MOST_AT_FIRST = 0.5 * FIRST_BALANCE  # that a first lookup is charged: the rest 
 LONGEST_ALONE, LONGEST_STEP = 1.3, 3.0
 USUAL_PROMPT = 512  # tokens of a prompt that a draft model may read before it has earned anything
 MOST_ROUNDS = 5000.0  # that savings are a sum of, older ones fade: not measured
-TELLING_ROUNDS = 300  # rounds or tokens that savings must be of: not measured, two answers or three
-NO_DIFFERENCE = 1.01  # in time: not measured; what costs less is not given up
+TELLING_ROUNDS = 300  # rounds or tokens that counts must be of: not measured, two answers or three
 LASTING_S = 24 * 3600.0  # no stored figure keeps a drafter out for longer: one try a day
 
 # Times the tokens/ms of plain decoding that drafts of tables must promise: the best of many counts

@@ -56,7 +56,8 @@ def prepare_response(service: Service, body: Any, task: Task) -> Prepared:
     """The same by another interface. Raises ApiError, and as `Engine.stream`."""
     asked, repeated, summarises = read_response(body, service.setup)
     talk, ids = _prompt(service, asked)
-    shape = ResponsesShape(service.setup.names[0], repeated, summarises=summarises)
+    tokens = None if asked.options.logprobs is None else _tokens(service)
+    shape = ResponsesShape(service.setup.names[0], repeated, summarises=summarises, tokens=tokens)
     prepared = _chat(service, asked, talk, ids, shape, task)
     return replace(prepared, names_events=True, fail=shape.failed)
 

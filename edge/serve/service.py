@@ -273,16 +273,6 @@ class Service:
             counters.generated_tokens,
             counters.tokens_per_s,
             counters.acceptance_length,
-            extra={
-                "fields": {
-                    "request_id": generation.request_id,
-                    "finish_reason": result.finish_reason,
-                    "prompt_tokens": counters.prompt_tokens,
-                    "cached_tokens": counters.reused_tokens,
-                    "generated_tokens": counters.generated_tokens,
-                    "tokens_per_s": round(counters.tokens_per_s, 2),
-                }
-            },
         )
         PROMPTS.info("%s answer: %s", generation.request_id, result.text)
         if generation.text and result.token_ids:

@@ -24,7 +24,6 @@ from math import inf
 from pathlib import Path
 
 from edgespec.drafting.constants import (
-    NO_DIFFERENCE,
     TELLING_ROUNDS,
     TRANSLATED_GAINS,
     WINDOW_FIRST,
@@ -39,7 +38,7 @@ from edgespec.memory.plan.options import LLAMACPP, ONNX
 from edgespec.memory.plan.plan import Plan
 from edgespec.memory.plan.request import Choice, Request
 from edgespec.memory.plan.settings import settings_of
-from edgespec.memory.times.speed import predicted_speedup
+from edgespec.memory.times.speed import NO_DIFFERENCE, predicted_speedup
 from edgespec.models.early_exit import (
     ExitInfo,
     MadeFor,

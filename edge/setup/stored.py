@@ -27,6 +27,7 @@ from importlib.metadata import PackageNotFoundError, version
 from time import time
 from typing import Any
 
+from edgespec.drafting.constants import TELLING_ROUNDS
 from edgespec.drafting.drafters import HEAD, MODEL
 from edgespec.drafting.ledger import TIME, RoundHistory, dated, is_recent
 from edgespec.memory.bytes.shape import KV_TYPE_BYTES, kv_pair
@@ -48,7 +49,6 @@ _CALIBRATION, _LEARNED, _ROUNDS, _KV_LOSSES = "calibration", "learned", "rounds"
 STEPS, PREFILLS = "steps", "prefills"
 _NUMBERS = {STEPS: 3, PREFILLS: 4}
 _MOST_COMPARED = 32  # that are kept; each is of one plan's sizes
-_TELLING_ROUNDS = 500  # fewer say little about what comes next
 _MOST_COST = 10.0  # of snapshots, in plain steps
 # Packages that are ONNX Runtime, with one provider or another.
 _RUNTIMES = (
@@ -214,7 +214,7 @@ def keep_rounds(spec: ModelSpec, drafter: str, rounds: Sequence[Round]) -> None:
 def stored_rounds(spec: ModelSpec, drafter: str) -> tuple[tuple[int, int, float], ...]:
     """What rounds of earlier runs emitted; what is usual as long as there are few of them."""
     history = stored_history(spec, drafter)
-    return tuple(history.rounds()) if len(history) >= _TELLING_ROUNDS else DEFAULT_ROUNDS
+    return tuple(history.rounds()) if len(history) >= TELLING_ROUNDS else DEFAULT_ROUNDS
 
 
 def stored_kv_losses(spec: ModelSpec) -> dict[str, float]:

@@ -20,6 +20,7 @@ from math import exp
 from edgespec.memory.times.curve import CostCurve
 
 Round = tuple[int, int, float]  # nodes, tokens emitted, how often
+NO_DIFFERENCE = 1.01  # between two speeds, not measured: to choose by less would be by chance
 
 # Per 1000 rounds, suffix drafter: Spec-Bench, greedy, mean of SmolLM2-135M and Qwen2.5-Coder-1.5B
 # on a curve that rises with every fourth token (2 CPU cores).

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from laid_out import machine_with
@@ -47,7 +48,8 @@ def test_a_command_line_and_its_line_editor_are_counted_once() -> None:
 
 
 def test_a_server_counts_its_requests_and_its_guests() -> None:
-    alone, cells = plan_of(SPEC), {"context_size": 1024, "serves": True}
+    alone = plan_of(SPEC)
+    cells: Any = {"context_size": 1024, "serves": True}
     assert "guests" not in alone.component_bytes
     parts = plan_of(SPEC, **cells, keeps_to_form=True).component_bytes
     assert parts["guests"] == guests_bytes(SPEC.vocab_size, 1024)
