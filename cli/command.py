@@ -185,7 +185,7 @@ class Command(TyperCommand):
 
     def invoke(self, ctx: Any) -> Any:
         """As usual, with a log as wanted."""
-        start_log(**{name: ctx.params.pop(name) for name in ("verbose", "log_file", "log_format")})
+        start_log(**{name: ctx.params.pop(name) for name in ("verbose", "log_file")})
         return super().invoke(ctx)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:

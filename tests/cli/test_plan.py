@@ -150,15 +150,6 @@ def test_plans_in_a_row_say_the_same_and_one_beside_a_busy_program_lies_in_their
     bandwidth._total_bytes.cache_clear()
 
 
-@pytest.mark.model
-@pytest.mark.usefixtures("steady")
-def test_several_models_of_which_one_does_not_fit_end_with_1(command: Command) -> None:
-    both = (str(embedded_model()), str(embedded_model()))
-    assert command("plan", *both).status == 0
-    done = command("plan", *both, "--budget", "100MiB")
-    assert done.status == 1 and "budget: 100 MiB" in " ".join(done.out.split())
-
-
 RARE_SCRIPT = "\u1780\u17d2\u1798\u17c2\u179a " * 330  # its tokens are nearly as many as its bytes
 
 
