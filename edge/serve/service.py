@@ -136,7 +136,6 @@ class Service:
         shared = shared or Shared(Limits())
         self.limits, self.totals = shared.limits, shared.totals
         self._owns_engine = owns_engine
-        self._read_tokens, self._read_s = 0, 0.0
         size = engine.backend.context_size
         self.setup = Setup(tuple(names), size, defaults or Defaults(), self.limits, any_model)
         self.prompts = Prompts(engine)
@@ -236,11 +235,6 @@ class Service:
         return self.engine.memory_bytes()
 
     @property
-    def prompt_s_per_token(self) -> float:
-        """Seconds that reading a token of a prompt has taken; 0 where none was read."""
-        return self._read_s / max(1, self._read_tokens)
-
-    @property
     def is_full(self) -> bool:
         """Whether the queue takes no more."""
         return self.worker.is_full
@@ -260,8 +254,6 @@ class Service:
         is_cancelled = result.finish_reason == "cancelled" and not generation.ran_out
         counters = result.counters
         self.totals.add(counters, cancelled=is_cancelled)
-        self._read_tokens += counters.prompt_tokens - counters.reused_tokens
-        self._read_s += counters.prompt_s
         LOGGER.info(
             "%s %s: prompt %d tokens, %d of them kept, first token after %.2f s; "
             "answer %d tokens, %.1f tokens/s, %.2f tokens a step",
