@@ -199,7 +199,7 @@ def best_drafters(
         for candidate in (_recycling, _window):
             plan = _with(candidate(spec, tables, plan), plan, plan_of)
     if source is None:
-        return with_offer(spec, request, plan)
+        return with_offer(spec, request, _with_prediction(spec, plan))
     return _with(_drafts_of(source, spec, request, plan), plan, plan_of)
 
 
@@ -276,6 +276,17 @@ def _drafts_of(source: DraftSource, spec: ModelSpec, request: Request, plan: Pla
         hint = f"; --draft-model {path} uses it"
     asked = replace(request, drafter=names, draft_model=path)
     return Candidate(asked, who, pays, reason, choice, is_told=True, hint=hint)
+
+
+def _with_prediction(spec: ModelSpec, plan: Plan) -> Plan:
+    """The plan, which says what a smaller model that was named is expected to bring."""
+    if plan.draft_model is None or MODEL not in plan.drafter.split(","):
+        return plan
+    drafter = read_model_spec(plan.draft_model)
+    if read_exit(drafter) is not None:
+        return plan
+    _, reason = _judged(spec, plan, DraftSource(_SMALL, drafter, TRANSLATED_GAINS, is_named=True))
+    return plan.with_reason(_SMALL, f"as asked; {reason}")
 
 
 def for_one_user(spec: ModelSpec, request: Request, plan: Plan) -> Plan:

@@ -91,6 +91,18 @@ def test_step_times_decide(target: ModelSpec, small: Path) -> None:
     assert reason.endswith(f"; --draft-model {small} uses it")
 
 
+def test_of_one_that_was_named_the_plan_says_what_it_would_bring(
+    target: ModelSpec, small: Path
+) -> None:
+    """It drafts in any case: its ledger closes it where that does not pay."""
+    for times in (FLAT, STEEP):
+        measured(target, times)
+        plan = plan_of(target, draft_model=small)
+        value, reason = told(plan)
+        assert (plan.drafter, value) == ("suffix,model", "small.gguf")
+        assert reason.startswith("as asked; ") and "x of plain decoding predicted" in reason
+
+
 def test_what_it_saved_here_decides(target: ModelSpec, small: Path) -> None:
     draft = read_model_spec(small)
     key = learned_key(target, plan_of(target, drafter="suffix"), draft)
