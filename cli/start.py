@@ -126,11 +126,13 @@ def load_engine(
 
     Where it `is_first` of what the process does, Ctrl-C ends that within 0.5 s.
     """
-    from edgespec.setup.loading import load_plan, plan_to_load
-
     progress = Progress()
     report = until_set(cancel, progress)
     with _interrupted_at_once(cancel, is_first=is_first):
+        if cancel.is_set():  # while modules were imported and the header was read
+            raise KeyboardInterrupt
+        from edgespec.setup.loading import load_plan, plan_to_load
+
         with progress:
             plan = plan_to_load(spec, request, report)
         if not quiet:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -52,6 +52,15 @@ def test_ctrl_c_ends_a_load_at_its_next_report(step: str, monkeypatch: pytest.Mo
     with pytest.raises(KeyboardInterrupt):
         load_engine(anything, anything, cancel, quiet=True)
     assert not seen
+
+
+def test_ctrl_c_before_a_load_begins_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While modules are imported: the plan reports nothing, and loading does seconds later."""
+    monkeypatch.setattr(loading, "plan_to_load", lambda *_: pytest.fail("it went on"))
+    cancel, anything = threading.Event(), cast("Any", None)
+    cancel.set()
+    with pytest.raises(KeyboardInterrupt):
+        load_engine(anything, anything, cancel, quiet=True)
 
 
 @pytest.mark.parametrize("step", ["plan_to_load", "load_plan"])
