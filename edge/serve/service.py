@@ -271,18 +271,11 @@ class Service:
             self.prompts.learn(generation.text, generation.prompt_ids, result, generation.salt)
 
 
+# What llama.cpp's server has no name for.
 _HELP = {
     "generations": "Answers that ended.",
     "cancelled": "Answers whose client went away.",
-    "prompt_tokens": "Tokens of prompts.",
-    "cached_tokens": "Tokens of prompts that were in the cache.",
-    "generated_tokens": "Tokens written.",
-    "drafted_tokens": "Tokens drafted.",
-    "accepted_tokens": "Drafted tokens that were right.",
-    "rounds": "Steps after prompts.",
-    "prompt_s": "Seconds of reading prompts.",
     "time_to_first_token_s": "Seconds from arrival to first tokens, waiting included.",
-    "decode_s": "Seconds from first tokens to last ones.",
 }
 
 
@@ -357,10 +350,9 @@ def metrics(pool: Pool, shared: Shared, _member: Member) -> str:
     totals = shared.totals
     running, waiting = _queue(pool)
     lines = []
-    for name, value in _numbers(totals).items():
-        if name in _HELP:
-            unit = f"{name.removesuffix('_s')}_seconds" if name.endswith("_s") else name
-            lines += _metric(f"{unit}_total", "counter", _HELP[name], {"": value})
+    for name, about in _HELP.items():
+        unit = f"{name.removesuffix('_s')}_seconds" if name.endswith("_s") else name
+        lines += _metric(f"{unit}_total", "counter", about, {"": getattr(totals, name)})
     for kind in ("drafted", "accepted"):
         counts = getattr(totals, f"{kind}_by").copy()
         values = {f'{{drafter="{name}"}}': count for name, count in sorted(counts.items())}
@@ -369,8 +361,6 @@ def metrics(pool: Pool, shared: Shared, _member: Member) -> str:
     lines += _metric("requests_total", "counter", "Requests by their status.", statuses)
     loads = {f"{{model={json.dumps(one.name)}}}": one.loads for one in pool.members}
     lines += _metric("model_loads_total", "counter", "Times a model was loaded.", loads)
-    lines += _metric("generations_running", "gauge", "Answers under way.", {"": running})
-    lines += _metric("generations_waiting", "gauge", "Answers in the queue.", {"": waiting})
     held = resident_bytes()
     lines += _metric("resident_memory_bytes", "gauge", "Memory of the process.", {"": held})
     if shared.energy is not None:
@@ -384,23 +374,32 @@ def metrics(pool: Pool, shared: Shared, _member: Member) -> str:
 
 
 def _llama_metrics(totals: Totals, running: int, waiting: int) -> dict[str, tuple[str, float]]:
-    """The same numbers as llama.cpp's server names them, for its dashboards."""
+    """What llama.cpp's server has a name for, so that its dashboards show it."""
     read = totals.prompt_tokens - totals.cached_tokens
     decoded = totals.accepted_tokens + totals.rounds
     return {
         "prompt_tokens_total": ("Tokens of prompts that were read.", read),
-        "prompt_tokens_cached_total": (_HELP["cached_tokens"], totals.cached_tokens),
-        "prompt_seconds_total": (_HELP["prompt_s"], totals.prompt_s),
+        "prompt_tokens_cached_total": (
+            "Tokens of prompts that were in the cache.",
+            totals.cached_tokens,
+        ),
+        "prompt_seconds_total": ("Seconds of reading prompts.", totals.prompt_s),
         "prompt_tokens_seconds": ("Tokens of prompts per second.", _rate(read, totals.prompt_s)),
-        "tokens_predicted_total": (_HELP["generated_tokens"], totals.generated_tokens),
-        "tokens_predicted_seconds_total": (_HELP["decode_s"], totals.decode_s),
+        "tokens_predicted_total": ("Tokens written.", totals.generated_tokens),
+        "tokens_predicted_seconds_total": (
+            "Seconds from first tokens to last ones.",
+            totals.decode_s,
+        ),
         "predicted_tokens_seconds": (
             "Tokens written per second.",
             _rate(decoded, totals.decode_s),
         ),
         "n_decode_total": ("Steps, one for each prompt.", totals.generations + totals.rounds),
-        "spec_decode_num_draft_tokens_total": (_HELP["drafted_tokens"], totals.drafted_tokens),
-        "spec_decode_num_accepted_tokens_total": (_HELP["accepted_tokens"], totals.accepted_tokens),
+        "spec_decode_num_draft_tokens_total": ("Tokens drafted.", totals.drafted_tokens),
+        "spec_decode_num_accepted_tokens_total": (
+            "Drafted tokens that were right.",
+            totals.accepted_tokens,
+        ),
         "requests_processing": ("Answers under way.", running),
         "requests_deferred": ("Answers in the queue.", waiting),
     }

@@ -24,7 +24,7 @@ QUESTION = "Why is the sky blue? Explain it at length."
 SHORT = ("--max-tokens", "8", "--ctx", "256", "--threads", "1")
 SUMMARY = re.compile(
     r"(\d+) tokens, [\d.]+ tokens/s, acceptance length \d\.\d\d \(plain is 1\.00\)"
-    r"(?:, drafts accepted: suffix \d+ of \d+)?, first token after \d+\.\d\d s, "
+    r"(?:, drafts accepted: [a-z\d, ]+)?, first token after \d+\.\d\d s, "
     r"peak memory \d+ MiB(; cut off by --max-tokens)?"
 )
 
