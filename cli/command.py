@@ -93,7 +93,7 @@ class Group(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """As usual; names of Ollama's commands lead to those that do the same."""
-        if ctx.parent is None and args[0] in _OLLAMA:
+        if args[0] in _OLLAMA.keys() - self.commands.keys():
             ctx.fail(f"No such command '{args[0]}'. Did you mean {_OLLAMA[args[0]]}?")
         return super().resolve_command(ctx, args)
 

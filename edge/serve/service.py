@@ -23,7 +23,7 @@ from edgespec.memory.device.energy import energy_meter
 from edgespec.memory.device.track import peak_resident_bytes, resident_bytes
 from edgespec.memory.plan.plan import Plan
 from edgespec.sampling.constrained import make_grammar
-from edgespec.sampling.params import SamplingParams
+from edgespec.sampling.params import FIELD_NAMES, SamplingParams
 from edgespec.serve.access import CACHE_SALT, HISTORY
 from edgespec.serve.api_error import LOGGER, ApiError
 from edgespec.serve.asked import Defaults, Setup
@@ -290,10 +290,12 @@ def props(_pool: Pool, _shared: Shared, member: Member) -> dict[str, Any]:
         size = member.model.about["context_length"]
         return {**told, "default_generation_settings": {"n_ctx": size}}
     engine, setup = service.engine, service.setup
-    template = engine.chat_template or ""
+    template, sampling = engine.chat_template or "", setup.defaults.sampling
+    names = [one.name for one in fields(sampling) if one.name != "logit_bias"]
+    params = {FIELD_NAMES.get(name, name): getattr(sampling, name) for name in names}
     return {
         **told,
-        "default_generation_settings": {"n_ctx": setup.context_size},
+        "default_generation_settings": {"n_ctx": setup.context_size, "params": params},
         "total_slots": service.engine.users,
         "model_path": service.file_name,
         "chat_template": template,

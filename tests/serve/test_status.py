@@ -40,6 +40,8 @@ def test_names_are_those_that_clients_of_llama_cpp_read(serve: Serve) -> None:
     props = httpx.get(f"{address}/props").json()
     assert (props["model_path"], props["is_sleeping"]) == ("tiny.gguf", False)
     assert props["build_info"].startswith("edgespec-")
+    params = props["default_generation_settings"]["params"]
+    assert (params["repeat_penalty"], params["repeat_last_n"]) == (1.0, 64)
     httpx.post(f"{address}/completion", json={"prompt": "abc"})
     httpx.post(f"{address}/completion", json={"prompt": "abc"})
     lines = httpx.get(f"{address}/metrics").text.splitlines()
