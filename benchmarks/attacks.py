@@ -27,7 +27,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from itertools import count
+from itertools import cycle
 from statistics import median
 from typing import Any
 
@@ -85,6 +85,10 @@ _ATTACKS: dict[str, tuple[str, Any]] = {
 }
 
 
+def _bytes_of(body: Any) -> bytes:
+    return body if isinstance(body, bytes) else json.dumps(body).encode()
+
+
 def _send(address: str, path: str, body: Any, key: str = "") -> int:
     """The status of an answer; 0 where there is none."""
     headers = {"content-type": "application/json"}
@@ -92,10 +96,11 @@ def _send(address: str, path: str, body: Any, key: str = "") -> int:
         headers["authorization"] = f"Bearer {key}"
     if isinstance(body, bytes) and body[:2] == b"\x1f\x8b":
         headers["content-encoding"] = "gzip"
-    data = body if isinstance(body, bytes) else json.dumps(body).encode()
     try:
-        url = address + path
-        return httpx.post(url, content=data, headers=headers, timeout=_PATIENCE_S).status_code
+        told = httpx.post(
+            address + path, content=_bytes_of(body), headers=headers, timeout=_PATIENCE_S
+        )
+        return told.status_code
     except httpx.HTTPError:
         return 0
 
@@ -104,12 +109,13 @@ def _send(address: str, path: str, body: Any, key: str = "") -> int:
 def _attacked(address: str, names: Sequence[str], clients: int, key: str = "") -> Iterator[None]:
     """Meanwhile these clients send these attacks, one after another."""
     is_over = threading.Event()
+    bodies = [(path, _bytes_of(body)) for path, body in map(_ATTACKS.__getitem__, names)]
 
     def attack(number: int) -> None:
-        for place in count(number):
+        for path, body in cycle(bodies[number % len(bodies) :] + bodies[: number % len(bodies)]):
             if is_over.is_set():
                 return
-            _send(address, *_ATTACKS[names[place % len(names)]], key)
+            _send(address, path, body, key)
 
     threads = [threading.Thread(target=attack, args=(number,)) for number in range(clients)]
     for one in threads:
