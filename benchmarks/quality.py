@@ -22,16 +22,17 @@ import numpy as np
 from shared import run
 
 import edgespec
-from edgespec.bench.switch_calibration import forced_rows, prices_of, trace_of
-from edgespec.decode.stats import LARGE, SMALL, ModelTurn
+from edgespec.bench.switch_calibration import curves_of, forced_rows, trace_of
+from edgespec.decode.stats import LARGE, SMALL
 from edgespec.memory.device.host import cpu_name, usable_cores
 from edgespec.memory.plan.options import KernelChoice
 from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.prefix import common_prefix_length
 from edgespec.setup.loading import load
 from edgespec.switching.engine import SwitchingEngine
-from edgespec.switching.forecast import Forecast, choose, sweep
-from edgespec.switching.policy import SwitchPolicy, SwitchPrices
+from edgespec.switching.forecast import Forecast, sweep
+from edgespec.switching.planning import Curves
+from edgespec.switching.policy import SwitchPolicy
 from edgespec.switching.switch import entropy_nats
 
 # -- problems --------------------------------------------------------------------------------
@@ -175,7 +176,6 @@ class Setting:
         self.log_probability = 0.0
         self.decoded = 0  # tokens in `decode_s`
         self.decode_s = self.host_s = 0.0
-        self.written: list[tuple[Sequence[ModelTurn], int]] = []  # and tokens of the prompt
         self.drafted_s, self.drafted = 0.0, 0
 
     def add(self, result: edgespec.Result) -> None:
@@ -188,23 +188,15 @@ class Setting:
         self.decoded += len(result.token_ids) - 1
         self.decode_s += counters.decode_s
         self.host_s += counters.decode_s - counters.step_s - counters.catch_up_s
-        self.written.append((result.turns, counters.prompt_tokens))
 
     def add_drafted(self, result: edgespec.Result) -> None:
         """Count an answer with drafts."""
         self.drafted += len(result.token_ids) - 1
         self.drafted_s += result.counters.decode_s
 
-    def priced_s(self, prices: SwitchPrices) -> float:
-        """What the answers' turns cost."""
-        return sum(prices.turns_ms(*answer) for answer in self.written) / 1e3
-
-    def row(
-        self, prices: SwitchPrices, levelled: SwitchPrices, ends: tuple[float, float]
-    ) -> dict[str, Any]:
-        """All numbers, by prices as they were measured and as the models alone have them."""
+    def row(self, ends: tuple[float, float]) -> dict[str, Any]:
+        """All numbers; `ends` are the agreement of the small model alone and of the large one."""
         agreement = self.agreeing / self.tokens
-        raw_s, priced_s = self.priced_s(prices), self.priced_s(levelled)
         small, large = ends
         return {
             **self.policy.as_json(),
@@ -218,9 +210,7 @@ class Setting:
             "switches_per_token": self.switches / self.tokens,
             "tokens_per_s": self.decoded / self.decode_s,
             "drafted_tokens_per_s": self.drafted / self.drafted_s if self.drafted_s else None,
-            "expected_tokens_per_s": 1e3 / self.expected.ms_per_token * raw_s / priced_s,
-            "time_over_price": self.decode_s / priced_s,
-            "raw_time_over_price": self.decode_s / raw_s,
+            "expected_tokens_per_s": 1e3 / self.expected.ms_per_token,
             "host_share": self.host_s / self.decode_s,
             "tokens": self.tokens,
         }
@@ -239,8 +229,6 @@ def turns() -> None:
       distance from the small model's agreement to the large one's
     * ppl: perplexity of the text under the large model
     * t/s: decoding without drafts; `drafted` with suffix drafts on both sides
-    * price: time against what the turns cost by both models' measured step times, in units of what
-      each model alone takes in the same run, as the machine drifts; `raw` is not
     * host: part of the time outside both models' steps
 
     `found` says how good a decision could be that needs no stays and no means: of the tokens where
@@ -255,8 +243,7 @@ def turns() -> None:
     engine = edgespec.load(arguments.large, switch=arguments.small, **options)
     assert isinstance(engine, SwitchingEngine)
     with engine:
-        prices = prices_of(engine)
-        settings = _settings(engine, prices, calibrating, arguments)
+        settings = _settings(engine, curves_of(engine), calibrating, arguments)
         identical, texts = _run(engine, settings, asked, arguments)
         found = _found(engine, texts, arguments.large_share)
     asked = asked[: settings[0].answers]
@@ -267,10 +254,8 @@ def turns() -> None:
         "machine": f"{usable_cores()} cores of {cpu_name()}",
         "problems": len(asked),
         "max_tokens": arguments.max_tokens,
-        "window": settings[1].policy.window,
-        "min_stay": settings[1].policy.min_stay,
         "identical_at_the_ends": identical,
-        "points": _rows(settings, prices),
+        "points": _rows(settings),
         "found": found,
         "lossless": lossless,
     }
@@ -294,7 +279,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--calibrating", type=int, default=10, help="problems to set thresholds by")
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--settings", type=int, default=10)
-    parser.add_argument("--large-share", type=float, default=0.4, help="that the shape is for")
+    parser.add_argument("--large-share", type=float, default=0.4, help="of the tokens, for `found`")
     parser.add_argument("--seconds", type=float, default=1e9, help="ask no more after this")
     parser.add_argument("--threads", type=int)
     parser.add_argument(
@@ -306,7 +291,7 @@ def _arguments() -> argparse.Namespace:
 
 def _settings(
     engine: SwitchingEngine,
-    prices: SwitchPrices,
+    curves: Curves,
     problems: Sequence[dict[str, str]],
     arguments: argparse.Namespace,
 ) -> list[Setting]:
@@ -318,8 +303,7 @@ def _settings(
             engine.policy = SwitchPolicy.always(model)
             text = engine.generate(ids, max_tokens=arguments.max_tokens).token_ids
             traces.append(trace_of(engine, ids, text))
-    _, shape = choose(traces, prices, large_share=arguments.large_share)
-    return [Setting(found) for found in sweep(shape, traces, prices, arguments.settings)]
+    return [Setting(found) for found in sweep(traces, curves, arguments.settings)]
 
 
 def _run(
@@ -427,26 +411,17 @@ def _lossless(
     }
 
 
-def _rows(settings: Sequence[Setting], prices: SwitchPrices) -> list[dict[str, Any]]:
+def _rows(settings: Sequence[Setting]) -> list[dict[str, Any]]:
     small, large = settings[0], settings[-1]
     ends = (small.agreeing / small.tokens, large.agreeing / large.tokens)
-    small_level, large_level = (one.decode_s / one.priced_s(prices) for one in (small, large))
-    levelled = SwitchPrices(
-        prices.large.scaled(large_level),
-        prices.small.scaled(small_level),
-        prices.large_reads and prices.large_reads.scaled(large_level),
-        prices.small_reads and prices.small_reads.scaled(small_level),
-        prices.prompt_ms * large_level,
-    )
-    return [setting.row(prices, levelled, ends) for setting in settings]
+    return [setting.row(ends) for setting in settings]
 
 
 def _table(document: dict[str, Any]) -> str:
     lines = [
         f"{document['large']} and {document['small']}, {document['problems']} problems, "
-        f"window {document['window']}, stays of {document['min_stay']} and more, "
         f"{document['machine']}",
-        "large expected  exact  agree   kept    ppl    t/s drafted expected  price    raw   host",
+        "large expected  exact  agree   kept    ppl    t/s drafted expected   host",
     ]
     for row in document["points"]:
         drafted = row["drafted_tokens_per_s"]
@@ -455,7 +430,6 @@ def _table(document: dict[str, Any]) -> str:
             f"{row['exact_match']:>6.1%} {row['agreement']:>6.1%} {row['quality']:>6.1%} "
             f"{row['perplexity']:>6.3f} {row['tokens_per_s']:>6.1f} "
             f"{drafted or 0:>7.1f} {row['expected_tokens_per_s']:>8.1f} "
-            f"{row['time_over_price']:>6.3f} {row['raw_time_over_price']:>6.3f} "
             f"{row['host_share']:>6.2%}"
         )
     same, lossless = document["identical_at_the_ends"], document["lossless"]

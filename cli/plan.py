@@ -17,7 +17,7 @@ from edgespec.cli.render import memory_json, printable, size_text, table
 from edgespec.option_fields import option
 
 if TYPE_CHECKING:
-    from edgespec.memory.plan.plan import Alternative, Part, Plan
+    from edgespec.memory.plan.plan import Alternative, Plan
     from edgespec.memory.plan.request import Request
     from edgespec.models.spec import ModelSpec
 
@@ -72,7 +72,6 @@ def _document(spec: ModelSpec, plan: Plan) -> dict[str, Any]:
         "predicted_plain_tokens_per_s": plan.plain_tokens_per_s,
         "predicted_tokens_per_s": plan.tokens_per_s,
         "speed_source": plan.speed_source,
-        "users": [dataclasses.asdict(part) for part in plan.parts],
         "alternatives": [dataclasses.asdict(other) for other in plan.alternatives],
     }
 
@@ -96,27 +95,9 @@ def plan_text(spec: ModelSpec, plan: Plan) -> str:
     )
     title = f"{printable(spec.name) or spec.path.name} ({spec.file_type})"
     sections = [title, table(components), table(choices), table([("predicted", speed)])]
-    if plan.parts:
-        sections.append(
-            "what each user gets, by how many are answered at once (predicted, without drafts)\n"
-            + table([_PARTS, *map(_part_row, plan.parts)])
-        )
     if alternatives := plan.alternatives:
         sections.append("you could also have\n" + table([_row(o) for o in alternatives]))
     return "\n\n".join(sections)
-
-
-_PARTS = ("at once", "tokens of context each", "cache each", "tokens/s each", "tokens/s of all")
-
-
-def _part_row(part: Part) -> tuple[str, ...]:
-    return (
-        str(part.users),
-        str(part.tokens_each),
-        size_text(part.cache_bytes_each),
-        f"{part.tokens_per_s_each:.1f}",
-        f"{part.tokens_per_s:.1f}",
-    )
 
 
 def _row(other: Alternative) -> tuple[str, str]:

@@ -130,7 +130,6 @@ def _switch_text(found: dict[str, Any]) -> str:
                 _nats(point["down_nats"], "always"),
             )
         )
-    paid = found["expected_where_it_pays"]
     chosen = [
         ("up", f"the large model writes from {policy['up_nats']:.2f} nats on"),
         ("down", _way_down(policy["down_nats"])),
@@ -147,11 +146,6 @@ def _switch_text(found: dict[str, Any]) -> str:
             f"{expected['tokens_per_s']:.1f} tokens/s expected without drafts, "
             f"{found['alone']['large']['tokens_per_s']:.1f} with the large model alone, "
             f"{found['lossless']['drafting_tokens_per_s']:.1f} if the small one drafts (lossless)",
-        ),
-        (
-            "where it pays",
-            f"ways down that cost more than they save are left out: then {paid['large_share']:.0%} "
-            f"by the large model, {paid['tokens_per_s']:.1f} tokens/s",
         ),
     ]
     title = f"{printable(found['large'])} and {printable(found['small'])} in turns"

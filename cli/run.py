@@ -9,8 +9,7 @@ import os
 import stat
 import sys
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -67,9 +66,6 @@ class RunOptions(options.Group):
     )
     color: str = color_option()
     check: bool = option(False, "Answer again without drafts, and compare.", panel=DRAFTS)
-    trace_drafts: Path | None = option(
-        None, "Write to this file, as JSON lines, why each round drafted what it did.", panel=DRAFTS
-    )
     as_json: options.JsonOption = False
 
     def named(self, model: options.ModelOptions) -> tuple[options.ModelOptions, str | None]:
@@ -249,7 +245,7 @@ def _answer(
         **more,
     }
     plan, engine = load_engine(spec, request, cancel, quiet=wanted.as_json)
-    with engine, _traced(engine, wanted.trace_drafts):
+    with engine:
         shown = None if wanted.as_json else wanted.color
         with measured_energy(idle=wanted.as_json) as energy:
             result, seed_used = _generate(engine, messages, sampling, arguments, shown)
@@ -337,27 +333,6 @@ def _check(
 
 
 # -- reporting -----------------------------------------------------------------------------
-
-
-@contextmanager
-def _traced(engine: Engine, path: Path | None) -> Iterator[None]:
-    """Write a line for each round to a file, if one is named."""
-    if path is None or engine.drafter is None:
-        yield
-        return
-    try:
-        file = path.open("w", encoding="utf-8")
-    except OSError as problem:
-        raise UnsupportedError(
-            f"--trace-drafts {path} cannot be written: {problem.strerror}",
-            hint="name a file in a folder that exists",
-        ) from problem
-    with file:
-        engine.drafter.trace = lambda record: print(json.dumps(record), file=file)
-        try:
-            yield
-        finally:
-            engine.drafter.trace = None
 
 
 def _reasons(plan: Plan, engine: Engine) -> str:

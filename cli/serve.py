@@ -73,7 +73,6 @@ class ServeOptions(options.Group):
     users: int | None = load_option(
         "users", default=None, also="--parallel -np", panel=options.OTHERS
     )
-    latency: float = load_option("latency", panel=options.OTHERS)
 
     def request(self, plan_options: options.PlanOptions) -> Request:
         """What each model is planned for."""
@@ -81,7 +80,6 @@ class ServeOptions(options.Group):
             max_tokens=self.max_tokens or 0,
             sees=True,
             users=self.users,
-            latency=self.latency,
             keeps_to_form=True,  # whatever is asked for
             interface_bytes=_INTERFACE_BYTES,
             serves=True,

@@ -61,7 +61,6 @@ __all__ = [
     "Server",
     "Session",
     "SessionFileError",
-    "SlowerWarning",
     "Span",
     "Stream",
     "SwitchPolicy",

@@ -14,8 +14,7 @@
 And warnings, where it goes on:
 
     EdgespecWarning           (RuntimeWarning)  something was left out; what was asked for goes on
-    ├── DraftModelWarning                       a draft model failed: it is not asked any more
-    └── SlowerWarning                           an update made steps slower on this device
+    └── DraftModelWarning                       a draft model failed: it is not asked any more
 
 Each message is one sentence with the values in it; `hint` says what to do next. The command line
 prints both and never a traceback. A class also inherits the builtin a caller would catch.
@@ -77,10 +76,6 @@ class EdgespecWarning(RuntimeWarning):
 
 class DraftModelWarning(EdgespecWarning):
     """A draft model failed; answers go on without it, as `Engine.draft_failure` says."""
-
-
-class SlowerWarning(EdgespecWarning):
-    """Steps take longer than before on this device; the message says how to go back."""
 
 
 def no_memory_hint(usual: str) -> str:

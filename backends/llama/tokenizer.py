@@ -170,6 +170,16 @@ class LlamaTokenizer:
                 return buffer.raw[:count]
             size = -count
 
+    def all_bytes(self) -> list[bytes]:
+        """As of `ListsTokens`: 35 ms for 49,152 tokens."""
+        size, found = 64, list[bytes]()
+        buffer, ask = ctypes.create_string_buffer(size), self._lib.llama_token_to_piece
+        with self.vocabulary() as vocab:
+            for token in range(self.vocab_size):
+                count = ask(vocab, token, buffer, size, 0, False)
+                found.append(buffer.raw[:count] if count >= 0 else self._piece(vocab, token))
+        return found
+
     def is_end(self, token: int) -> bool:
         """Whether the token ends a generation (EOS, end of turn, ...)."""
         end = self._ends.get(token)

@@ -8,7 +8,6 @@ made again with that text: who writes changes what is written.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,22 +19,20 @@ from edgespec.decode.generation import Result
 from edgespec.decode.stats import LARGE, SMALL
 from edgespec.errors import UnsupportedError
 from edgespec.measure.prompts import PROMPTS
-from edgespec.measure.timing import reading_ms
 from edgespec.memory.plan.request import Request
 from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.progress import Progress
 from edgespec.setup.loading import load_plan, plan_to_load
 from edgespec.switching.engine import SwitchingEngine
 from edgespec.switching.forecast import (
-    Forecast,
     Trace,
     accepted_drafts,
     choose,
     forecast,
     sweep,
 )
-from edgespec.switching.planning import Calibrated, keep_switch
-from edgespec.switching.policy import SwitchPolicy, SwitchPrices
+from edgespec.switching.planning import Calibrated, Curves, keep_switch
+from edgespec.switching.policy import SwitchPolicy
 from edgespec.switching.switch import entropy_nats
 
 _SECONDS = 60.0
@@ -72,10 +69,11 @@ def calibrate(
     plan = plan_to_load(spec, request, report)
     with load_plan(spec, plan, progress=report) as engine:
         assert isinstance(engine, SwitchingEngine)
-        prices = prices_of(engine)
-        traces, results = _texts(engine, prices, wishes, report)
-    found, shape = choose(traces, prices, **wishes)
-    as_run, kept = _as_it_runs(found, traces, prices)
+        curves = curves_of(engine)
+        traces, results = _texts(engine, curves, wishes, report)
+    found = choose(traces, curves, **wishes)
+    drafted = accepted_drafts(traces, _MOST_DRAFTED)
+    kept = Calibrated(found.policy, found.large_share, found.quality, found.turns, drafted)
     keep_switch(spec, small_spec, kept)
     depth = sum(trace.depth for trace in traces) // len(traces)
     return {
@@ -84,14 +82,13 @@ def calibrate(
         "wanted": {name: wish for name, wish in wishes.items() if wish is not None},
         "policy": kept.policy.as_json(),
         "expected": found.as_json(),
-        "expected_where_it_pays": as_run.as_json(),
         "alone": {
-            model: forecast(SwitchPolicy.always(model), traces, prices).as_json()
+            model: forecast(SwitchPolicy.always(model), traces, curves).as_json()
             for model in (LARGE, SMALL)
         },
-        "lossless": {"drafting_tokens_per_s": kept.drafting_tokens_per_s(prices, depth)},
+        "lossless": {"drafting_tokens_per_s": kept.drafting_tokens_per_s(curves, depth)},
         "tokens": sum(len(trace.agrees) for trace in traces),
-        "points": [point.as_json() for point in sweep(shape, traces, prices, _SETTINGS)],
+        "points": [point.as_json() for point in sweep(traces, curves, _SETTINGS)],
         "measured": {
             "large_share": sum(result.large_share for result in results) / len(results),
             "tokens_per_s": _speed(results),
@@ -101,7 +98,7 @@ def calibrate(
 
 def _texts(
     engine: SwitchingEngine,
-    prices: SwitchPrices,
+    curves: Curves,
     wishes: dict[str, float | None],
     report: Progress,
 ) -> tuple[list[Trace], list[Result]]:
@@ -109,14 +106,14 @@ def _texts(
 
     The results are those of the policy's texts.
     """
-    tokens = _tokens_of_a_text(prices)
+    tokens = _tokens_of_a_text(curves)
     half = len(PROMPTS) // 2
     traces, results = list[Trace](), list[Result]()
     for number, prompt in enumerate(PROMPTS[:half]):
         report("writing with both models", number / half)
         for model in (LARGE, SMALL):
             traces.append(_written(engine, SwitchPolicy.always(model), prompt.text, tokens)[0])
-    found, _ = choose(traces, prices, **wishes)
+    found = choose(traces, curves, **wishes)
     for number, prompt in enumerate(PROMPTS[half:]):
         report("writing in turns", number / half)
         trace, result = _written(engine, found.policy, prompt.text, tokens)
@@ -125,29 +122,15 @@ def _texts(
     return traces, results
 
 
-def _as_it_runs(
-    found: Forecast, traces: Sequence[Trace], prices: SwitchPrices
-) -> tuple[Forecast, Calibrated]:
-    """What a choice comes to where it hands over only if that pays, and what is kept of it."""
-    policy = replace(found.policy, expected_stay=found.small_stay, only_where_it_pays=True)
-    as_run = forecast(policy, traces, prices)
-    drafted = accepted_drafts(traces, _MOST_DRAFTED)
-    kept = Calibrated(policy, as_run.large_share, as_run.quality, as_run.turns, drafted)
-    return as_run, kept
-
-
-def prices_of(engine: SwitchingEngine) -> SwitchPrices:
-    """What steps of both models cost, and the large one's prompts.
-
-    Raises UnsupportedError where steps were not measured.
-    """
-    if engine.prices is None:
+def curves_of(engine: SwitchingEngine) -> Curves:
+    """Step times of both models as they are now; raises UnsupportedError without any."""
+    large, small = engine.curve, engine.small.curve
+    if large is None or small is None:
         raise UnsupportedError(
-            "without drafters step times are not measured, and switches have no price",
+            "without drafters step times are not measured, and nothing says how fast turns are",
             hint="leave out --drafter none",
         )
-    with engine.exclusive():
-        return replace(engine.prices, prompt_ms=reading_ms(engine.backend))
+    return {LARGE: large.resized(large.max_nodes), SMALL: small.resized(small.max_nodes)}
 
 
 def forced_rows(backend: Backend, prompt: Sequence[int], text: Sequence[int]) -> Iterator[Logits]:
@@ -198,7 +181,7 @@ def _speed(results: Sequence[Result]) -> float:
     return tokens / sum(result.counters.decode_s for result in results)
 
 
-def _tokens_of_a_text(prices: SwitchPrices) -> int:
+def _tokens_of_a_text(curves: Curves) -> int:
     """As many as there is time for: texts are written by one model and read by both."""
-    both_ms = prices.large.step_ms(1, 128) + prices.small.step_ms(1, 128)
+    both_ms = sum(curve.step_ms(1, 128) for curve in curves.values())
     return round(min(_MOST_TOKENS, max(_LEAST_TOKENS, _SECONDS * 1e3 / (len(PROMPTS) * both_ms))))

@@ -67,8 +67,6 @@ class Engine(Models):
         tool_template: the same for conversations with tools, where the file has one.
         reuses_cache: whether a generation may go on from what the cache holds of its prompt.
         is_exact: the answer must be plain decoding's, so no setting may change it.
-        latency: most that reading one prompt adds to a step of others' answers, in steps; as of
-            `Pace`.
         snapshots_cost: how many times as long plain steps take because the backend keeps snapshots
             for drafts. They are given up between two answers where drafts were not worth it.
         cache_key: what a saved cache must have been made with to be read back; "" saves none.
@@ -92,7 +90,6 @@ class Engine(Models):
         tool_template: str | None = None,
         reuses_cache: bool = True,
         is_exact: bool = False,
-        latency: float = 1.0,
         snapshots_cost: float = 1.0,
         cache_key: str = "",
         on_close: Callable[[], None] | None = None,
@@ -112,7 +109,7 @@ class Engine(Models):
         self._known = Known(snapshots_cost=snapshots_cost)
         self._more_drafters = more_drafters
         self._slots = Slots(backend)
-        self._scheduler = Scheduler(self._slots, latency=latency, curve=curve, splits=reuses_cache)
+        self._scheduler = Scheduler(self._slots, curve=curve, splits=reuses_cache)
 
     @property
     def users(self) -> int:

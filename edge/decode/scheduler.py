@@ -87,7 +87,7 @@ class Scheduler:
     """Runs any number of generations on the sequences of one cache.
 
     Args:
-        latency, curve: as of `Pace`.
+        curve: step times of the model, where they were measured.
         splits: whether a prompt may be read in pieces of any size; not where logits depend on it.
     """
 
@@ -95,13 +95,12 @@ class Scheduler:
         self,
         slots: Slots,
         *,
-        latency: float = 1.0,
         curve: CostCurve | None = None,
         splits: bool = True,
     ) -> None:
         # Whether prompts are read in steps of answers; else between these.
         self._mixes, self._splits = slots.shares and splits, splits
-        self.pace = Pace(latency, apart=not self._mixes, curve=curve)
+        self.pace = Pace(apart=not self._mixes, curve=curve)
         self._slots = slots
         self._waiting: deque[Job] = deque()
         self._running: list[Job] = []
@@ -115,7 +114,7 @@ class Scheduler:
         self._change = threading.Condition(self._lock)
         self.is_closed = False
         self._owner: threading.Thread | None = None  # makes a turn, or works on the cache
-        self._guest_until_s = 0.0  # nobody begins before: somebody waits to work on the cache
+        self._guest_until_s = 0.0  # no request is admitted before: `exclusive` waits for the cache
 
     # -- for readers -----------------------------------------------------------------------
 
@@ -531,21 +530,17 @@ _PLAIN_EVERY = 16  # steps at most, of which one reads nothing: what a chunk add
 
 
 class Pace:
-    """Sizes of chunks of prompts, so that answers keep a set share of their speed meanwhile.
+    """Sizes of chunks of prompts: reading one makes a step at most twice as long for the others.
 
-    Where several prompts wait, answers keep less: small chunks would keep more people waiting, and
-    longer, than they keep others going.
+    Where several prompts wait, answers keep less of their speed: small chunks would keep more
+    people waiting, and longer, than they keep others going.
 
     Args:
-        latency: most time that reading one prompt may add to a step, in steps.
         apart: chunks are read in runs of their own between the steps, and not in these.
         curve: step times of the model, where they were measured.
     """
 
-    def __init__(
-        self, latency: float = 1.0, *, apart: bool = False, curve: CostCurve | None = None
-    ) -> None:
-        self.latency = latency
+    def __init__(self, *, apart: bool = False, curve: CostCurve | None = None) -> None:
         self._apart = apart
         self._curve = CostCurve.unmeasured() if curve is None else curve.together(1)
         self._since_plain = 0  # steps with chunks
@@ -558,12 +553,12 @@ class Pace:
         plain_ms, error = self._curve.t(num_nodes, 0)
         if error > _UNSURE or (self._since_plain >= _PLAIN_EVERY - 1 and not self._apart):
             return 0
-        latency = self.latency * (1.0 + _FURTHER * (waiting - 1))
+        times = 1.0 + _FURTHER * (waiting - 1)
 
         def with_chunk_ms(tokens: int) -> float:
             return self._curve.t(0 if self._apart else num_nodes, 0, Chunk(tokens, depth))[0]
 
-        most_ms = plain_ms * (latency + (not self._apart))
+        most_ms = plain_ms * (times + (not self._apart))
         return max(1, bisect_left(range(1, most + 1), most_ms, key=with_chunk_ms))
 
     def has_stepped(self, num_nodes: int, num_read: int, ms: float, depth: int = 0) -> None:

@@ -22,11 +22,11 @@ class Counters:
     `step_s` is what the target's steps took, `draft_s` a draft model's, and `host_s` everything
     else: tables, choosing, accepting, counting.
     `drafted_by` and `accepted_by` split the drafted and accepted tokens by drafter. Of the prompt,
-    `reused_tokens` were in the cache already. Where two models take turns, the one that takes over
-    read `caught_up_tokens` in `catch_up_s`, and its first token comes of that. `switches` are all
-    hand-overs, those to a small model that hands back at once included. `contended_rounds` had
-    fewer threads than the plan, because other processes computed. `changed_tokens` were drafts that
-    typical acceptance took in place of what the target picked.
+    `reused_tokens` were in the cache already. `caught_up_tokens` are what a model had to prefill
+    when it took over from another one, in `catch_up_s`; its first token is of that prefill.
+    `switches` are all hand-overs, those to a small model that hands back at once included.
+    `contended_rounds` had fewer threads than the plan, because other processes computed.
+    `changed_tokens` were drafts that typical acceptance took in place of what the target picked.
     """
 
     prompt_tokens: int = 0
@@ -121,11 +121,6 @@ class Writers:
 
     writer = ""  # the one that is writing; empty where there is only one
     is_due = False  # another model writes the next token
-
-    @property
-    def goes_on(self) -> float:
-        """Chance that it also writes the token after the next one: what a draft is worth there."""
-        return 1.0
 
     @property
     def turns(self) -> Sequence[ModelTurn]:

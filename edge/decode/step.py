@@ -40,7 +40,7 @@ from edgespec.decode.verification import TypicalPick, accept, accept_sampled, cu
 from edgespec.drafting import constants
 from edgespec.drafting.calibration import Calibration
 from edgespec.drafting.constants import REQUIRED_GAIN
-from edgespec.drafting.drafters.base import Drafter, TopTokens, VerifyResult
+from edgespec.drafting.drafters.base import Drafter, VerifyResult
 from edgespec.drafting.drafters.grammar import GrammarDrafter, new_counts
 from edgespec.drafting.drafters.proposal_builder import top_tokens_of
 from edgespec.drafting.ledger import BelievedTimes, RoundHistory
@@ -176,7 +176,6 @@ class StepPlan:
         if self.context is None or not num_drafted:
             return None
         steps, estimated_ms = self.going[0].model.known.steps, self.context.estimated_ms
-        step_ms *= self.context.curve.power(1 + num_drafted + self.context.extra)
         believed_ms = steps.believed_ms(step_ms, estimated_ms(1 + num_drafted))
         return (believed_ms - estimated_ms(1)) / num_drafted
 
@@ -257,7 +256,7 @@ def _compute(
 
 @dataclass(slots=True)
 class Known:
-    """What the generations of one engine find out for the next ones, besides its drafter."""
+    """Statistics that all answers of an engine share, besides its drafter's."""
 
     steps: BelievedTimes = field(default_factory=BelievedTimes)
     forced: Calibration = field(default_factory=new_counts)  # text that a grammar forces
@@ -301,9 +300,6 @@ class Model:
             curve = self.curve if times == 1.0 else self.curve.contended(times)
             self.known.curves[key] = curve if texts == 1 else curve.together(texts)
         return self.known.curves[key]
-
-
-_ROOT_ALONE = range(-1, 0)  # the parents of its nodes
 
 
 class Decoding:
@@ -485,8 +481,6 @@ class Decoding:
         if self._drafter is None or context is None or context.max_nodes <= 0:
             return
         proposal = self._drafter.propose(context)
-        if (goes_on := self.run.writers.goes_on) < 1.0:
-            proposal = proposal.cut_off(goes_on)
         self.proposal = proposal if context.branches else likeliest_chain(proposal)
         if not len(self.proposal) and not others:
             self._cooldown = self._drafter.cooldown()
@@ -520,7 +514,7 @@ class Decoding:
     def plain(self) -> DraftTree:
         """The root alone, in a round that nothing is offered for."""
         self.proposal, self._is_plain = EMPTY, True
-        self._tree = tree = DraftTree((self._root,), _ROOT_ALONE)
+        self._tree = tree = DraftTree.chain((self._root,))
         return tree
 
     def draft(self, size: int) -> DraftTree:
@@ -601,9 +595,13 @@ class Decoding:
             self._plain_ms.append(step_ms)
             self._cooldown -= 1
         elif context is not None:
-            rows = _top_tokens(logits)
-            result = VerifyResult(self._tree, path, emitted, context, rows, node_ms=node_ms)
-            drafter.observe(result)
+            drafter.observe(
+                VerifyResult(
+                    *(self._tree, path, emitted, context),
+                    lambda node: top_tokens_of(logits[node]),
+                    node_ms=node_ms,
+                )
+            )
             self.model.history.observe(len(self._tree), len(emitted))
         if self._cooldown > 0 and drafter.has_hit(self._plain_tokens):
             self._cooldown = 0
@@ -623,10 +621,6 @@ class Decoding:
             depth = max(0, self.backend.length - count)  # 0: it failed
             for place, step_ms in enumerate(times):
                 context.curve.observe(1, depth + place, 1, step_ms)
-
-
-def _top_tokens(logits: Logits) -> Callable[[int], TopTokens]:
-    return lambda node: top_tokens_of(logits[node])
 
 
 def _until_end(

@@ -15,7 +15,7 @@ MOST_AT_FIRST = 0.5 * FIRST_BALANCE  # that a first lookup is charged: the rest 
 # Times as long as estimated, up to which a step is paid for, and up to which one is where two in a
 # row took longer than that. In replays with three of ten steps disturbed 3 and 3 cost 2.5%.
 LONGEST_ALONE, LONGEST_STEP = 1.3, 3.0
-USUAL_PROMPT = 512  # tokens: what a drafter that reads prompts can pay for from the beginning
+USUAL_PROMPT = 512  # tokens of a prompt that a draft model may read before it has earned anything
 MOST_ROUNDS = 5000.0  # that savings are a sum of, older ones fade: not measured
 TELLING_ROUNDS = 300  # rounds or tokens that savings must be of: not measured, two answers or three
 NO_DIFFERENCE = 1.01  # in time: not measured; what costs less is not given up

@@ -15,7 +15,7 @@ taken to be as slow as their times are unsure. What may be lost at most is not i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from edgespec.backends.tree import DraftTree, is_chain
@@ -62,16 +62,6 @@ class Proposal:
             self.draft_ms,
         )
 
-    def cut_off(self, goes_on: float) -> Proposal:
-        """The proposal where each further token is only looked at with the chance `goes_on`."""
-        depths: list[int] = []
-        for parent in self.parents:
-            depths.append(0 if parent < 0 else depths[parent] + 1)
-        pairs = zip(self.probabilities, depths, strict=True)
-        chances = [probability * goes_on**depth for probability, depth in pairs]
-        order = sorted(range(self.kept, len(self)), key=lambda node: -chances[node])
-        return replace(self, probabilities=chances).part([*range(self.kept), *order])
-
 
 EMPTY = Proposal((), (), ())
 
@@ -80,9 +70,7 @@ EMPTY = Proposal((), (), ())
 class StepContext:
     """What a round may cost, and what its drafts are worth.
 
-    Times are those of this moment, as a clock would show them: the curve's at its `scale`. Where
-    joules count (`--prefer energy`) they are prices: times the power of such a step beside that of
-    a plain one.
+    Times are those of this moment, as a clock would show them: the curve's at its `scale`.
 
     At most `max_nodes` may be drafted; those less probable than `min_probability` cannot pay and
     need not be proposed. `branches` says whether siblings can be verified. `sampler` is there when
@@ -114,7 +102,7 @@ class StepContext:
         Estimated where that size was not measured.
         """
         curve, size = self.curve, num_nodes + self.extra
-        return curve.scale * curve.power(size) * curve.estimated_ms(size, self.depth, self.previous)
+        return curve.scale * curve.estimated_ms(size, self.depth, self.previous)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,8 +148,7 @@ def choose_size(
     spent_ms, node_ms = spent_ms / scale, node_ms / scale
     spent_ms += max(0, kept - drafted) * node_ms
     curve, extra, depth, previous = context.curve, context.extra, context.depth, context.previous
-    power, least_size = curve.power, 1 + kept + extra
-    least_ms = power(least_size) * curve.estimated_ms(least_size, depth, previous)
+    least_ms = curve.estimated_ms(1 + kept + extra, depth, previous)
     rate = expected / (spent_ms + least_ms)
     best, best_rate, least, required = kept, rate, rate, required_gain * rate
     step_ms = curve.estimated_ms if tries else curve.step_ms
@@ -170,7 +157,7 @@ def choose_size(
         expected += probabilities[size - 1]
         if size > drafted:
             spent_ms += node_ms
-        ms = power(size + 1 + extra) * step_ms(size + 1 + extra, depth, previous)
+        ms = step_ms(size + 1 + extra, depth, previous)
         rate = expected / (spent_ms + ms)
         if rate > least and rate >= required:
             unsure = max(0.0, context.standard_error(size + 1) - before)

@@ -8,8 +8,6 @@ from functools import partial
 from statistics import fmean, median
 from time import perf_counter
 
-import numpy as np
-
 from edgespec.backends.base import Backend, KeepsSnapshots
 from edgespec.backends.tree import DraftTree
 from edgespec.memory.times.curve import CostCurve
@@ -20,12 +18,8 @@ _PROBES = 4  # single steps that tell whether a stored curve still holds
 _LOOKS, _LOOK_SECONDS = 10_000, 0.6  # steps, two looks at what else computes
 _TURNS, _TURNS_SECONDS = (3, 12), 0.4  # of two models, at least and at most
 _BUSY = 1.4  # CPU contention alone makes a machine that much slower
-_READS = (8, 2, 32, 4, 16)  # tokens that a model which takes over has missed
-_READ_SECONDS = 1.0
 _COST_SECONDS, _COST_TURNS, _COST_STEPS = 0.6, 3, (2, 12)  # at least and at most
 _USUAL_COST = 1.1  # of snapshots; other programs may have made it more
-# A counter of 1 ms is within 1% in 0.3 s; a battery or a board of 0.1 s within a third.
-_POWER_SIZES, _POWER_SECONDS = (2, 4, 8, 16), 0.3
 _DEPTHS = (128, 256, 512, 768, 1024)  # less than that drowns in noise
 
 
@@ -37,7 +31,8 @@ def measured_while_busy(
     A machine is never faster than when it is idle, so a curve can only be too slow. Steps of
     another model that come `between` are not timed.
     """
-    return stored.base[1] > _BUSY * fastest_step(backend, between)
+    _, singles = _turns([between, partial(one_step, backend, 1)], _PROBES)
+    return stored.base[1] > _BUSY * min(singles)
 
 
 def contention_now(backend: Backend) -> float:
@@ -47,12 +42,6 @@ def contention_now(backend: Backend) -> float:
     """
     in_turns([partial(one_step, backend, 1)], _LOOKS, _LOOK_SECONDS, clock=perf_counter)
     return backend.contention
-
-
-def fastest_step(backend: Backend, between: Callable[[], None] = lambda: None) -> float:
-    """Milliseconds of the fastest of some plain steps, with what comes `between` them."""
-    _, singles = _turns([between, partial(one_step, backend, 1)], _PROBES)
-    return min(singles)
 
 
 def _turns(
@@ -115,32 +104,6 @@ def snapshots_cost(backend: KeepsSnapshots, plain_ms: float) -> float:
     return max(1.0, best[count] / best[0])
 
 
-def measure_powers(
-    run: Callable[[int], None],
-    max_nodes: int,
-    joules: Callable[[], float],
-    *,
-    clock: Callable[[], float] = perf_counter,
-) -> list[float]:
-    """Watts of steps by their number of nodes, [1 + max_nodes], beside those of a plain one.
-
-    Each size is run long enough for counters that are renewed every millisecond or so; sizes
-    between are on the line. `run` as in `measure_curve`; `joules` are all that the machine took so
-    far. Empty where they do not grow.
-    """
-    sizes = sorted({1, *(size for size in _POWER_SIZES if size <= max_nodes), max_nodes})
-    watts = []
-    for size in sizes:
-        run(size)  # which builds the graph
-        before, began = joules(), clock()
-        while clock() - began < _POWER_SECONDS:
-            run(size)
-        watts.append((joules() - before) / (clock() - began))
-    if min(watts) <= 0.0:
-        return []
-    return [float(one) / watts[0] for one in np.interp(range(max_nodes + 1), sizes, watts)]
-
-
 def reading_ms(backend: Backend) -> float:
     """Milliseconds a token takes where a whole batch of a prompt is read; the cache is empty then.
 
@@ -150,34 +113,6 @@ def reading_ms(backend: Backend) -> float:
     _, times = _turns([partial(backend.truncate, 0), partial(backend.prefill, tokens)], 3)
     backend.truncate(0)
     return min(times) / len(tokens)
-
-
-def measure_reads(
-    backend: Backend, curve: CostCurve, *, clock: Callable[[], float] = perf_counter
-) -> CostCurve:
-    """Milliseconds of reading n tokens for one row of logits, with a single-token step before.
-
-    The best of up to three, in an empty cache and about a second, the most useful n first; what
-    depth adds is that of the steps of `curve`.
-    """
-    most = min(backend.batch_size, backend.context_size)
-    deadline = clock() + _READ_SECONDS
-    best = {1: float("inf")}
-    for size in [size for size in _READS if size <= most] * 3:
-        if len(best) > 1 and clock() > deadline:
-            break
-        backend.truncate(0)
-        one_step(backend, 1)
-        read = partial(backend.prefill, some_tokens(backend, size))
-        steps: list[Callable[[], object]] = [partial(one_step, backend, 1), read]
-        [single_ms], [read_ms] = in_turns(steps, 1, least=1, clock=clock)
-        best[size] = min(best.get(size, float("inf")), read_ms)
-        best[1] = min(best[1], single_ms)
-    backend.truncate(0)
-    if len(best) == 1:
-        return curve.resized(1)
-    base = [best.get(size, float("inf")) for size in range(max(best) + 1)]
-    return CostCurve(base, curve.depth_ms, curve.depth_node_ms)
 
 
 def some_tokens(backend: Backend, count: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""What could be in a plan that the request leaves open: who drafts, and which backend runs.
+"""Who could draft in a plan whose request leaves it open.
 
 Each candidate is a request that asks for more than the plan so far. It is planned if it is expected
 to pay, and taken if nothing is left out for it; the plan says why, or why not (`best_drafters`):
@@ -8,9 +8,6 @@ to pay, and taken if nothing is left out for it; the plan says why, or why not (
 3. behind long texts: the target's own, over a window
 4. those of an early exit or a head; without either, of a small model: one that lies here with the
    model's vocabulary, the embedded one, or another that lies here
-
-Other backends and kernels are planned in full and compared by predicted speed (`best_backend`,
-`kernel_choice`).
 
 A file that edgespec trained says how often it is right, so that measured step times predict what it
 brings. Of another head nothing says it, and so it is tried until its rounds do. Imports no
@@ -23,7 +20,6 @@ import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from importlib.util import find_spec
 from math import inf
 from pathlib import Path
 
@@ -37,15 +33,12 @@ from edgespec.drafting.constants import (
 )
 from edgespec.drafting.drafters import HEAD, MODEL, WINDOW
 from edgespec.drafting.ledger import keeps_out, part_saved
-from edgespec.errors import DoesNotFitError, EdgespecError, UnsupportedError
-from edgespec.memory.bytes.shape import kv_name
+from edgespec.errors import DoesNotFitError, EdgespecError
 from edgespec.memory.plan.layout import DRAFT_SIZES
-from edgespec.memory.plan.machine import Machine
 from edgespec.memory.plan.options import LLAMACPP, ONNX
 from edgespec.memory.plan.plan import Plan
 from edgespec.memory.plan.request import Choice, Request
 from edgespec.memory.plan.settings import settings_of
-from edgespec.memory.times.curve import CostCurve
 from edgespec.memory.times.speed import predicted_speedup
 from edgespec.models.early_exit import (
     ExitInfo,
@@ -58,7 +51,6 @@ from edgespec.models.early_exit import (
 from edgespec.models.embedded import embedded_drafter_path
 from edgespec.models.heads import NAMES_OUTPUTS, has_head, heads_beside
 from edgespec.models.hub.caches import EMBEDDED, local_models
-from edgespec.models.onnx.facts import check_supported
 from edgespec.models.pairing import check_drafter, check_pair, heads_for, is_translated
 from edgespec.models.spec import ONNX_FORMAT, ModelSpec, read_model_spec
 from edgespec.setup.stored import draft_settings_of, snapshot_cost, stored_curve, stored_learned
@@ -69,9 +61,6 @@ _HOLDS = 0.6
 # Times as long as plain steps take where kernels read the model's layers by name: 1.01 to 1.09 in
 # four turns of Qwen2.5 1.5B, 1.03 in the median.
 _READ_BY_NAME = 1.03
-# Predicted speed of the other backend: one that has answered here, and one that has only been timed
-# (such predictions were up to 30% too good).
-_WORTH_SWITCHING, _WORTH_TRYING = 1.03, 1.2
 # Nodes of a step, and times a plain step. A ledger bounds what recycling can lose, so that this is
 # where it brings nothing: over suffix alone 1.013 at 1.15, 1.000 at 1.3, 1.002 at 1.48, 0.999 at
 # 1.67, in replays of SmolLM2's answers that charge nothing for its tables.
@@ -108,9 +97,9 @@ class DraftSource:
         return HEAD if self.kind == HEAD else MODEL
 
 
-@lru_cache(maxsize=1)
-def _shipped(path: Path) -> ModelSpec:
-    """Which stays as it is while a program runs; lists of models plan many files."""
+@lru_cache(maxsize=2 * _MOST_LOOKED_AT)
+def _read_once(path: Path) -> ModelSpec:
+    """A file that stays as it is while a program runs: lists of models plan many others."""
     return read_model_spec(path, heads=True)
 
 
@@ -128,7 +117,7 @@ def source_of(spec: ModelSpec, request: Request) -> DraftSource | None:
     own = DraftSource(HEAD, None) if has_head(spec) else None
     if path is None:
         return own or _trained_beside(spec) or _small_model(spec, request)
-    drafter = read_model_spec(path, heads=True) if is_named else _shipped(Path(path))
+    drafter = read_model_spec(path, heads=True) if is_named else _read_once(Path(path))
     if not is_named and drafter.reads is not None and drafter.vocab_size != spec.vocab_size:
         return own or _trained_beside(spec) or _small_model(spec, request)
     made = read_exit(drafter) if drafter.reads is None else read_made_for(path)
@@ -158,7 +147,7 @@ def _small_model(spec: ModelSpec, request: Request) -> DraftSource | None:
     found: list[tuple[bool, bool, int, DraftSource]] = []
     for path in dict.fromkeys((*embedded, *(path for _, path in small))):
         with contextlib.suppress(EdgespecError):  # a projector, or of a kind that cannot draft
-            draft = _small_spec(path)
+            draft = _read_once(path)
             if draft.reads is not None or read_exit(draft) is not None:
                 continue
             check_drafter(spec, draft)
@@ -166,12 +155,6 @@ def _small_model(spec: ModelSpec, request: Request) -> DraftSource | None:
             order = is_translated(spec, draft), path not in embedded, draft.weight_bytes
             found.append((*order, source))
     return min(found, key=lambda one: one[:3])[3] if found else None
-
-
-@lru_cache(maxsize=2 * _MOST_LOOKED_AT)
-def _small_spec(path: Path) -> ModelSpec:
-    """Of a file that stays as it is while a program runs; lists of models plan many."""
-    return read_model_spec(path, heads=True)
 
 
 def _trained_beside(spec: ModelSpec) -> DraftSource | None:
@@ -392,74 +375,3 @@ def _snapshots_for_it(spec: ModelSpec, plan: Plan, source: DraftSource) -> float
 def _is_made_for(spec: ModelSpec, drafter: ModelSpec, made: ExitInfo | MadeFor) -> bool:
     width = drafter.embedding_size if drafter.reads is None else drafter.reads.width
     return width == spec.embedding_size and made.target_hash == target_hash(spec)
-
-
-def best_backend(
-    spec: ModelSpec,
-    request: Request,
-    machine: Machine,
-    plan: Plan,
-    plan_of: Callable[[Request], Plan],
-) -> Plan:
-    """`plan`, which is llama.cpp's, or that of ONNX Runtime; each says why it was chosen.
-
-    ONNX Runtime has to be measured with this file, and predicted to be worth what it takes.
-    """
-    other = _llamacpp_reason(request, machine) or _onnx_plan(spec, request, plan, plan_of)
-    if isinstance(other, str):
-        return plan.with_choice(Choice("backend", LLAMACPP, other))
-    both = f"{plan.goal.tokens_per_s:.1f} tokens/s predicted with llama.cpp"
-    both += f", {other.tokens_per_s:.1f} with ONNX Runtime"
-    worth = _worth(other, plan, stored_curve(spec, settings_of(other)))
-    if other.tokens_per_s > worth * plan.goal.tokens_per_s:
-        return other.with_choice(Choice("backend", ONNX, both))
-    both += f", which would have to be {worth:.2f}x as fast to be worth its memory"
-    return plan.with_choice(Choice("backend", LLAMACPP, both))
-
-
-def _llamacpp_reason(request: Request, machine: Machine) -> str | None:
-    """What keeps a request from ONNX Runtime, whatever its plan there would be."""
-    if (machine.accelerators and request.device != "cpu") or request.gpu_layers:
-        return "shares layers with workers" if request.workers else "runs on the GPU"
-    if request.asks_kv_type and request.kv_types != ("f32", "f32"):
-        return f"has a cache of {kv_name(*request.kv_types)}"
-    if not find_spec("onnxruntime"):
-        return "ONNX Runtime is not installed"
-    return None
-
-
-def _onnx_plan(
-    spec: ModelSpec, request: Request, plan: Plan, plan_of: Callable[[Request], Plan]
-) -> Plan | str:
-    """The plan on ONNX Runtime where it was measured and fits, or why there is none.
-
-    It fits where nothing is left out for it, be it drafts as large as llama.cpp would have: more
-    memory must not bring a faster backend and less of the rest.
-    """
-    request, least_draft = replace(request, backend=ONNX), plan.goal.draft_max
-    try:
-        if request.switch is not None:
-            check_supported(read_model_spec(request.switch))
-        check_supported(spec)
-        found = plan_of(request)
-        if found.goal.draft_max < least_draft:
-            larger = plan_of(replace(request, draft_max=least_draft))
-            found = larger.with_reason("draft_max", "as with llama.cpp")
-    except (UnsupportedError, DoesNotFitError) as problem:
-        return f"not on ONNX Runtime: {problem}"
-    if stored_curve(spec, settings_of(found)) is None:
-        return "ONNX Runtime was not tried with this file yet (--backend onnx)"
-    if found.is_limited:
-        return "ONNX Runtime takes more memory: context or drafts would be left out for it"
-    return found
-
-
-def _worth(other: Plan, plan: Plan, curve: CostCurve | None) -> float:
-    """How many times as fast another backend must be predicted to be.
-
-    A percent for every percent of the memory that it takes more of, and more where its step times
-    were never held against a real answer.
-    """
-    extra = max(0, other.predicted_peak_bytes - plan.predicted_peak_bytes)
-    is_tried = curve is not None and curve.is_tried
-    return (_WORTH_SWITCHING if is_tried else _WORTH_TRYING) + extra / other.limit_bytes

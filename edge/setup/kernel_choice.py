@@ -68,7 +68,10 @@ def best_kernels(spec: ModelSpec, request: Request, plan_of: Callable[[Request],
     own = replace(settings_of(plan), kernels=False)
     curves = stored_curve(spec, own), stored_curve(spec, settings_of(plan))
     if all(one is not None and one.contention == 1.0 for one in curves):
-        return _faster(plan, plan_of(replace(request, kernels="off")))
+        other = plan_of(replace(request, kernels="off"))
+        speeds = plan.tokens_per_s, other.tokens_per_s
+        reason = "{:.1f} tokens/s predicted, {:.1f} with llama.cpp's".format(*speeds)
+        return (plan if speeds[0] >= speeds[1] else other).with_reason("kernels", reason)
     gain = product_gain(spec)
     if gain is None:
         return plan
@@ -77,13 +80,6 @@ def best_kernels(spec: ModelSpec, request: Request, plan_of: Callable[[Request],
         return plan_of(replace(request, kernels="off")).with_reason("kernels", reason)
     reason = "edgespec's own were faster than llama.cpp's with this file's types, timed here"
     return plan.with_reason("kernels", reason)
-
-
-def _faster(plan: Plan, other: Plan) -> Plan:
-    """The faster of two plans, with edgespec's kernels and with llama.cpp's."""
-    both = f"{plan.tokens_per_s:.1f} tokens/s predicted, {other.tokens_per_s:.1f} with llama.cpp's"
-    best = plan if plan.tokens_per_s >= other.tokens_per_s else other
-    return best.with_reason("kernels", both)
 
 
 def product_gain(spec: ModelSpec) -> float | None:

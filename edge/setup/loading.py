@@ -6,7 +6,6 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import replace
 from functools import partial
 from time import time
 from typing import TYPE_CHECKING, Any
@@ -28,18 +27,14 @@ from edgespec.measure.noise import largest_invariant_step, prefill_is_invariant,
 from edgespec.measure.timing import (
     contention_now,
     expect_slopes,
-    fastest_step,
     measure_curve,
     measure_depths,
-    measure_powers,
-    measure_reads,
     measured_while_busy,
     one_step,
     snapshots_cost,
 )
 from edgespec.memory.device import host
 from edgespec.memory.device.bandwidth import saw_step
-from edgespec.memory.device.energy import energy_meter
 from edgespec.memory.device.reservations import release
 from edgespec.memory.plan.machine import reachable_bytes, reserve
 from edgespec.memory.plan.options import LLAMACPP, ONNX, LoadOptions, said_as_arguments
@@ -63,7 +58,6 @@ from edgespec.setup.cache_types import know_cache_type, measure_smaller_types
 from edgespec.setup.draft_loading import load_draft_model, windows_of
 from edgespec.setup.kernel_choice import prepare_kernels
 from edgespec.setup.planning import make_run_plan
-from edgespec.setup.slowdown import compare_with_before
 from edgespec.setup.smaller_files import plan_or_say_what_fits
 from edgespec.setup.stored import (
     PREFILLS,
@@ -71,13 +65,9 @@ from edgespec.setup.stored import (
     compared,
     keep_compared,
     keep_curve,
-    keep_powers,
-    keep_reads,
     keep_snapshot_cost,
     settings_key,
     stored_curve,
-    stored_powers,
-    stored_reads,
     stored_snapshot_costs,
 )
 from edgespec.switching.engine import SwitchingEngine
@@ -153,20 +143,16 @@ def plan_to_load(spec: ModelSpec, request: Request, report: Progress) -> Plan:
     was quicker, the plan is made anew with what is left. Raises as `make_run_plan`.
     """
     prepare_kernels(spec, request, report)
+    may_be_smaller = request.prefer == "context" and not (request.asks_kv_type or request.exact)
     for _ in range(_TRIES):
         plan = plan_or_say_what_fits(spec, request)
-        while _may_be_smaller(request) and measure_smaller_types(spec, plan, report):
+        while may_be_smaller and measure_smaller_types(spec, plan, report):
             plan = make_run_plan(spec, request)
         if reserve(plan):
             break
     else:
         raise _taken_meanwhile(plan)
     return plan
-
-
-def _may_be_smaller(request: Request) -> bool:
-    """Whether the planner may take a smaller type of cache than f16."""
-    return request.prefer == "context" and not request.asks_kv_type and not request.exact
 
 
 def load_plan(
@@ -209,34 +195,8 @@ def _load(
         small = opened.enter_context(closing(_load_one(small_spec, plan.of_small(), report)))
         make = partial(SwitchingEngine, small=small, policy=policy)
         engine = opened.enter_context(closing(_load_one(spec, plan, report, make)))
-        assert isinstance(engine, SwitchingEngine)
-        if engine.prices is not None:
-            large, small_curve = engine.prices.large, engine.prices.small
-            engine.prices = replace(
-                engine.prices,
-                large_reads=_reads(engine.backend, large, spec, plan, report),
-                small_reads=_reads(small.backend, small_curve, small_spec, plan.of_small(), report),
-            )
         opened.pop_all()
         return engine
-
-
-def _reads(
-    backend: Backend, curve: CostCurve, spec: ModelSpec, plan: Plan, report: Progress
-) -> CostCurve:
-    """What reading takes that a model has missed: stored, or measured now.
-
-    As fast as the curve's steps are, which may have been measured at another moment.
-    """
-    found = stored_reads(spec, settings_of(plan))
-    if found is None:
-        report("measuring step times", 0.0)
-        found = measure_reads(backend, curve).uncontended(backend.contention)
-        keep_reads(spec, settings_of(plan), found)
-        report("measuring step times", 1.0)
-    reads = found.at_the_level_of(curve)
-    reads.depth_ms, reads.depth_node_ms = curve.depth_ms, curve.depth_node_ms
-    return reads
 
 
 def _load_one(
@@ -260,11 +220,6 @@ def _load_one(
         models: list[WritingDrafter] = []
         cost = 1.0
         if curve is not None:
-            for choice in plan.choices:
-                if choice.name == "prefer" and not plan.prefers_energy:
-                    warn(f"drafts are chosen by speed, {choice.reason}", EdgespecWarning, 2)
-            if plan.prefers_energy:
-                curve.powers = _powers(backend, spec, plan, report)
             cost = _snapshots_cost(backend, curve, spec, plan)
             model = load_draft_model(backend, spec, plan, report)
             models = windows_of(backend, plan, curve) if model is None else [model]
@@ -282,7 +237,6 @@ def _load_one(
             tool_template=spec.tool_template,
             reuses_cache=reuses_cache,
             is_exact=plan.exact,
-            latency=plan.latency,
             snapshots_cost=1.0 if plan.drafter_is_asked else cost,
             cache_key=f"{key} | exact" if plan.exact else key,
             on_close=partial(_close, learning),
@@ -394,23 +348,6 @@ def _snapshots_cost(backend: Backend, curve: CostCurve, spec: ModelSpec, plan: P
     return times
 
 
-def _powers(backend: Backend, spec: ModelSpec, plan: Plan, report: Progress) -> list[float]:
-    """Watts of steps beside a plain one's: stored, or measured now; none without a counter."""
-    with energy_meter() as (meter, _missing):
-        if meter is None:
-            return []
-        settings, most = settings_of(plan), backend.max_nodes
-        powers = stored_powers(spec, settings, meter.source.name)
-        if len(powers) > most:
-            return powers
-        report("measuring joules of steps", 0.0)
-        powers = measure_powers(partial(one_step, backend), most, meter.joules)
-        if backend.contention == 1.0:
-            keep_powers(spec, settings, meter.source.name, powers)
-        report("measuring joules of steps", 1.0)
-        return powers
-
-
 def _curve(backend: Backend, spec: ModelSpec, plan: Plan, report: Progress) -> CostCurve:
     """The stored curve, or a measurement of two to three seconds.
 
@@ -448,10 +385,8 @@ def _curve(backend: Backend, spec: ModelSpec, plan: Plan, report: Progress) -> C
         return known  # others began or ended in the middle of it
     curve = curve.uncontended(backend.contention)
     keep_curve(spec, settings, curve, replaced=stored is None)
-    if curve.contention == 1.0:
-        compare_with_before(spec, settings, curve.base[1], partial(fastest_step, backend))
-        if plan.backend == LLAMACPP and not plan.shares:
-            saw_step(spec.bytes_per_token, curve.base[1] / 1e3)
+    if curve.contention == 1.0 and plan.backend == LLAMACPP and not plan.shares:
+        saw_step(spec.bytes_per_token, curve.base[1] / 1e3)
     return curve
 
 

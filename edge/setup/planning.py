@@ -2,10 +2,9 @@
 
     request -> candidates -> plan
 
-A request leaves open who drafts, which kernels compute and which backend runs. Every way to settle
-that is a request that says more, planned as any other (`planned`): drafters first (`candidates`),
-with edgespec's kernels and with llama.cpp's (`kernel_choice`), then the same on ONNX Runtime where
-that was measured with this file.
+A request leaves open who drafts and which kernels compute. Every way to settle that is a request
+that says more, planned as any other (`planned`): drafters (`candidates`), with edgespec's kernels
+and with llama.cpp's (`kernel_choice`).
 
 Imports no inference library and no numpy, so that `edgespec plan` answers at once.
 """
@@ -17,12 +16,12 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from edgespec.decode.stats import LARGE, SMALL
 from edgespec.drafting.constants import MOST_DRAWN
 from edgespec.drafting.drafters import HEAD, MODEL, WINDOW, drafter_names, tables_bytes
 from edgespec.errors import DoesNotFitError, UnsupportedError
 from edgespec.memory.bytes.simulation import simulating
 from edgespec.memory.device.bandwidth import memory_bandwidth
-from edgespec.memory.device.energy import find_source
 from edgespec.memory.plan.machine import Machine, this_machine
 from edgespec.memory.plan.options import LLAMACPP, ONNX
 from edgespec.memory.plan.plan import Plan
@@ -38,7 +37,6 @@ from edgespec.models.projector import projector_beside, read_projector
 from edgespec.models.spec import ONNX_FORMAT, ModelSpec, read_model_spec
 from edgespec.setup.candidates import (
     DraftSource,
-    best_backend,
     best_drafters,
     source_of,
     window_unsupported,
@@ -48,11 +46,9 @@ from edgespec.setup.stored import (
     curve_with,
     known_exact_step,
     stored_kv_losses,
-    stored_reads,
     stored_rounds,
 )
 from edgespec.switching.planning import check_switch, stored_switch, switch_reason
-from edgespec.switching.policy import SwitchPrices
 
 _MAX_NODES = 32  # of a step whose time is estimated
 
@@ -60,8 +56,7 @@ _MAX_NODES = 32  # of a step whose time is estimated
 def make_run_plan(spec: ModelSpec, request: Request, machine: Machine | None = None) -> Plan:
     """The plan of a request on this machine, with everything that was measured earlier.
 
-    With `backend="auto"` llama.cpp runs the file unless ONNX Runtime was measured with it, too,
-    and is predicted to be worth what it takes. An ONNX model folder runs on ONNX Runtime alone.
+    llama.cpp runs GGUF files unless ONNX Runtime is asked for, which alone runs ONNX model folders.
 
     Raises UnsupportedError or DoesNotFitError, as `make_plan` does.
     """
@@ -101,26 +96,8 @@ def _made(spec: ModelSpec, request: Request, machine: Machine) -> Plan:
     def drafting(one: Request) -> Plan:
         return best_drafters(spec, one, source, partial(planned, spec, machine=machine))
 
-    def plan_of(one: Request) -> Plan:
-        return best_kernels(spec, one, drafting)
-
-    plan = plan_of(request)
-    if backend is not None:
-        plan = plan.with_choice(backend)
-    elif plan.users == 1 and not plan.projector:  # on the other backend, one text at a time
-        plan = best_backend(spec, request, machine, plan, plan_of)
-    if request.prefer == "energy":
-        plan = _by_energy(plan)
+    plan = best_kernels(spec, request, drafting).with_choice(backend)
     return replace(plan, drafter_is_asked=request.drafter != "auto")
-
-
-def _by_energy(plan: Plan) -> Plan:
-    """The plan whose drafts are chosen by joules, where the machine counts them."""
-    source = find_source()
-    if isinstance(source, str):
-        return plan.with_choice(Choice("prefer", "speed", f"not energy: {source}"))
-    reason = f"drafts are chosen by tokens a joule ({source.name})"
-    return replace(plan.with_choice(Choice("prefer", "energy", reason)), prefers_energy=True)
 
 
 def _for_users(spec: ModelSpec, request: Request) -> tuple[Request, DraftSource | None]:
@@ -168,7 +145,6 @@ def speed_model(spec: ModelSpec, settings: Settings) -> SpeedModel:
     return SpeedModel(estimate, is_measured=False, rounds=rounds)
 
 
-_F32, _F64 = 4, 8
 # Of a draft model of another vocabulary: pieces of text in both, and the texts of its tokens.
 _TRANSLATION_BYTES = 4 << 20
 
@@ -212,9 +188,9 @@ def draft_rows_bytes(spec: ModelSpec, draft_spec: ModelSpec | None, names: str) 
         return 0
     if draft_spec is not None and is_translated(spec, draft_spec):
         return _TRANSLATION_BYTES  # whose tokens are not drawn
-    distributions = MOST_DRAWN * spec.vocab_size * (_F32 + _F64)
+    distributions = MOST_DRAWN * spec.vocab_size * (4 + 8)  # of float32, and of float64
     is_part = draft_spec and (DRAFTED in draft_spec.tensors or read_exit(draft_spec))
-    spread = spec.vocab_size * _F32 if is_part else 0
+    spread = spec.vocab_size * 4 if is_part else 0
     return distributions + spread
 
 
@@ -238,13 +214,9 @@ def with_switch(plan: Plan, spec: ModelSpec, small: ModelSpec, depth: int) -> Pl
     `depth` counts the tokens in the cache where speed is predicted.
     """
     pair = (spec, settings_of(plan)), (small, settings_of(plan.of_small()))
-    curves = [speed_model(*one).curve for one in pair]
-    reads = [
-        known and known.at_the_level_of(curve)
-        for known, curve in zip((stored_reads(*one) for one in pair), curves, strict=True)
-    ]
-    prices = SwitchPrices(curves[0], curves[1], reads[0], reads[1])
-    why, speed = switch_reason(stored_switch(spec, small), prices, depth, plan.tokens_per_s)
+    large_curve, small_curve = (speed_model(*one).curve for one in pair)
+    curves = {LARGE: large_curve, SMALL: small_curve}
+    why, speed = switch_reason(stored_switch(spec, small), curves, depth, plan.tokens_per_s)
     choices = (*plan.choices, Choice("switch", small.path.name, why))
     return replace(plan, choices=choices, tokens_per_s=speed)
 
@@ -311,14 +283,12 @@ def _unsupported_reason(spec: ModelSpec, request: Request) -> str:
     return ""
 
 
-def with_backend(
-    spec: ModelSpec, request: Request, machine: Machine
-) -> tuple[Request, Choice | None]:
+def with_backend(spec: ModelSpec, request: Request, machine: Machine) -> tuple[Request, Choice]:
     """The request with a backend, and why it has that one.
 
-    Where the request leaves it open that is llama.cpp for now, and None: `best_backend` looks at
-    the other one. Raises UnsupportedError where options contradict each other or the file.
+    Raises UnsupportedError where options contradict each other or the file.
     """
+    asked = request.backend
     if spec.format == ONNX_FORMAT:
         _check_folder(spec, request)
         request = _with_device(replace(request, backend=ONNX), machine)
@@ -328,9 +298,8 @@ def with_backend(
         check_supported(spec)
         reason = "an NPU is ONNX Runtime's" if request.device == "npu" else "as asked"
         return request, Choice("backend", ONNX, reason)
-    if request.backend == LLAMACPP:
-        return request, Choice("backend", LLAMACPP, "as asked")
-    return replace(request, backend=LLAMACPP), None
+    reason = "as asked" if asked == LLAMACPP else "it runs GGUF files"
+    return replace(request, backend=LLAMACPP), Choice("backend", LLAMACPP, reason)
 
 
 def _check_folder(spec: ModelSpec, request: Request) -> None:

@@ -25,7 +25,11 @@ def most_prompt_tokens(
     Raises as `models.chat.prompt_text`, and as the tokenizer of the file.
     """
     several = list(prompts)
-    most_bytes = max(map(_num_bytes, several), default=0)
+    words = [
+        one if isinstance(one, str) else "".join(str(message["content"]) for message in one)
+        for one in several
+    ]
+    most_bytes = max((len(text.encode(errors="surrogatepass")) for text in words), default=0)
     if most_bytes <= _SHORT_BYTES:
         return most_bytes + _FORMAT_TOKENS
     from edgespec.backends.vocabulary import open_vocabulary  # which loads numpy and llama.cpp
@@ -46,8 +50,3 @@ def most_prompt_tokens(
             )
             for one in several
         )
-
-
-def _num_bytes(prompt: str | Sequence[Message]) -> int:
-    texts = [prompt] if isinstance(prompt, str) else [str(one["content"]) for one in prompt]
-    return sum(len(text.encode(errors="surrogatepass")) for text in texts)

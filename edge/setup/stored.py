@@ -3,8 +3,6 @@
 | kind | kept for | what |
 | --- | --- | --- |
 | curves | file, device, settings, library, snapshots | times of steps |
-| reads | file, device, settings, library | times of reading several tokens |
-| powers | file, device, settings, library | watts of steps beside those of plain ones |
 | snapshots | file, device, settings, library | how much longer they make plain steps, by number |
 | invariance | file, device, settings, library | which steps round like single tokens |
 | calibration | file | how often drafts of tables were right |
@@ -42,8 +40,7 @@ from edgespec.memory.times.curve import CostCurve
 from edgespec.memory.times.speed import DEFAULT_ROUNDS, Round
 from edgespec.models.spec import ModelSpec
 
-_CURVES, _READS, _INVARIANCE, _SNAPSHOTS = "curves", "reads", "invariance", "snapshots"
-_POWERS, _MOST_POWER = "powers", 100.0  # times a plain step's
+_CURVES, _INVARIANCE, _SNAPSHOTS = "curves", "invariance", "snapshots"
 _CALIBRATION, _LEARNED, _ROUNDS, _KV_LOSSES = "calibration", "learned", "rounds", "kv_losses"
 # What is compared with single tokens, and how many numbers a comparison is.
 STEPS, PREFILLS = "steps", "prefills"
@@ -144,29 +141,6 @@ def curve_of(document: dict[str, Any] | None) -> CostCurve | None:
         return None
 
 
-def stored_reads(spec: ModelSpec, settings: Settings) -> CostCurve | None:
-    """What reading missed tokens was measured to take under these settings, or None."""
-    return curve_of(cache.load(_READS, settings_key(spec, settings)))
-
-
-def keep_reads(spec: ModelSpec, settings: Settings, reads: CostCurve) -> None:
-    """Keep what reading missed tokens took."""
-    cache.store(_READS, settings_key(spec, settings), reads.as_json())
-
-
-def stored_powers(spec: ModelSpec, settings: Settings, source: str) -> list[float]:
-    """Watts of steps beside a plain one's, [1 + nodes], by this counter; none: not measured."""
-    found = (cache.load(_POWERS, settings_key(spec, settings)) or {}).get(source)
-    powers = found if isinstance(found, list) else []
-    are_ours = all(isinstance(one, float) and 0.0 < one <= _MOST_POWER for one in powers)
-    return powers if are_ours else []
-
-
-def keep_powers(spec: ModelSpec, settings: Settings, source: str, powers: list[float]) -> None:
-    """Keep what steps were measured to take by a counter."""
-    cache.store(_POWERS, settings_key(spec, settings), {source: powers})
-
-
 def stored_snapshot_costs(spec: ModelSpec, settings: Settings) -> dict[int, float]:
     """How many times as long plain steps take with so many snapshots as without, as measured."""
     document = cache.load(_SNAPSHOTS, settings_key(spec, settings)) or {}
@@ -212,16 +186,10 @@ def keep_learned(
 
 
 def stored_history(spec: ModelSpec, drafter: str) -> RoundHistory:
-    """What rounds with these drafters emitted in earlier runs."""
-    document = cache.load(_ROUNDS, rounds_key(spec, drafter))
-    return RoundHistory.from_json(_rounds_of(spec, document))
-
-
-def _rounds_of(spec: ModelSpec, document: Mapping[str, Any] | None) -> Any:
-    """Rounds that are stored; none of a model that they have kept from drafting for too long."""
-    found = document or {}
+    """What rounds emitted in earlier runs; none that kept a model from drafting for too long."""
+    found = cache.load(_ROUNDS, rounds_key(spec, drafter)) or {}
     is_over = spec.has_snapshots and TIME in found and not is_recent(found[TIME])
-    return None if is_over else found.get("rounds")
+    return RoundHistory.from_json(None if is_over else found.get("rounds"))
 
 
 def keep_rounds(spec: ModelSpec, drafter: str, rounds: Sequence[Round]) -> None:

@@ -17,7 +17,7 @@ from edgespec.decode.engine import Engine
 from edgespec.decode.scheduler import Job
 from edgespec.decode.stats import LARGE
 from edgespec.errors import BackendError, EdgespecWarning
-from edgespec.switching.policy import SwitchPolicy, SwitchPrices
+from edgespec.switching.policy import SwitchPolicy
 from edgespec.switching.switch import Switch
 
 
@@ -43,14 +43,9 @@ class SwitchingEngine(Engine):
         super().__init__(backend, **options)
         self.small = small
         self.policy = policy
-        self.prices: SwitchPrices | None = None
         self._failure: str | None = None  # of the small model
         self._held = ExitStack()  # the small model, by the answer that is written
         self._have_written = set[str]()  # in that answer
-        if self.curve is not None and small.curve is not None:
-            # Of this moment: what is learned while generating would change the text.
-            large_curve = self.curve.resized(self.curve.max_nodes)
-            self.prices = SwitchPrices(large_curve, small.curve.resized(small.curve.max_nodes))
 
     def memory_bytes(self) -> dict[str, int]:
         """As `Engine.memory_bytes`, with the small model's as `switch_...`."""
@@ -75,9 +70,7 @@ class SwitchingEngine(Engine):
         """As of `Models`; others cannot use the small model until the end."""
         if not self._held.enter_context(self.small.exclusive(lambda: job.is_cancelled)):
             return
-        saved_ms = self.prices.saved_ms if self.prices is not None else None
-        policy = self.policy if self._failure is None else SwitchPolicy.always(LARGE)
-        job.writers = Switch(policy, saved_ms, len(job.prompt))
+        job.writers = Switch(self.policy if self._failure is None else SwitchPolicy.always(LARGE))
         self._have_written.clear()
         self._let_write(job)
 

@@ -5,28 +5,29 @@ Imports no inference library and no numpy, as the rest of planning.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from edgespec.decode.stats import LARGE, SMALL, ModelTurn
 from edgespec.errors import UnsupportedError
 from edgespec.memory.store import cache
+from edgespec.memory.times.curve import CostCurve
 from edgespec.models.early_exit import read_exit
 from edgespec.models.pairing import check_pair
 from edgespec.models.spec import ModelSpec
-from edgespec.switching.policy import MOST_TOKENS, SwitchPolicy, SwitchPrices
+from edgespec.switching.policy import MOST_TOKENS, SwitchPolicy
 
 _KIND = "switching"
+Curves: TypeAlias = Mapping[str, CostCurve]  # step times of the pair, by LARGE and SMALL
 
 
 @dataclass(frozen=True, slots=True)
 class Calibrated:
     """What `edgespec profile --switch` found out about a pair.
 
-    The policy holds on any device, but for ways down that pay on one alone. `turns` are those of
-    the texts it was found with. `drafted[k - 1]` is how many of k tokens that the small model
-    drafts the large one would accept.
+    `turns` are those of the texts that the policy was found with. `drafted[k - 1]` is how many of k
+    tokens that the small model drafts the large one would accept.
     """
 
     policy: SwitchPolicy
@@ -40,20 +41,38 @@ class Calibrated:
         """Tokens of all texts but the first ones, whose time is the prompt's."""
         return sum(tokens for turns in self.turns for _, tokens in turns) - len(self.turns)
 
-    def switching_tokens_per_s(self, prices: SwitchPrices, depth: int) -> float:
+    def switching_tokens_per_s(self, curves: Curves, depth: int) -> float:
         """Predicted speed of the models in turns; prompts were read by both before."""
-        spent = sum(prices.turns_ms(turns, depth, depth) for turns in self.turns)
+        spent = sum(turns_ms(turns, curves, depth) for turns in self.turns)
         return 1e3 * self.num_tokens / spent if spent else 0.0
 
-    def drafting_tokens_per_s(self, prices: SwitchPrices, depth: int) -> float:
+    def drafting_tokens_per_s(self, curves: Curves, depth: int) -> float:
         """Predicted speed of the lossless use: the small model drafts, the large one verifies."""
-        small_ms = prices.small.step_ms(1, depth)
-        rates = [1.0 / prices.large.step_ms(1, depth)]
+        large, small_ms = curves[LARGE], curves[SMALL].step_ms(1, depth)
+        rates = [1.0 / large.step_ms(1, depth)]
         for drafted, accepted in enumerate(self.drafted, 1):
-            if drafted + 1 <= prices.large.max_nodes:
-                verified_ms = prices.large.estimated_ms(drafted + 1, depth)
+            if drafted + 1 <= large.max_nodes:
+                verified_ms = large.estimated_ms(drafted + 1, depth)
                 rates.append((1.0 + accepted) / (drafted * small_ms + verified_ms))
         return 1e3 * max(rates)
+
+
+def turns_ms(turns: Sequence[ModelTurn], curves: Curves, depth: int) -> float:
+    """Time of decoding in these turns without drafts, behind the first token and `depth` others.
+
+    The model that takes over reads what the other one has written, which gives its first token.
+    """
+    spent, missed = 0.0, 0
+    for number, (model, tokens) in enumerate(turns):
+        curve = curves[model]
+        if number:
+            # Its own last token was never fed to the large model; to the small one it was.
+            spent += curve.read_ms(missed + (model == LARGE), depth)
+        spent += (tokens - 1) * curve.step_ms(1, depth + tokens // 2)
+        if model == SMALL and number + 1 < len(turns):  # its last row is thrown away
+            spent += curve.step_ms(1, depth + tokens)
+        missed, depth = tokens, depth + tokens
+    return spent
 
 
 def check_switch(spec: ModelSpec, small: ModelSpec) -> None:
@@ -86,19 +105,19 @@ def keep_switch(spec: ModelSpec, small: ModelSpec, found: Calibrated) -> None:
 
 
 def switch_reason(
-    found: Calibrated | None, prices: SwitchPrices, depth: int, alone: float
+    found: Calibrated | None, curves: Curves, depth: int, alone: float
 ) -> tuple[str, float]:
     """Why and at what cost, in words, and the tokens/s to expect.
 
     Args:
-        prices: of the pair on this device.
+        curves: of the pair on this device.
         alone: predicted tokens/s of the large model with its own drafts.
     """
     if found is None:
         return "as asked; lossy; not calibrated: edgespec profile MODEL --switch SMALL", alone
-    level = prices.large.level  # as `alone` has it
-    switching = found.switching_tokens_per_s(prices, depth) / level
-    drafting = max(alone, found.drafting_tokens_per_s(prices, depth) / level)
+    level = curves[LARGE].level  # as `alone` has it
+    switching = found.switching_tokens_per_s(curves, depth) / level
+    drafting = max(alone, found.drafting_tokens_per_s(curves, depth) / level)
     faster = "switching" if switching > drafting else "drafting"
     return (
         f"as asked; lossy: the large model writes {found.large_share:.0%} of the tokens, which "

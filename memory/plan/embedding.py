@@ -40,7 +40,7 @@ _BF16_FLAG = "avx512_bf16"  # of processors with products of BF16; edgespec's ke
 # What this kind of model can be told; the other options are about writing text.
 _TAKEN = {"budget_bytes", "context_size", "threads", "gpu_layers", "kernels", "backend", "device"}
 _WITHOUT_MEANING = {
-    *("prefer", "users", "latency", "remember", "exact", "drafter", "draft_max", "mmproj"),
+    *("prefer", "users", "remember", "exact", "drafter", "draft_max", "mmproj"),
 }
 
 

@@ -50,14 +50,13 @@ if TYPE_CHECKING:
         image_max_tokens: int | None
         remember: bool
         users: int | None
-        latency: float
 
 
 LLAMACPP: Final = "llamacpp"
 ONNX: Final = "onnx"
 BackendName: TypeAlias = Literal["auto", "llamacpp", "onnx"]
 DeviceName: TypeAlias = Literal["auto", "cpu", "gpu", "npu"]
-Preference: TypeAlias = Literal["speed", "context", "energy"]
+Preference: TypeAlias = Literal["speed", "context"]
 KernelChoice: TypeAlias = Literal["auto", "on", "off"]
 KvType: TypeAlias = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "iq4_nl", "q4_0"]
 # A list of drafters is one text; these are all of them, in the order of their names.
@@ -104,8 +103,7 @@ class LoadOptions:
     Args:
         budget_bytes: Most memory to use: 512MiB, 1.5GiB, 800MB. Default: what is free. More: in
             bytes, for the whole process.
-        prefer: speed, context (longer, may use a smaller type of KV cache), or energy (drafts by
-            tokens a joule, where the machine counts them).
+        prefer: speed, or context (longer, may use a smaller type of KV cache).
         context_size: Tokens of context. Default: chosen to fit.
         drafter: auto, none (or plain), or a list of suffix, recycling, model, head. More: in Python
             the list is one text, such as "suffix,recycling", and there is no "plain".
@@ -139,9 +137,6 @@ class LoadOptions:
         image_max_tokens: Most tokens of an image, where the projector leaves it open.
         remember: Keep prompts and answers on disk, to draft from them later.
         users: Answers at the same time, on one cache: a number or auto. More: None is auto.
-        latency: Most that reading one prompt adds to a step of other answers, in steps. More:
-            with 1.0 these keep half of their speed meanwhile. Each further prompt that waits
-            adds half as much.
     """
 
     budget_bytes: int | None = option(None, called="--budget", read=size_bytes, low=1, high=1 << 62)
@@ -186,7 +181,6 @@ class LoadOptions:
         high=64,
         of_servers=True,
     )
-    latency: float = option(1.0, low=0.0, high=1e6, of_servers=True)
 
     def __post_init__(self) -> None:
         """Refuse values that no model could honour."""

@@ -463,17 +463,13 @@ def _most(layout: Layout, counts: Sequence[int], order: Sequence[int], left: int
 
 def _least_off_host(layout: Layout, counts: Sequence[int], left: int) -> int:
     """Layers that the host has no room for, of those that are left."""
-    first = 0 if not counts else _emptiest(counts)
+    first = counts.index(min(counts)) if counts else 0  # the emptiest device
 
     def fits(count: int) -> bool:
         there = [other + count * (i == first) for i, other in enumerate(counts)]
         return HOST not in _full(layout, there)
 
     return bisect_left(range(left), True, key=fits)
-
-
-def _emptiest(counts: Sequence[int]) -> int:
-    return min(range(len(counts)), key=lambda i: counts[i])
 
 
 def _is_full(layout: Layout, counts: Sequence[int]) -> bool:

@@ -35,23 +35,11 @@ class Alternative:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """What each of some users gets who are answered at once: predictions, without drafts."""
-
-    users: int
-    tokens_each: int  # of the cache
-    cache_bytes_each: int
-    tokens_per_s_each: float
-    tokens_per_s: float  # of all together
-
-
-@dataclass(frozen=True, slots=True)
 class Goal:
     """What a plan would have if memory were no limit."""
 
     context_size: int
     draft_max: int
-    tokens_per_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,15 +93,12 @@ class Plan:
     find_alternatives: Callable[[], Iterable[Alternative]] = field(default=tuple, compare=False)
     users: int = 1  # generations at once
     cells: int = 0  # of the cache, for all of them; 0: a context
-    parts: tuple[Part, ...] = ()  # of one user, of each of two, and so on; empty for one alone
-    latency: float = 1.0
     shares: tuple[Share, ...] = ()  # of devices that have any layers
     overrides: tuple[tuple[str, str], ...] = ()  # as of `RunShape`
     snapshots: int = 0  # of a recurrent state, besides the one behind the last token
     switch_snapshots: int = 0
     projector: Path | None = None  # with which it sees images
     image_tokens: int | None = None  # most of one, where the projector leaves it open
-    prefers_energy: bool = False  # drafts are chosen by joules
     states: int = 0  # of prefixes that are kept, where the cache cannot go back without
     drafter_is_asked: bool = True  # for by name, and not one that was chosen
     kv_loss: float | None = None  # nats that the type of the cache loses, as measured

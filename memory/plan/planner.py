@@ -20,7 +20,6 @@ from functools import cache, cached_property, partial
 from typing import Any
 
 from edgespec.errors import DoesNotFitError
-from edgespec.memory.bytes.footprint import Component
 from edgespec.memory.bytes.shape import HOST, WORKER, kv_name, kv_pair
 from edgespec.memory.plan.drafts import Drafts, largest_cheap
 from edgespec.memory.plan.layout import (
@@ -46,7 +45,7 @@ from edgespec.memory.plan.placing import (
     with_layers_placed,
     with_smaller_cache,
 )
-from edgespec.memory.plan.plan import Alternative, Goal, Part, Plan, component_bytes
+from edgespec.memory.plan.plan import Alternative, Goal, Plan, component_bytes
 from edgespec.memory.plan.request import (
     CONTEXT_STEP,
     Choice,
@@ -168,7 +167,6 @@ def _sized(
     if layout.users > 1:
         layout, cells = with_cells_for_all(layout, context, batch_size, draft_max)
         sizes.append(cells)
-    components = layout.footprint(context, batch_size, draft_max)
     return Plan(
         backend=layout.backend,
         device=layout.device,
@@ -190,7 +188,7 @@ def _sized(
         mapped=layout.mapped,
         kernels=layout.kernels,
         choices=(*choices, *sizes, mapping_of(layout)),
-        components=components,
+        components=layout.footprint(context, batch_size, draft_max),
         limit_bytes=layout.limit_bytes,
         available_bytes=layout.machine.free_bytes,
         plain_tokens_per_s=drafts.tokens_per_s(0),
@@ -202,8 +200,6 @@ def _sized(
         ),
         users=layout.users,
         cells=layout.cells(context),
-        parts=_parts(layout, context, components, drafts.speed_of(draft_max)),
-        latency=layout.request.latency,
         shares=layout.shares,
         overrides=layout.overrides,
         snapshots=snapshots_of(layout.spec, draft_max),
@@ -214,19 +210,9 @@ def _sized(
     )
 
 
-def _parts(
-    layout: Layout, context: int, components: Sequence[Component], speed: SpeedModel
-) -> tuple[Part, ...]:
-    if layout.users == 1:
-        return ()
-    cache_bytes = sum(part.nbytes for part in components if part.name.endswith("kv_cache"))
-    return tuple(parts_of(layout, context, cache_bytes, speed))
-
-
 def _goal(layout: Layout, drafts: Drafts) -> Goal:
     context = layout.contexts.longest
-    draft_max = min(drafts.sizes[-1], context - 1)
-    return Goal(context, draft_max, drafts.tokens_per_s(draft_max))
+    return Goal(context, min(drafts.sizes[-1], context - 1))
 
 
 def _alternatives(
@@ -413,15 +399,6 @@ def with_cells_for_all(
             f"what memory leaves: {each} for each of {layout.users} users; who needs more waits"
         )
     return layout, Choice("cells", cells, reason)
-
-
-def parts_of(layout: Layout, context: int, cache_bytes: int, speed: SpeedModel) -> Iterator[Part]:
-    """What each user gets of a cache and of the steps, where one is answered, two, and so on."""
-    cells = layout.cells(context)
-    for users in range(1, layout.users + 1):
-        each = min(context, cells // users)
-        total = speed.plain_tokens_per_s(users, layout.request.depth)
-        yield Part(users, each, cache_bytes * each // cells, total / users, total)
 
 
 # -- why a request does not fit, and what would: every way out is tried before it is named

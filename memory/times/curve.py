@@ -9,9 +9,9 @@ n, and reads what stands before it. `scale` is the speed factor of this moment: 
 contention. Decisions need only ratios t(n)/t(1), in which it cancels.
 
 t(n) is neither flat nor monotone (a batch of three can cost more than one of four), so every n has
-a time of its own, with a standard error. A size that was not measured takes for ever as a choice;
-where it has to be made, or is tried, its time is estimated from its neighbours, and the first step
-over it is worth as much more as that estimate is unsure. Beyond the largest size steps grow on.
+a time of its own, with a standard error. A size that was not measured counts as infinite when sizes
+are chosen. If a step of it has to be made, or is tried, its time is interpolated, and its first
+measurement gets a large weight. Beyond the largest size times grow on.
 
 The update is a Kalman filter over the logarithm of a step's time: what is unsure moves the most.
 Single tokens have no time of their own to move, so `scale` cannot drift away from the shape of the
@@ -59,7 +59,6 @@ _MEDIAN = 0.64  # of the information of a mean of as many has their median
 
 _MOST_LEVEL = 1.3
 _LEVEL_MEMORY_MS = 20_000.0  # of answers that a level is of; older ones fade
-_TRIED_MS = 1000.0  # of answers after which predictions rest on them
 _LEAST_FURTHER = 0.01  # of a single token that one more takes: no token is free
 _MISFIT_RATE, _MISFIT_LIMIT = 0.02, 0.35  # the mean of fifty steps; off by a third
 _SHORTEST_MS, _LONGEST_MS = 1e-6, 1e9  # of any step there is
@@ -148,8 +147,6 @@ class CostCurve:
     level: float = 1.0
     answered_ms: float = 0.0
     contention: float = 1.0
-    # Watts of steps by size, beside those of a plain one; empty where time alone counts.
-    powers: Sequence[float] = field(default=(), init=False, compare=False)
     texts: int = field(default=1, init=False, compare=False)  # in a step, at least
     scale: float = field(init=False)  # of this process; begins at the level of earlier ones
     misfit: float = field(default=0.0, init=False)
@@ -174,22 +171,10 @@ class CostCurve:
         """Largest n that was measured."""
         return next(n for n in range(len(self.base) - 1, 0, -1) if self.base[n] != _NEVER)
 
-    def power(self, num_nodes: int) -> float:
-        """Watts of a step beside those of a plain one: what its time is multiplied by as a price.
-
-        1 where drafts are chosen by time alone (`powers` is empty).
-        """
-        return self.powers[min(num_nodes, len(self.powers) - 1)] if self.powers else 1.0
-
     @property
     def knows_depth(self) -> bool:
         """Whether steps were found to take longer at depth; no: too shallow a cache, or noise."""
         return self.depth_ms + self.depth_node_ms > 0.0
-
-    @property
-    def is_tried(self) -> bool:
-        """Whether answers have shown how far predictions are off."""
-        return self.answered_ms >= _TRIED_MS
 
     @property
     def stopped_fitting(self) -> bool:
@@ -425,7 +410,6 @@ class CostCurve:
         slopes = (factor * depth, factor * node, factor * change)
         curve = CostCurve(base, *slopes, self.level, self.answered_ms, self.contention)
         curve._state = self._state.copied(factor)
-        curve.powers = self.powers
         return curve
 
     def resized(self, max_nodes: int) -> CostCurve:
@@ -437,13 +421,9 @@ class CostCurve:
         """The same curve for steps that take so many times as long."""
         return self._like([ms * factor for ms in self.base], factor)
 
-    def at_the_level_of(self, other: CostCurve) -> CostCurve:
-        """The same curve at the speed at which `other` was measured, by their plain steps."""
-        return self.scaled(other.base[1] / self.base[1])
-
     def updated(self, newer: CostCurve) -> CostCurve:
         """All that `newer` knows, and sizes that only this curve has, at the speed of that one."""
-        older = self.at_the_level_of(newer)
+        older = self.scaled(newer.base[1] / self.base[1])
         pairs = zip_longest(newer.base, older.base, fillvalue=_NEVER)
         curve = newer._like([old if ms == _NEVER else ms for ms, old in pairs])
         curve._state.own = older._state.own | newer._state.own

@@ -91,7 +91,7 @@ def test_plan_json(command: Command) -> None:
     document = done.document
     assert set(document) == {
         "model", "name", "file_type", "plan", "memory", "predicted_plain_tokens_per_s",
-        "predicted_tokens_per_s", "speed_source", "alternatives", "users", "kv_loss_nats",
+        "predicted_tokens_per_s", "speed_source", "alternatives", "kv_loss_nats",
     }  # fmt: skip
     assert Path(document["model"]) == embedded_model()
     assert document["file_type"] == "Q4_1" and "135M" in document["name"]

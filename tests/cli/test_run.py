@@ -17,8 +17,6 @@ from typing import IO, Any
 import pytest
 from command_line import CHOICES, COMPONENTS, EXACT, Command, run, start, without_stdin
 
-from edgespec.cli.run import _traced
-from edgespec.errors import UnsupportedError
 from edgespec.models.embedded import embedded_model
 
 QUESTION = "Why is the sky blue? Explain it at length."
@@ -307,28 +305,11 @@ def test_a_reader_that_has_gone_ends_the_run_quietly(measured: str) -> None:
 
 
 @pytest.mark.model
-def test_drafts_are_explained(measured: str, tmp_path: Path) -> None:
-    trace = tmp_path / "drafts.jsonl"
-    arguments = ("--drafter", "suffix", "-v", "--trace-drafts", str(trace))
+def test_drafts_are_explained(measured: str) -> None:
+    arguments = ("--drafter", "suffix", "-v")
     done = run("run", str(embedded_model()), QUESTION, *SHORT, *arguments, cache=measured)
     assert done.status == 0, done.err
     assert re.search(r"drafts: suffix: [\w ]+ \(\d+ rounds\)", done.err), done.err
-    rounds = [json.loads(line) for line in trace.read_text().splitlines()]
-    assert sum(one["emitted"] for one in rounds) == 7  # one more came with the prompt
-    assert {"balance", "price", "why"} <= set(rounds[0]["drafters"]["suffix"])
-
-
-def test_a_trace_that_cannot_be_written_is_one_sentence(
-    tmp_path: Path,
-) -> None:
-    class Engine:
-        drafter = object()
-
-    with (
-        pytest.raises(UnsupportedError, match=r"drafts\.jsonl cannot be written"),
-        _traced(Engine(), tmp_path / "none" / "drafts.jsonl"),  # type: ignore[arg-type]
-    ):
-        pass
 
 
 # -- what is piped in beside a prompt ----------------------------------------------------------

@@ -38,24 +38,15 @@ def test_the_first_step_reads_nothing_and_the_next_one_little() -> None:
 def test_times_that_were_measured_say_what_fits_from_the_first_chunk_on(curve_ms: float) -> None:
     """At another speed: one step shows that."""
     curve = CostCurve([math.inf, *(curve_ms * line(n) for n in range(1, 17))])
-    pieces = run(Pace(4.0, curve=curve), line, 1, 4)
+    pieces = run(Pace(curve=curve), line, 1, 4)
     assert pieces[0] == 0
-    assert pieces[1:] == pytest.approx([int(4.0 * line(1) / 0.3)] * 3, abs=3)
+    assert pieces[1:] == pytest.approx([int(line(1) / 0.3)] * 3, abs=3)
 
 
 @pytest.mark.parametrize("nodes", [1, 8])
-def test_without_latency_a_prompt_goes_on_by_a_token_a_step(nodes: int) -> None:
-    """It must not wait for answers to end; every sixteenth step alone reads nothing."""
-    pieces = run(Pace(0.0), line, nodes, 101)[20:]
-    assert max(pieces) == 1 and sum(pieces) >= len(pieces) * 15 // 16
-    assert set(run(Pace(0.0, apart=True), line, nodes, 100)[20:]) == {1}
-
-
-@pytest.mark.parametrize("latency", [0.5, 1.0, 4.0])
-@pytest.mark.parametrize("nodes", [1, 8])
-def test_a_step_that_reads_takes_latency_steps_longer(nodes: int, latency: float) -> None:
-    pieces = run(Pace(latency), line, nodes, 100)[20:]
-    most = latency * line(nodes) / 0.3
+def test_a_step_that_reads_takes_one_plain_step_longer(nodes: int) -> None:
+    pieces = run(Pace(), line, nodes, 100)[20:]
+    most = line(nodes) / 0.3
     assert max(pieces) in (int(most), int(most) - 1)
     assert sum(pieces) > 0.9 * len(pieces) * (max(pieces) - 1)
 
@@ -70,7 +61,7 @@ def test_more_answers_leave_more_room() -> None:
 
 @pytest.mark.parametrize("waiting", [2, 3, 7])
 def test_each_further_prompt_that_waits_adds_half_as_much(waiting: int) -> None:
-    pace = Pace(2.0)
+    pace = Pace()
     run(pace, line, 4, 100)
     one = pace.piece(4, 500)
     pace.has_stepped(4, one, line(4 + one))
@@ -91,9 +82,9 @@ def test_a_line_that_bends_is_followed() -> None:
     def bent(tokens: int) -> float:
         return line(tokens) + 0.6 * max(0, tokens - 10)
 
-    pieces = run(Pace(4.0), bent, 1, 200)[100:]
-    longest_ms = max(bent(1 + piece) for piece in pieces)
-    assert 0.8 * 5 * bent(1) < longest_ms < 1.15 * 5 * bent(1)
+    pieces = run(Pace(), bent, 8, 200)[100:]
+    longest_ms = max(bent(8 + piece) for piece in pieces)
+    assert 0.8 * 2 * bent(8) < longest_ms < 1.15 * 2 * bent(8)
 
 
 def test_one_hiccup_does_not_keep_prompts_waiting() -> None:
@@ -103,13 +94,9 @@ def test_one_hiccup_does_not_keep_prompts_waiting() -> None:
     assert min(piece for piece in run(pace, line, 1, 60) if piece) > usual / 2
 
 
-def test_zero_reads_a_token_at_a_time() -> None:
-    assert set(run(Pace(0.0), line, 2, 50)[2:]) == {0, 1}
-
-
 def test_pieces_apart_from_steps_take_no_longer_than_these() -> None:
     """A run of its own has the price of a run: it has as many tokens as the answers' steps."""
-    pieces = run(Pace(1.0, apart=True), line, 8, 100)[20:]
+    pieces = run(Pace(apart=True), line, 8, 100)[20:]
     assert set(pieces) <= {7, 8} and len(pieces) == 80
 
 

@@ -176,18 +176,6 @@ def test_drafts_must_promise_the_gain_that_is_required() -> None:
     assert chosen_size((0.6,), curve_of(10, 10), 0, 0, 31, required_gain=1.5) == 1
 
 
-@pytest.mark.parametrize(("extra", "size"), [(0, 3), (1, 2), (2, 1), (3, 0)])
-def test_power_is_that_of_the_whole_step(extra: int, size: int) -> None:
-    """Of one over four tokens a ninth of what all others take."""
-    curve = curve_of(*[10.0] * 6)
-    curve.powers = (9.0, 9.0, 9.0, 9.0, 1.0, 9.0, 9.0)
-    context = StepContext(31, 0.0, curve, 0, extra=extra, others=extra)
-    chosen, rate = choose_size((1.0,) * 5, context)
-    assert chosen == size and rate == pytest.approx(4.0 / 10.0)
-    assert (context.estimated_ms(1 + size), context.estimated_ms(2 + size)) == (10.0, 90.0)
-    assert context.token_ms == context.estimated_ms(1) / (1 + extra)
-
-
 def test_time_that_was_spent_favours_larger_drafts() -> None:
     """Plain 1 / 10 against 1.5 / 16; with 20 ms spent 1 / 30 against 1.5 / 36."""
     assert chosen_size((0.5,), curve_of(10, 16), 0, 0, 31) == 0

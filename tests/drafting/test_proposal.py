@@ -20,14 +20,3 @@ def test_a_part_has_the_same_paths() -> None:
 def test_a_part_without_a_parent_is_a_mistake() -> None:
     with pytest.raises(KeyError):
         Proposal((1, 2), (-1, 0), (0.9, 0.8)).part([1])
-
-
-def test_where_a_text_may_end_deep_nodes_fall_behind_but_for_drawn_ones() -> None:
-    """Dropping a drawn node for its token would bias the output: only the others are sorted."""
-    tokens, parents, chances = (1, 2, 3, 4), (-1, 0, 1, -1), (0.9, 0.8, 0.7, 0.6)
-    cut = Proposal(tokens, parents, chances).cut_off(0.5)
-    assert (cut.tokens, cut.parents) == ([1, 4, 2, 3], [-1, -1, 0, 2])
-    assert cut.probabilities == pytest.approx([0.9, 0.6, 0.4, 0.175])
-    drawn = Proposal(tokens, parents, chances, kept=2).cut_off(0.5)
-    assert (drawn.tokens, drawn.kept) == ([1, 2, 4, 3], 2)
-    assert drawn.probabilities == pytest.approx([0.9, 0.4, 0.6, 0.175])

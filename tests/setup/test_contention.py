@@ -40,7 +40,6 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         monkeypatch.setattr(module, "measure_depths", lambda *_: None)
     monkeypatch.setattr(draft_loading, "times_behind", lambda *_: 1.0)
     monkeypatch.setattr("edgespec.measure.timing._LOOK_SECONDS", 0.0)
-    monkeypatch.setattr(loading, "compare_with_before", lambda *_: None)
     monkeypatch.setattr(loading, "saw_step", lambda *_: None)
     return seen
 

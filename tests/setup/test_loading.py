@@ -84,7 +84,6 @@ def test_the_template_is_compiled_while_the_model_is_loaded(
 def test_two_models_that_take_turns(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[Any] = []
     monkeypatch.setitem(loading._BACKENDS, plan.backend, lambda *_: Opened(opened))
-    monkeypatch.setattr(loading, "_reads", lambda *_: CURVE)
     monkeypatch.setattr(loading, "reserve", lambda _plan: True)
     pair = replace(plan, draft_model=None, drafter="suffix", switch=Path("small.gguf"))
     functions = [loading.load_plan, loading._load_one]

@@ -19,7 +19,6 @@ from switching_cases import (
     PROMPT,
     SMALL_TABLE,
     VOCAB,
-    always_switching,
     engine,
     obvious,
     switching,
@@ -173,14 +172,14 @@ class Failing(FakeBackend):
 
 def failing(at: int, **options: Any) -> SwitchingEngine:
     small = Engine(Failing(at, **options), curve=free_drafts(16), drafter=SuffixDrafter())
-    policy = always_switching(up_nats=1.2, down_nats=1.0)
+    policy = SwitchPolicy(up_nats=1.2, down_nats=1.0)
     return SwitchingEngine(FakeBackend(LARGE_TABLE, VOCAB), small=small, policy=policy)
 
 
 @pytest.mark.parametrize("at", [0, 1, 2, 5, 9])
 def test_the_large_model_goes_on_where_the_small_one_fails(at: int) -> None:
     """What was written stays, the rest is the large model's, and so is every later answer."""
-    whole = switching(always_switching(up_nats=1.2, down_nats=1.0)).generate(PROMPT, max_tokens=60)
+    whole = switching(SwitchPolicy(up_nats=1.2, down_nats=1.0)).generate(PROMPT, max_tokens=60)
     pair = failing(at)
     with pytest.warns(EdgespecWarning, match="the small model failed.*failed with -3"):
         result = pair.generate(PROMPT, max_tokens=60)
@@ -298,7 +297,7 @@ def test_tokens_that_pad_a_vocabulary_are_never_picked(padded: str) -> None:
         table = LARGE_TABLE if padded == LARGE else SMALL_TABLE
         return [*table(context), 99.0, 99.0]
 
-    policy = SwitchPolicy(up_nats=1.2, down_nats=1.0, only_where_it_pays=False)
+    policy = SwitchPolicy(up_nats=1.2, down_nats=1.0)
     pad = FakeBackend(longer, VOCAB + 2)
     if padded == LARGE:
         pair = SwitchingEngine(pad, small=engine(SMALL_TABLE, drafts=False), policy=policy)

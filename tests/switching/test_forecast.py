@@ -11,7 +11,7 @@ from switching_cases import LARGE_TABLE, POLICIES, PROMPT, SMALL_TABLE, obvious,
 from edgespec.decode.stats import LARGE, SMALL
 from edgespec.memory.times.curve import CostCurve
 from edgespec.switching.forecast import Trace, choose, forecast, writers
-from edgespec.switching.policy import SwitchPolicy, SwitchPrices
+from edgespec.switching.policy import SwitchPolicy
 from edgespec.switching.switch import entropy_nats
 
 
@@ -26,9 +26,10 @@ def traces() -> list[Trace]:
     return made
 
 
-def prices() -> SwitchPrices:
-    large = CostCurve([math.inf, *(9.0 + 0.5 * n for n in range(1, 33))])
-    return SwitchPrices(large, CostCurve([math.inf, *(3.0 + 0.2 * n for n in range(1, 33))]))
+CURVES = {
+    LARGE: CostCurve([math.inf, *(9.0 + 0.5 * n for n in range(1, 33))]),
+    SMALL: CostCurve([math.inf, *(3.0 + 0.2 * n for n in range(1, 33))]),
+}
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -40,13 +41,13 @@ def test_a_forecast_runs_the_rule_itself(policy: SwitchPolicy) -> None:
         [entropy_nats(SMALL_TABLE.row(c)) for c in contexts],
         [True] * 60,
     )
-    said, turns = writers(policy, trace, prices())
+    said, turns = writers(policy, trace)
     assert said == models == [model for model, tokens in turns for _ in range(tokens)]
     assert tuple(turns) == switching(policy, drafts=False).generate(PROMPT, max_tokens=60).turns
 
 
 def test_single_models_are_the_ends_of_every_forecast() -> None:
-    large, small = (forecast(SwitchPolicy.always(m), traces(), prices()) for m in (LARGE, SMALL))
+    large, small = (forecast(SwitchPolicy.always(m), traces(), CURVES) for m in (LARGE, SMALL))
     assert (large.large_share, large.quality, large.agreement) == (1.0, 1.0, 1.0)
     assert (small.large_share, small.quality) == (0.0, 0.0)
     assert large.ms_per_token == pytest.approx(9.5)
@@ -55,10 +56,10 @@ def test_single_models_are_the_ends_of_every_forecast() -> None:
 
 def test_thresholds_are_chosen_for_a_share_or_a_quality() -> None:
     for share in (0.2, 0.4, 0.7):
-        found, _ = choose(traces(), prices(), large_share=share)
+        found = choose(traces(), CURVES, large_share=share)
         assert found.large_share == pytest.approx(share, abs=0.03)
-    better, _ = choose(traces(), prices(), quality=0.8)
-    worse, _ = choose(traces(), prices(), quality=0.3)
+    better = choose(traces(), CURVES, quality=0.8)
+    worse = choose(traces(), CURVES, quality=0.3)
     assert better.quality >= 0.8
     assert worse.quality >= 0.3
     assert worse.ms_per_token < better.ms_per_token

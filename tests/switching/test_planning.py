@@ -21,7 +21,7 @@ from edgespec.setup.planning import make_run_plan
 from edgespec.setup.stored import settings_key
 from edgespec.switching.engine import SwitchingEngine
 from edgespec.switching.planning import Calibrated, check_switch, keep_switch, stored_switch
-from edgespec.switching.policy import SwitchPolicy, SwitchPrices
+from edgespec.switching.policy import SwitchPolicy
 
 MIB = 1 << 20
 PLENTY = machine_with(4 << 30)
@@ -96,6 +96,7 @@ def test_what_was_calibrated_is_kept_for_the_pair(pair: Pair) -> None:
         {"turns": [[]]},
         {"policy": {"window": 1.5}},
         {"policy": {"up": 1}},
+        {"policy": {"up_nats": 0.7, "only_where_it_pays": True}},
         {"drafted": 3},
     ],
 )
@@ -144,9 +145,9 @@ def test_pairs_that_cannot_take_turns_are_refused(pair: Pair, tmp_path: Path) ->
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_drafting_is_judged_by_the_steps_there_are(size: int) -> None:
     """Curves of few nodes: a draft needs a step of one more."""
-    prices = SwitchPrices(CostCurve([math.inf, *[4.0] * size]), CostCurve([math.inf, 1.0]))
+    curves = {LARGE: CostCurve([math.inf, *[4.0] * size]), SMALL: CostCurve([math.inf, 1.0])}
     rates = [1 / 4, 1.5 / 5, 1.7 / 6]
-    speed = calibrated().drafting_tokens_per_s(prices, 0)
+    speed = calibrated().drafting_tokens_per_s(curves, 0)
     assert speed == pytest.approx(1e3 * max(rates[:size]))
 
 
@@ -169,6 +170,6 @@ def test_a_loaded_pair_writes_what_its_models_write_alone(
             engine.policy = SwitchPolicy.always(model)
             written = engine.generate(prompt, max_tokens=40, speculate=False)
             assert written.token_ids == alone[model]
-        engine.policy = SwitchPolicy(up_nats=0.5, down_nats=9.0, only_where_it_pays=False)
+        engine.policy = SwitchPolicy(up_nats=0.5, down_nats=9.0)
         result = engine.generate(prompt, max_tokens=40, speculate=False)
         assert {span.model for span in result.spans} == {LARGE, SMALL}

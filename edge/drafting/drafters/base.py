@@ -40,7 +40,6 @@ class Drafter:
     name = ""
     history = ""  # of the next text: only texts of the same history draft for each other
     failure: str | None = None  # why it is not asked any more
-    trace: Callable[[dict[str, Any]], None] | None = None  # is given a record of each round
     has_engine = False  # a model or head of its own, whose steps take time
     has_to_read = False  # the whole text, before it drafts anything
 
@@ -76,9 +75,9 @@ class Drafter:
         """
 
     def cooldown(self) -> int:
-        """Rounds behind one without a proposal for which it need not be asked.
+        """How many steps may follow an empty proposal before `propose` is called again.
 
-        They may be told together.
+        Their results may be passed to `observe` in one call.
         """
         return 0
 

@@ -114,10 +114,7 @@ class _Source:
 
 
 class CombinedDrafter(Drafter):
-    """Drafters in the order in which they propose; each is told what those before it propose.
-
-    `trace` is given a record of each round, as JSON has them.
-    """
+    """Drafters in the order in which they propose; each is told what those before it propose."""
 
     def __init__(self, drafters: Sequence[Drafter]) -> None:
         self.name = ",".join(drafter.name for drafter in drafters)
@@ -185,7 +182,7 @@ class CombinedDrafter(Drafter):
         return self._within_means(merged, context) if asked > 1 else merged
 
     def _within_means(self, merged: Proposal, context: StepContext) -> Proposal:
-        """As much of a tree of several drafters as each of them has the balance for."""
+        """The merged tree, cut off where a drafter's share of the step would exceed its balance."""
         token_ms, plain_ms = context.token_ms, context.estimated_ms(1)
         balances = {
             one.drafter.name: one.ledger.balance for one in self._sources if not one.is_free
@@ -222,7 +219,6 @@ class CombinedDrafter(Drafter):
             more_ms = context.estimated_ms(nodes) - context.estimated_ms(1)
             node_ms = more_ms / (nodes - 1) if nodes > 1 and result.rounds == 1 else 0.0
         sources = result.tree.sources
-        before = [one.ledger.balance for one in self._sources] if self.trace is not None else []
         for source in self._sources:
             worked, ledger, name = thread_time(), source.ledger, source.drafter.name
             is_taught = source.is_open and result.rounds == 1
@@ -244,46 +240,10 @@ class CombinedDrafter(Drafter):
                 # What is above the first balance was earned, and reading has to earn itself back.
                 pays = ledger.balance > ledger.reading + constants.FIRST_BALANCE
                 source.drafter.can_read_prompts(pays=pays)
-        if self.trace is not None:
-            self.trace(self._record(result, before, node_ms))
         for source in self._sources:
             source.num_proposed = 0  # the next round may ask nobody
 
     # -- for people ------------------------------------------------------------------------
-
-    def _record(
-        self, result: VerifyResult, before: Sequence[float], node_ms: float
-    ) -> dict[str, Any]:
-        """A round: what each drafter expected, its ledger, and the sizes that were compared."""
-        context, num_nodes = result.context, len(result.tree) - 1
-        plain_ms = context.estimated_ms(1)
-        sizes = [n for n in (1, 2, 3, 4, 7, 11, 15, num_nodes) if n <= context.max_nodes]
-        return {
-            "depth": context.depth,
-            "rounds": result.rounds,
-            "verified": num_nodes if result.rounds == 1 else 0,
-            "emitted": len(result.emitted),
-            "step_plain_ms": round(plain_ms, 4),
-            "draft_node_steps": round(node_ms / context.token_ms, 4),
-            "step_times": {
-                str(1 + n): round(context.estimated_ms(1 + n) / plain_ms, 3)
-                for n in dict.fromkeys(sizes)
-                if n
-            },
-            "drafters": {
-                source.drafter.name: {
-                    "balance_before": round(balance, 4),
-                    "balance": round(source.ledger.balance, 4),
-                    "price": round(source.price, 4) if source.price < inf else None,
-                    "expected": [round(p, 4) for p in source.estimate.probabilities]
-                    if source.estimate is not None
-                    else None,
-                    "proposed": source.num_proposed,
-                    "why": source.why,
-                }
-                for source, balance in zip(self._sources, before, strict=True)
-            },
-        }
 
     def reasons(self) -> str:
         """In one line, what became of each drafter in the rounds of the last text."""

@@ -264,6 +264,7 @@ class WritingDrafter(CountingDrafter):
         """Start a new text; nothing is computed before it pays."""
         super().begin(tokens)
         self._places.forget_recent()
+        self._places.fade(constants.TEXT_TRIES)  # texts before it say little: tasks differ
         self._spine = []
         self._text.begin(tokens)
 
@@ -334,10 +335,10 @@ class WritingDrafter(CountingDrafter):
 
     def _goes_on(self, builder: ProposalBuilder, context: StepContext, spent_ms: float) -> bool:
         """Whether one more token of the spine is expected to raise the round's tokens/ms."""
-        longest = self._block or LONGEST
-        if builder.is_full or builder.depth >= longest:
+        longest, depth = min(self._block or LONGEST, context.max_nodes), builder.depth
+        if builder.is_full or depth >= longest:
             return False
-        spine, depth = builder.spine_probabilities(), builder.depth
+        spine = builder.spine_probabilities()
         places = map(self._places.probability, range(depth, longest))
         ahead = list(accumulate(places, mul, initial=builder.chance))[1:]
         size, _ = choose_size(
@@ -409,13 +410,16 @@ class WritingDrafter(CountingDrafter):
 def calibration_of_places(promised: Sequence[float]) -> Calibration:
     """How often the token at each place of a chain is right where those before it were.
 
-    A file's own figures are counts of tries that nobody made here.
+    A file's own figures, or a first guess, are counts of tries that nobody made here: three wrong
+    drafts in a first answer do not close a drafter for thousands of rounds.
     """
     tries, before, known = constants.PRIOR_TRIES, 1.0, {}
     for place, gain in enumerate(promised[:LONGEST]):
         chance = min(1.0, gain / before) if before > 0.0 else 0.0
         known[place] = (tries * chance, tries)
         before = gain
+    if not promised:
+        known = dict.fromkeys(range(LONGEST), (tries * constants.FIRST_CHANCE, tries))
     return Calibration(LONGEST, [0] * LONGEST, [0] * LONGEST, [constants.FIRST_CHANCE], known)
 
 

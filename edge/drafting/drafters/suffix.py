@@ -19,6 +19,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
+from operator import itemgetter
 from typing import Any
 
 from edgespec.drafting import constants
@@ -124,7 +125,7 @@ class SuffixDrafter(CountingDrafter):
             if not is_own and length < LENGTH_CAP:
                 weight *= OLD_TEXT_WEIGHT
             votes.append((weight, place))
-        votes.sort(key=_weight, reverse=True)
+        votes.sort(key=itemgetter(0), reverse=True)
         return votes
 
     def _chain(self, votes: list[_Vote], context: StepContext) -> Proposal:
@@ -194,10 +195,6 @@ class SuffixDrafter(CountingDrafter):
     def share_with(self, other: SuffixDrafter) -> None:
         super().share_with(other)
         self.texts = other.texts
-
-
-def _weight(vote: _Vote) -> float:
-    return vote[0]
 
 
 def _cell(agreeing: list[_Vote], depth: int, share: float) -> int:

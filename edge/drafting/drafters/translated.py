@@ -5,14 +5,12 @@ target wrote in its own tokens, and what it writes ahead becomes tokens of the t
 agreement of arXiv 2502.05202, universal assisted generation in transformers). Drafts are single
 tokens that the target verifies, so its text stays what it is whatever is carried over wrongly.
 
-Both directions tokenize as little as possible again: from the last boundary that further text
-cannot move, which is before a word. Pieces of text that come again are looked up.
+Both directions tokenize as little as possible again (`pieces.py`).
 """
 
 from __future__ import annotations
 
 import re
-from codecs import getincrementaldecoder
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import accumulate
@@ -22,19 +20,14 @@ from edgespec.backends.base import Backend, Logits, Tokenizer
 from edgespec.drafting import constants
 from edgespec.drafting.calibration import Calibration
 from edgespec.drafting.drafters.model import ModelDrafter, ModelText, calibration_of_places
-from edgespec.drafting.drafters.proposal_builder import SHARES, share_bin, top_tokens_of
+from edgespec.drafting.drafters.pieces import MOST_OPEN, MOST_PIECES, Pieces, begins_piece, complete
+from edgespec.drafting.drafters.proposal_builder import SHARES, best_token_of, share_bin
 from edgespec.drafting.proposal import Proposal, StepContext
 from edgespec.errors import EdgespecError
 from edgespec.memory.times.curve import CostCurve
 from edgespec.models.chat import prompt_text
 from edgespec.prefix import common_prefix_length
 
-# What begins so is a piece that no text before it changes: a word with its space, and a sign behind
-# a letter, as all pre-tokenizers have it.
-_WORD, _SIGN = re.compile(rb" \S"), re.compile(rb"[!-/:-@\[-`{-~]")
-_BETWEEN_PIECES = re.compile(r"(?<=\S)(?= \S)|(?<=[A-Za-z])(?=[!-/:-@\[-`{-~])")
-_MOST_OPEN = 16  # tokens that are tokenized again where no word begins
-_MOST_PIECES = 4096  # that are kept; a word of prose takes some 100 bytes
 _CONTROL = "\ufdd2"  # around the name of a control token in a text; no character of Unicode
 # Whose message ends and whose begins at each place of `ChatFormat.around`; "" is nobody's.
 _TURNS = (
@@ -46,68 +39,6 @@ _TURNS = (
     ("system", "user"),
 )
 _SAID = ("edgespecfirst", "edgespecsecond", "edgespecthird", "edgespecsystem")
-
-
-class Pieces:
-    """The tokens of pieces of a text, as they are behind other text.
-
-    SentencePiece puts a space before a text: a line break keeps it away from a piece.
-    """
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self.tokenizer = tokenizer
-        self._controls = tokenizer.control_texts
-        self._known: dict[str, Sequence[int]] = {}
-        first = self._encoded("a")
-        self._adds_space = b"".join(map(tokenizer.token_bytes, first)) == b" a"
-        self._line_break = self._encoded("\n") if self._adds_space else []
-
-    def _encoded(self, text: str) -> list[int]:
-        return self.tokenizer.encode(self._controls.mark(text), add_special=False)
-
-    def tokens(self, piece: str) -> Sequence[int]:
-        """Token ids of a piece; texts of control tokens in it are words."""
-        found = self._known.get(piece)
-        if found is None:
-            words = _BETWEEN_PIECES.split(piece)
-            if len(words) > 1:
-                return [token for word in words for token in self.tokens(word)]
-            if len(self._known) >= _MOST_PIECES:
-                self._known.clear()
-            found = self._known[piece] = self._look_up(piece)
-        return found
-
-    def _look_up(self, piece: str) -> Sequence[int]:
-        if not self._adds_space:
-            return self._encoded(piece)
-        ids, skipped = self._encoded("\n" + piece), len(self._line_break)
-        if ids[:skipped] == self._line_break:
-            return ids[skipped:]
-        return self._encoded(piece.removeprefix(" "))
-
-    def open_part(self, tokens: Sequence[int]) -> tuple[int, bytes]:
-        """Where the part begins that more text may change, and its bytes.
-
-        That is the last word. A control token ends it, too.
-        """
-        token_bytes, found = self.tokenizer.token_bytes, b""
-        for start in range(len(tokens) - 1, max(-1, len(tokens) - 1 - _MOST_OPEN), -1):
-            piece = token_bytes(tokens[start]) if tokens[start] >= 0 else b""
-            if not piece:
-                return start + 1, found
-            if found and begins_piece(piece[-1:], found):
-                return start + 1, found
-            found = piece + found
-            if _WORD.match(piece):
-                return start, found
-        return len(tokens), b""  # no word begins in it: what comes is taken for itself
-
-
-def begins_piece(before: bytes, piece: bytes) -> bool:
-    """Whether what comes behind the last byte before it is tokenized for itself."""
-    if _WORD.match(piece):
-        return True
-    return before.isalpha() and _SIGN.match(piece) is not None
 
 
 class ChatFormat:
@@ -174,7 +105,8 @@ class Translation:
         target_template: str | None = None,
         draft_template: str | None = None,
     ) -> None:
-        self.target, self.draft = Pieces(target), Pieces(draft)
+        self.target, self.draft = Pieces(target), Pieces(draft, joins=True)
+        self._words: dict[int, tuple[bytes, Sequence[int]]] = {}
         mine, theirs = ChatFormat(target, target_template), ChatFormat(draft, draft_template)
         # By what stands between two messages, and whose the first one is: what stands there in the
         # other format, and whose the second one is.
@@ -199,6 +131,21 @@ class Translation:
             if len(ids) == 1 and target.is_end(ids[0]):
                 return ids[0]
         return -1
+
+    def word(self, token: int) -> tuple[bytes, Sequence[int]]:
+        """The bytes of a draft model's token, and the target's tokens for it; none if no word."""
+        found = self._words.get(token)
+        if found is None:
+            piece, ids = self.draft.tokenizer.token_bytes(token), list[int]()
+            if piece[:1] == b" " and begins_piece(b"", piece) and complete(piece) == len(piece):
+                with suppress(UnicodeDecodeError):
+                    ids = list(self.target.tokens(piece))
+                if sum(len(self.target.tokenizer.token_bytes(one)) for one in ids) != len(piece):
+                    ids = []  # nothing that a tokenizer adds or leaves out
+            if len(self._words) >= MOST_PIECES:
+                self._words.clear()
+            found = self._words[token] = piece, ids
+        return found
 
     def prompt(self, tokens: Sequence[int]) -> list[int]:
         """The draft model's tokens for the target's prompt, in its own chat format."""
@@ -233,14 +180,10 @@ class TranslatedText(ModelText):
     def __init__(self, backend: Backend, translation: Translation, room: int) -> None:
         super().__init__(backend, 1 << 62, None, room)
         self._translation = translation
-        self._decoder = getincrementaldecoder("utf-8")("replace")
+        self._most = min(constants.TEXT_READ, (backend.context_size - room) // 2)
+        self.held = b""  # what the target has written of a character
         self.written: list[int] = []  # the target's last tokens
         self.drafted: list[int] = []  # the draft model's behind the text
-
-    @property
-    def held(self) -> bytes:
-        """What the target has written of a character."""
-        return self._decoder.getstate()[0]
 
     @property
     def can_be_read(self) -> bool:
@@ -249,41 +192,46 @@ class TranslatedText(ModelText):
 
     def begin(self, tokens: Sequence[int]) -> None:
         """Start with a prompt and the first token of an answer; nothing is computed."""
-        self._decoder.reset()
-        self.drafted = []
-        self.written = list(tokens[-_MOST_OPEN - 1 : -1])
+        self.held, self.drafted = b"", []
+        self.written = list(tokens[-MOST_OPEN - 1 : -1])
         super().begin(self._translation.prompt(tokens[:-1]))
         self.append(tokens[-1:])
 
     def append(self, emitted: Sequence[int]) -> None:
         """Go on with more of the target's tokens."""
-        self.written = [*self.written, *emitted][-_MOST_OPEN:]
-        target, pieces = self._translation.target.tokenizer, self._translation.draft
-        new = self._decoder.decode(b"".join(map(target.token_bytes, emitted))).encode()
+        self.written = [*self.written, *emitted][-MOST_OPEN:]
+        pieces, tokens = self._translation.draft, self.tokens
+        token_bytes = pieces.tokenizer.token_bytes
+        new = self.held + b"".join(map(self._translation.target.tokenizer.token_bytes, emitted))
+        size = complete(new)
+        self.held, new = new[size:], new[:size]
+        if not new.isascii():
+            new = new.decode(errors="replace").encode()
         for token in self.drafted:  # what was right stays as it was drafted
-            piece = pieces.tokenizer.token_bytes(token)
+            piece = token_bytes(token)
             if not (piece and new.startswith(piece)):
                 break
-            self.tokens.append(token)
+            tokens.append(token)
             new = new[len(piece) :]
         self.drafted = []
         if new:
-            start, changing = pieces.open_part(self.tokens)
+            start, changing = len(tokens), b""
+            if not (tokens and begins_piece(token_bytes(tokens[-1]), new)):
+                start, changing = pieces.open_part(tokens)
             try:
-                ids = pieces.tokens((changing + new).decode())
+                ids = pieces.tokens(changing + new)
             except UnicodeDecodeError:  # it begins within a character
-                start, ids = len(self.tokens), pieces.tokens(new.decode(errors="replace"))
-            self.tokens[start:] = ids
+                start, ids = len(tokens), pieces.tokens(new.decode(errors="replace").encode())
+            tokens[start:] = ids
             self.shared = min(self.shared, start)
-        self.shared = common_prefix_length(self.cached, self.tokens, self.shared)
+        self.shared = common_prefix_length(self.cached, tokens, self.shared)
         self._leave_behind()
 
     def _leave_behind(self) -> None:
         """Begin anew with the first and the last tokens where that is less to read, or all fits."""
-        most, first = constants.TEXT_READ, constants.TEXT_FIRST
-        most = min(most, (self.backend.context_size - self._room) // 2)
-        if len(self.tokens) > most and (len(self.tokens) - self.shared > most or not self._fits):
-            first = min(first, most // 2)
+        most, length = self._most, len(self.tokens)
+        if length > most and (length - self.shared > most or not self._fits):
+            first = min(constants.TEXT_FIRST, most // 2)
             self.tokens = [*self.tokens[:first], *self.tokens[first - most :]]
             self.shared = min(self.shared, first)
 
@@ -302,17 +250,20 @@ class TranslatedChain:
         translation: Translation,
         text: TranslatedText,
     ) -> None:
-        self._calibration, self._draws = calibration, context.sampler is not None
+        self._probability = calibration.probability
+        self._base = 2 * SHARES if context.sampler is not None else 0  # of the cells
         self._most = min(context.max_nodes, constants.LONGEST)
-        self._target, self._draft = translation.target, translation.draft.tokenizer
-        self._end = translation.end
+        self._translation, self._target = translation, translation.target
         self._drafted = text.drafted = []  # tokens of the draft model
         self.tokens: list[int] = []  # of the target
         self.probabilities: list[float] = []
         self._cells: list[int] = []
         self._held = text.held  # bytes that the draft model has to write first
-        start, self._fixed_bytes = self._target.open_part(text.written)
-        self._fixed = text.written[start:]
+        self._written: Sequence[int] | None = (
+            text.written
+        )  # until a word begins, or its end is asked
+        self._fixed: Sequence[int] = ()  # of the target's tokens, those of the word that goes on
+        self._fixed_bytes = b""
         self._closed = 0  # tokens that further text does not change
         self._open = b""  # bytes behind these
         self._shares: list[tuple[int, float]] = []  # of draft tokens: where in `_open` they begin
@@ -331,20 +282,20 @@ class TranslatedChain:
     @property
     def chance(self) -> float:
         """That all of it is accepted, and what was drafted beyond it right."""
-        pending = [share for _, share in self._shares] if not self._is_translated else []
         chance = self.probabilities[-1] if self.probabilities else 1.0
-        for share in pending:
-            chance *= share
+        if self._open and len(self.tokens) == self._closed:
+            for _, share in self._shares:
+                chance *= share
         return chance
-
-    @property
-    def _is_translated(self) -> bool:
-        return self.depth > self._closed or not self._open
 
     @property
     def is_full(self) -> bool:
         """Whether as much is drafted as may be."""
-        return self._is_over or self.depth >= self._most or len(self._drafted) >= constants.LONGEST
+        return (
+            self._is_over
+            or len(self.tokens) >= self._most
+            or len(self._drafted) >= constants.LONGEST
+        )
 
     def spine_probabilities(self) -> list[float]:
         """Of its tokens, [depth]."""
@@ -362,22 +313,31 @@ class TranslatedChain:
 
     def take(self, token: int, share: float) -> bool:
         """Go on with a token of the draft model; False where it cannot be carried over."""
-        piece = self._draft.token_bytes(token)
         self._drafted.append(token)
+        piece, ids = self._translation.word(token)
         if not piece:
-            if self._end < 0 or self._held or not self._draft.is_end(token):
+            end = self._translation.end
+            if end < 0 or self._held or not self._translation.draft.tokenizer.is_end(token):
                 return False
             self._close()
             self._is_over = True
-            self._grow([self._end], [share])
+            self._grow([end], [share])
             return True
         if self._held:
             size = min(len(self._held), len(piece))
             if self._held[:size] != piece[:size]:
                 return False
             self._held, piece = self._held[size:], piece[size:]
+        elif ids and (not self._open or complete(self._open) == len(self._open)):
+            self._close()  # a word, which is looked up
+            self._open, self._shares = piece, [(0, share)]
+            self._grow(ids, (share,) if len(ids) == 1 else [share, *[1.0] * (len(ids) - 1)])
+            return True
+        if self._written is not None:
+            start, self._fixed_bytes = self._target.open_part(self._written)
+            self._fixed, self._written = self._written[start:], None
         before = self._open or self._fixed_bytes
-        if begins_piece(before[-1:], piece) and complete(before) == len(before):
+        if piece and begins_piece(before, piece) and complete(before) == len(before):
             self._close()
         self._shares.append((len(self._open), share))
         self._open += piece
@@ -385,25 +345,28 @@ class TranslatedChain:
 
     def _close(self) -> None:
         """What there is does not change any more."""
-        self._rate(self._closed, is_last=False)
-        self._closed, self._open = self.depth, b""
-        self._shares, self._fixed, self._fixed_bytes = [], [], b""
+        last = self.depth - 1
+        if last >= self._closed and not self._is_over:
+            self._cells[last] -= SHARES  # it is not the last one any more
+            chance = self.probabilities[last - 1] if last else 1.0
+            self.probabilities[last] = chance * self._probability(self._cells[last])
+        self._closed, self._open, self._shares = self.depth, b"", []
+        self._written, self._fixed, self._fixed_bytes = None, (), b""
 
     def _translate(self) -> bool:
         """Tokenize the open part again, behind what the target has written of the same word."""
-        size = complete(self._open)
+        size, target = complete(self._open), self._target
         try:
-            piece = self._open[:size].decode()
             ids: Sequence[int] = []
             if self._fixed:
                 with suppress(UnicodeDecodeError):
-                    both = self._target.tokens((self._fixed_bytes + self._open[:size]).decode())
+                    both = target.tokens(self._fixed_bytes + self._open[:size])
                     if list(both[: len(self._fixed)]) == self._fixed:
                         ids = both[len(self._fixed) :]
-            ids = ids or self._target.tokens(piece)
+            ids = ids or target.tokens(self._open[:size])
         except UnicodeDecodeError:
             return False
-        ends = list(accumulate(len(self._target.tokenizer.token_bytes(one)) for one in ids))
+        ends = list(accumulate(map(len, map(target.tokenizer.token_bytes, ids))))
         if ends and ends[-1] != size:  # nothing that a tokenizer adds or leaves out
             return False
         chances = [1.0] * len(ids)
@@ -417,35 +380,19 @@ class TranslatedChain:
         return True
 
     def _grow(self, ids: Sequence[int], chances: Sequence[float]) -> None:
-        """Let these be the tokens behind those that are closed."""
-        closed = self._closed
-        self.tokens[closed:] = ids
-        base = self._draws * 2 * SHARES
-        self._cells[closed:] = [base + share_bin(chance) for chance in chances]
-        self._rate(closed, is_last=not self._is_over)
-
-    def _rate(self, start: int, *, is_last: bool) -> None:
-        """Probabilities of paths from `start` on; the last token may have a cell of its own."""
-        chance = self.probabilities[start - 1] if start else 1.0
-        del self.probabilities[start:]
-        last = self.depth - 1
-        for place in range(start, self.depth):
-            cell = self._cells[place] % SHARES + self._cells[place] // (2 * SHARES) * 2 * SHARES
-            self._cells[place] = cell = cell + SHARES * (is_last and place == last)
-            chance *= self._calibration.probability(cell)
+        """Let these be the tokens behind those that are closed; the last one may still grow."""
+        closed, last = self._closed, len(ids) - 1
+        if closed < len(self.tokens):
+            del self.tokens[closed:], self._cells[closed:], self.probabilities[closed:]
+        chance = self.probabilities[-1] if closed else 1.0
+        for place, token in enumerate(ids):
+            cell = self._base + share_bin(chances[place])
+            if place == last and not self._is_over:
+                cell += SHARES
+            chance *= self._probability(cell)
+            self.tokens.append(token)
+            self._cells.append(cell)
             self.probabilities.append(chance)
-
-
-def complete(data: bytes) -> int:
-    """How many bytes are whole characters, as far as the last one is concerned."""
-    for back in range(1, min(4, len(data)) + 1):
-        byte = data[-back]
-        if byte < 0x80:
-            break
-        if byte >= 0xC0:
-            needed = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
-            return len(data) if back >= needed else len(data) - back
-    return len(data)
 
 
 def new_calibration() -> Calibration:
@@ -473,14 +420,9 @@ class TranslatingDrafter(ModelDrafter):
         self._text = TranslatedText(backend, translation, constants.LONGEST)
         self._usual_prompt = constants.TEXT_READ
 
-    def begin(self, tokens: Sequence[int]) -> None:
-        """Start a new text, for which those before it say little: languages and tasks differ."""
-        super().begin(tokens)
-        self._places.fade(constants.TEXT_TRIES)
-
     def _new_builder(self, context: StepContext) -> Any:
         return TranslatedChain(context, self._calibration, self._translation, self._text)
 
     def _extend(self, builder: Any, logits: Logits, context: StepContext) -> bool:
-        tokens, shares = top_tokens_of(logits[: self._vocab_size])
-        return bool(tokens) and builder.take(tokens[0], shares[0])
+        token, share = best_token_of(logits[: self._vocab_size])
+        return token >= 0 and builder.take(token, share)

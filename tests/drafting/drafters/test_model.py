@@ -315,6 +315,18 @@ def test_a_files_own_figures_are_counts_of_its_places() -> None:
     assert places.probability(0) == pytest.approx(0.3, abs=0.07)
 
 
+def test_a_wrong_beginning_does_not_close_it(clock: Clock) -> None:
+    """Neither three wrong drafts of a first answer, nor a whole text of another kind."""
+    drafter, _ = drafter_of(counting, clock)
+    drafter.begin([0])
+    for rounds, least in ((3, 0.5), (400, 0.25)):
+        for _ in range(rounds):
+            tokens = drafter.propose(context_of(max_nodes=1)).tokens
+            observe(drafter, [(token + 2) % V for token in tokens] or [0])
+        drafter.begin([0])
+        assert estimate_of(drafter).probabilities[0] > least
+
+
 def test_what_steps_take_here_is_learned(clock: Clock) -> None:
     """Steps that were measured at 1 ms and take 2 ms here."""
     draft = Draft(counting, clock, 2.0)
@@ -364,7 +376,7 @@ def test_counts_survive_a_restart(clock: Clock) -> None:
     drafter.begin([0])
     ours, theirs = (estimate_of(each) for each in (fresh, drafter))
     assert ours.probabilities == theirs.probabilities
-    assert ours.probabilities[0] > 0.9
+    assert ours.probabilities[0] > 0.75  # 0.7 where nothing was counted
     drafter.close()
     assert draft.closed
 

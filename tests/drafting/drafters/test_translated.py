@@ -28,7 +28,7 @@ from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
 from edgespec.decode.verification import Dice, accept
 from edgespec.drafting.drafters.base import VerifyResult
-from edgespec.drafting.drafters.translated import Pieces, Translation, complete
+from edgespec.drafting.drafters.translated import Translation
 from edgespec.drafting.proposal import build_tree
 from edgespec.sampling.params import SamplingParams
 
@@ -152,32 +152,6 @@ def test_only_what_changed_is_fed() -> None:
     first, *later = (len(tree) for tree in draft.trees)
     assert first >= len(parts.encode("Say it:\n"))
     assert max(later) <= 6  # tokens of the last word drafted, and of one that the target wrote
-
-
-@pytest.mark.parametrize("name", TOKENIZERS)
-@pytest.mark.parametrize("text", TEXTS)
-def test_a_text_that_grows_is_tokenized_as_it_would_be_at_once(name: str, text: str) -> None:
-    """From the last word on; one whose tokens go across words differs in them alone."""
-    tokenizer = TOKENIZERS[name]
-    pieces, ids = Pieces(tokenizer), list[int]()
-    for one in TEXTS[text]:
-        start, changing = pieces.open_part(ids)
-        ids[start:] = pieces.tokens(changing.decode() + one)
-    assert b"".join(map(tokenizer.token_bytes, ids)) == TEXTS[text].encode()
-    assert all(tokenizer.token_bytes(one) for one in ids), "no control tokens"
-
-
-@given(st.binary(max_size=12))
-def test_what_is_complete_of_bytes(data: bytes) -> None:
-    """The rest of them is the beginning of a character."""
-    try:
-        whole = len(data)
-        data.decode()
-    except UnicodeDecodeError as problem:
-        if problem.reason != "unexpected end of data":
-            return
-        whole = problem.start
-    assert complete(data) == whole
 
 
 QWEN = (

@@ -51,7 +51,7 @@ def test_the_small_model_of_a_pair_is_loaded_as_the_large_one() -> None:
 
 def test_more_memory_would_bring_a_longer_context_or_larger_drafts() -> None:
     plan = plan_of()
-    reached = Goal(plan.context_size, plan.draft_max, 1.0)
+    reached = Goal(plan.context_size, plan.draft_max)
     assert not replace(plan, goal=reached).is_limited
     assert replace(plan, goal=replace(reached, draft_max=plan.draft_max + 1)).is_limited
     assert replace(plan, goal=replace(reached, context_size=plan.context_size + 1)).is_limited

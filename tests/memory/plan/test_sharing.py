@@ -8,12 +8,10 @@ from typing import Any
 
 import pytest
 from laid_out import machine_with
-from planning_cases import CELL, INF, MIB, PLENTY, SPEC, TABLES, model, plan_of, reason
+from planning_cases import CELL, MIB, PLENTY, SPEC, TABLES, model, plan_of, reason
 
 from edgespec.errors import UnsupportedError
 from edgespec.memory.plan.plan import Plan
-from edgespec.memory.times.curve import CostCurve
-from edgespec.memory.times.speed import SpeedModel
 
 
 def bytes_of(plan: Plan, name: str) -> int:
@@ -29,7 +27,6 @@ def test_each_user_has_a_context_where_memory_allows(users: int) -> None:
     assert bytes_of(plan, "drafter_tables") == TABLES
     assert bytes_of(plan, "logits") == (plan.draft_max + users) * SPEC.vocab_size * 4
     assert plan.max_nodes == plan.draft_max + users <= plan.batch_size
-    assert len(plan.parts) == (users if users > 1 else 0)
 
 
 def test_one_user_is_the_plan_there_was() -> None:
@@ -49,30 +46,6 @@ def test_cells_are_what_a_budget_leaves(more_mib: int) -> None:
     assert plan.predicted_peak_bytes <= least + (more_mib + 1) * MIB
     assert 2048 <= smaller.cells <= plan.cells <= 8 * 2048
     assert str(plan.cells // 8) in reason(plan, "cells")
-
-
-def test_parts_of_a_cache_and_of_a_step() -> None:
-    """By hand: 1,024 cells each; a step over n tokens takes 3 + n ms."""
-    speed = SpeedModel(CostCurve([INF, *(3.0 + n for n in range(1, 20))]), True)
-    plan = plan_of(users=4, context_size=1024, speed_of=lambda _settings: speed)
-    cells = [part.tokens_each for part in plan.parts]
-    assert cells == [1024] * 4
-    assert [part.cache_bytes_each for part in plan.parts] == [1024 * CELL] * 4
-    assert [part.tokens_per_s for part in plan.parts] == pytest.approx([250, 400, 500, 4000 / 7])
-    assert [part.tokens_per_s_each for part in plan.parts] == pytest.approx(
-        [250, 200, 500 / 3, 1000 / 7]
-    )
-
-
-def test_fewer_at_once_have_more_of_a_small_cache() -> None:
-    least = plan_of(users=1, context_size=2048).predicted_peak_bytes + 5 * MIB
-    plan = plan_of(users=4, context_size=2048, budget_bytes=least)
-    assert plan.cells < 4 * 2048
-    assert [part.tokens_each for part in plan.parts] == [
-        min(2048, plan.cells // users) for users in range(1, 5)
-    ]
-    total = plan.parts[-1].cache_bytes_each * 4
-    assert bytes_of(plan, "kv_cache") - 4 * CELL <= total <= bytes_of(plan, "kv_cache")
 
 
 def test_exact_plans_give_each_user_cells_of_its_own() -> None:

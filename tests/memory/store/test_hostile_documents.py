@@ -25,7 +25,7 @@ from edgespec.errors import UnsupportedError
 from edgespec.memory.times.curve import CostCurve
 from edgespec.memory.times.speed import SpeedModel
 from edgespec.switching.planning import Calibrated, read_calibrated, switch_reason
-from edgespec.switching.policy import SwitchPolicy, SwitchPrices
+from edgespec.switching.policy import SwitchPolicy
 
 INF = math.inf
 V = 8
@@ -195,7 +195,7 @@ PAIR = {
 @given(data=st.data())
 def test_what_was_calibrated_of_a_pair(data: st.DataObject) -> None:
     found: Calibrated | None = read_calibrated(damaged(PAIR, data))
-    why, speed = switch_reason(found, SwitchPrices(CURVE, CURVE.scaled(0.2)), 300, alone=10.0)
+    why, speed = switch_reason(found, {LARGE: CURVE, SMALL: CURVE.scaled(0.2)}, 300, alone=10.0)
     assert 0.0 <= speed < INF
     assert not any(word in why for word in ("nan", "inf ", "inf,"))
 

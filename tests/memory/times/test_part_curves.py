@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -19,7 +18,7 @@ from edgespec.memory.times.curve import CostCurve
 from edgespec.memory.times.speed import SpeedModel, predicted_speedup
 from edgespec.switching.forecast import Trace, choose, forecast
 from edgespec.switching.planning import Calibrated, switch_reason
-from edgespec.switching.policy import SwitchPolicy, SwitchPrices
+from edgespec.switching.policy import SwitchPolicy
 
 INF = math.inf
 quick = settings(max_examples=150, deadline=None, derandomize=True, database=None)
@@ -145,42 +144,32 @@ def test_an_exit_is_worth_what_measured_steps_make_of_it() -> None:
 # ------------------------------------------------------------------------------ switching
 
 
-def prices_of(large: CostCurve, small: CostCurve, reads: CostCurve | None = None) -> SwitchPrices:
-    return SwitchPrices(large, small, reads, reads, prompt_ms=0.5)
-
-
 def test_a_draft_larger_than_any_step_is_no_use_of_a_pair() -> None:
     """Of 32 nodes 1, 4 and 8 were measured, as on a device with 10 tokens/s."""
     large = CostCurve([INF, 100.0, INF, INF, 160.0, INF, INF, INF, 240.0, *[INF] * 24])
     turns = [[(SMALL, 30), (LARGE, 4), (SMALL, 30)]]
     found = Calibrated(SwitchPolicy(), 0.1, 0.5, turns, [0.9] * 7 + [20.0] * 8)
-    prices = prices_of(large, CostCurve([INF, 10.0, *[INF] * 31]))
-    assert found.drafting_tokens_per_s(prices, 0) == pytest.approx(1.9e3 / 130.0)
-    why, speed = switch_reason(found, prices, 0, alone=10.0)
+    curves = {LARGE: large, SMALL: CostCurve([INF, 10.0, *[INF] * 31])}
+    assert found.drafting_tokens_per_s(curves, 0) == pytest.approx(1.9e3 / 130.0)
+    why, speed = switch_reason(found, curves, 0, alone=10.0)
     assert speed > 0.0 and "tokens/s predicted" in why
 
 
 @quick
 @given(
     pair=st.tuples(curves(), curves()),
-    reads=st.none() | curves(),
     stays=st.lists(st.integers(1, 50), min_size=1, max_size=6),
     depth=st.integers(0, 3000),
 )
-def test_turns_have_a_price_whatever_was_measured(
-    pair: tuple[CostCurve, CostCurve],
-    reads: CostCurve | None,
-    stays: list[int],
-    depth: int,
+def test_turns_have_a_time_whatever_was_measured(
+    pair: tuple[CostCurve, CostCurve], stays: list[int], depth: int
 ) -> None:
-    prices = prices_of(*pair, reads)
+    both = {LARGE: pair[0], SMALL: pair[1]}
     turns = [((LARGE, SMALL)[i % 2], tokens) for i, tokens in enumerate(stays)]
     found = Calibrated(SwitchPolicy(), 0.5, 0.5, [turns], [0.5] * 40)
-    plain = 1e3 / prices.large.step_ms(1, depth)
-    assert plain * (1 - 1e-9) <= found.drafting_tokens_per_s(prices, depth) < INF
-    assert 0.0 <= found.switching_tokens_per_s(prices, depth) < INF
-    for stay in (0.0, 2.5, float(stays[0])):
-        assert math.isfinite(prices.saved_ms(stay, stays[-1], depth))
+    plain = 1e3 / pair[0].step_ms(1, depth)
+    assert plain * (1 - 1e-9) <= found.drafting_tokens_per_s(both, depth) < INF
+    assert 0.0 <= found.switching_tokens_per_s(both, depth) < INF
 
 
 @settings(max_examples=20, deadline=None, derandomize=True, database=None)
@@ -191,11 +180,11 @@ def test_a_policy_is_found_whatever_was_measured(
     nats = st.lists(st.floats(0.0, 5.0), min_size=12, max_size=12)
     agrees = st.lists(st.booleans(), min_size=12, max_size=12)
     traces = [Trace(data.draw(nats), data.draw(nats), data.draw(agrees), 40) for _ in range(2)]
-    prices = prices_of(*pair)
-    found, _ = choose(traces, prices)
-    again = forecast(replace(found.policy, only_where_it_pays=True), traces, prices)
-    assert 0.0 <= again.large_share <= 1.0
-    assert 0.0 < again.ms_per_token < INF
+    both = {LARGE: pair[0], SMALL: pair[1]}
+    found = choose(traces, both)
+    assert forecast(found.policy, traces, both) == found
+    assert 0.0 <= found.large_share <= 1.0
+    assert 0.0 < found.ms_per_token < INF
 
 
 # --------------------------------------------------------------------------- sizes tried in answers

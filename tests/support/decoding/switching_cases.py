@@ -63,12 +63,8 @@ def switching(policy: SwitchPolicy, drafts: bool = True, end: int = -1) -> Switc
     )
 
 
-def always_switching(**values: float) -> SwitchPolicy:
-    return SwitchPolicy(**{"only_where_it_pays": False, **values})  # type: ignore[arg-type]
-
-
 POLICIES = [
-    always_switching(up_nats=up, down_nats=down, window=window, min_stay=stay)
+    SwitchPolicy(up_nats=up, down_nats=down, window=window, min_stay=stay)
     for up, down, window, stay in (
         (1.2, 1.0, 1, 0),
         (1.2, math.inf, 1, 0),
@@ -114,7 +110,6 @@ def document() -> dict[str, Any]:
         "small": "small<b>.gguf",
         "policy": {"up_nats": 1.5, "down_nats": 0.5, "window": 5, "min_stay": 10},
         "expected": {**points[0], "large_share": 0.4, "quality": 0.6, "agreement": 0.92},
-        "expected_where_it_pays": points[1],
         "alone": {SMALL: points[0], LARGE: points[1]},
         "lossless": {"drafting_tokens_per_s": 150.0},
         "points": points,
