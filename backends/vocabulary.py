@@ -46,11 +46,11 @@ class TextBound:
         """Of a text that may fit."""
         return self.context_size * self._token_bytes
 
-    def least_tokens(self, text: str) -> int:
-        """Tokens that a text has at least, where that is more than fit; else 0."""
-        if len(text) <= self.context_size * TOKEN_CHARS and text.isascii():
+    def least_tokens(self, *texts: str) -> int:
+        """Tokens that texts have together at least, where that is more than fit; else 0."""
+        nbytes, is_ascii = sum(map(len, texts)), all(map(str.isascii, texts))
+        if nbytes <= self.context_size * TOKEN_CHARS and is_ascii:
             return 0
-        nbytes = len(text)
-        if nbytes <= self.most_bytes and not text.isascii():
-            nbytes = len(text.encode(errors="replace"))
+        if nbytes <= self.most_bytes and not is_ascii:
+            nbytes = sum(len(text.encode(errors="replace")) for text in texts)
         return -(-nbytes // self._token_bytes) if nbytes > self.most_bytes else 0

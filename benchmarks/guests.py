@@ -1,15 +1,21 @@
 """Hostile grammars and chat templates beside somebody's answer: what they take, and what it feels.
 
-    python benchmarks/guests.py grammars [N] [--seed N]
-    python benchmarks/guests.py templates [N] [--seed N]
+    python benchmarks/guests.py grammars [N] [--first N] [--seconds S] [--alone]
+    python benchmarks/guests.py templates [N] [--first N] [--seconds S] [--alone]
+    python benchmarks/guests.py held [MODEL...]
 
 grammars: chains of rules, nestings, unions, repeats and terminals of up to 256 KiB, in GBNF, Lark's
 notation and regular expressions; of those that are compiled some tokens are drawn. templates: every
 filter and method of Jinja's with sizes up to the limit, values that double, loops and macros.
 
 Both print how many were taken and why others were not, the longest of them by the clock and by the
-processor of this process, what this process and its guests held, and the longest waits of an
-answer that is written meanwhile, with those of the same answer alone.
+processor of this process, what this process held, and, but for `--alone`, the longest waits of an
+answer that is written meanwhile, with those of the same answer alone. Number N is the same one in
+every run, so that many can be tried in pieces. It fails where one of them took longer than anybody
+waits for a guest.
+
+held: what the guests have of their own, in MiB, after templates and conversations of several sizes
+and with the vocabulary of each model, beside what plans of servers have for them.
 """
 
 from __future__ import annotations
@@ -17,21 +23,28 @@ from __future__ import annotations
 import argparse
 import random
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any
+from contextlib import nullcontext
+from pathlib import Path
 
 import numpy as np
+import psutil
 from jinja2.filters import FILTERS
+from shared import Reader
 
 import edgespec
 from edgespec.backends.base import AnswerFormat
+from edgespec.backends.llama import grammar as grammars
+from edgespec.backends.llama.tokenizer import VocabularyTokenizer
 from edgespec.decode.engine import Engine
 from edgespec.errors import EdgespecError
+from edgespec.memory.bytes.requests import FORM_BYTES, FORM_TOKEN_BYTES
 from edgespec.memory.device.track import peak_resident_bytes, resident_bytes
-from edgespec.models.chat import render_chat
+from edgespec.models import chat
+from edgespec.models.chat import TEMPLATE_LIMITS, render_chat
+from edgespec.models.embedded import embedded_model
 from edgespec.sampling.constrained import make_grammar
 
 _MOST_CHARS = 256 << 10
@@ -200,77 +213,42 @@ def _try_template(_engine: Engine, draw: random.Random) -> None:
     render_chat(_template(draw), _MESSAGES)
 
 
-# -- beside an answer ----------------------------------------------------------------------
+# -- all of them -----------------------------------------------------------------------------
 
 
-class Reader:
-    """Answers that are read one after another, and how long each of their chunks took to come."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine, self._is_over = engine, threading.Event()
-        self.waits: list[float] = []
-        self._thread = threading.Thread(target=self._read)
-
-    def __enter__(self) -> Reader:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self._is_over.set()
-        self._thread.join()
-
-    def _read(self) -> None:
-        while not self._is_over.is_set():
-            last = time.perf_counter()
-            for number, _ in enumerate(self._engine.stream("Tell me a story.", max_tokens=200)):
-                now = time.perf_counter()
-                if number:
-                    self.waits.append(now - last)
-                last = now
-                if self._is_over.is_set():
-                    break
-
-    def tell(self, when: str) -> None:
-        longest = [round(one * 1e3, 1) for one in sorted(self.waits)[-5:]]
-        print(f"{when}: median {np.median(self.waits) * 1e3:.1f} ms, longest {longest} ms")
-
-
-def _all(attempt: Callable[[Engine, random.Random], None], count: int, seed: int) -> Iterator[Any]:
+def _each(arguments: argparse.Namespace) -> Iterator[tuple[str, float, float]]:
     """For each: why it was refused or "", seconds by the clock, seconds of this thread."""
+    attempt: Callable[[Engine, random.Random], None]
+    attempt = _try_grammar if arguments.what == "grammars" else _try_template
+    end_s = time.monotonic() + arguments.seconds
     with edgespec.load(context_size=2048, users=2, drafter="none") as engine:
         engine.generate("x", max_tokens=2, regex="a")  # builds what all share
-        with Reader(engine) as reader:
-            time.sleep(_ALONE_S)
-        reader.tell("an answer alone")
-        with Reader(engine) as reader:
-            for number in range(count):
+        if not arguments.alone:
+            with Reader(engine) as alone:
+                time.sleep(_ALONE_S)
+            alone.tell("an answer alone")
+        with nullcontext() if arguments.alone else Reader(engine) as beside:
+            for number in range(arguments.first, arguments.first + arguments.count):
+                if time.monotonic() > end_s:
+                    break
                 began_s, spent_s = time.perf_counter(), time.thread_time()
                 why = ""
                 try:
-                    attempt(engine, random.Random(f"{seed} {number}"))
+                    attempt(engine, random.Random(f"1 {number}"))
                 except EdgespecError as problem:
                     why = str(problem)
                 yield why, time.perf_counter() - began_s, time.thread_time() - spent_s
-        reader.tell("beside them")
+        if beside is not None:
+            beside.tell("beside them")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("what", choices=("grammars", "templates"))
-    parser.add_argument("count", nargs="?", type=int, default=10_000)
-    parser.add_argument("--seed", type=int, default=1)
-    arguments = parser.parse_args()
-    attempt = _try_grammar if arguments.what == "grammars" else _try_template
+def _try_all(arguments: argparse.Namespace) -> None:
     reasons: Counter[str] = Counter()
-    longest, most_spent, held = 0.0, 0.0, [0]
-    for number, (why, clock_s, spent_s) in enumerate(
-        _all(attempt, arguments.count, arguments.seed)
-    ):
+    longest, most_spent, held = 0.0, 0.0, list[int]()
+    for number, (why, clock_s, spent_s) in enumerate(_each(arguments)):
         reasons[why.partition(": ")[2][:60]] += 1
         longest, most_spent = max(longest, clock_s), max(most_spent, spent_s)
-        if number % max(1, arguments.count // 10) == 0:
+        if number % 100 == 0:
             held.append(resident_bytes() >> 20)
             print(f"{number} done", file=sys.stderr, flush=True)
     print(f"{reasons.total()} {arguments.what}, {reasons.pop('', 0)} taken")
@@ -279,7 +257,77 @@ def main() -> None:
     print(
         f"longest {longest:.2f} s, of which this process computed {most_spent * 1e3:.0f} ms at most"
     )
-    print(f"resident MiB: {held[1:]}, peak {peak_resident_bytes() >> 20}")
+    print(f"resident MiB: {held[:: max(1, len(held) // 10)]}, peak {peak_resident_bytes() >> 20}")
+    # A grammar is told, its vocabulary is, and it is told again; a template is tried in 7 forms.
+    if longest > 3 * TEMPLATE_LIMITS.patience_s:
+        sys.exit("one of them took longer than anybody waits for a guest")
+
+
+# -- what they hold --------------------------------------------------------------------------
+
+
+def _line(what: str, pid: int | None, most_bytes: int) -> None:
+    """Of a process: what only it has, and what its limit counts."""
+    found = psutil.Process(pid)
+    data = found.memory_info().data
+    parts = (found.memory_full_info().uss, data, most_bytes)
+    own, data, most = (round(part / 2**20) for part in parts)
+    print(f"{what}: {own} MiB of its own, {data} of {most} that it may write to")
+
+
+def _render(what: str, template: str, messages: list[dict[str, str]]) -> None:
+    chat._guest.end()
+    render_chat(template, messages)
+    size = sum(len(one["content"].encode()) for one in messages) + len(template)
+    peak = chat._guest.pid and _peak_bytes(chat._guest.pid)
+    _line(
+        f"{what}, peak {(peak or 0) >> 20} MiB", chat._guest.pid, TEMPLATE_LIMITS.most_bytes(size)
+    )
+
+
+def _peak_bytes(pid: int) -> int:
+    """Most that a process ever had resident, its share of libraries included. Linux."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) << 10
+
+
+def _held(models: list[Path]) -> None:
+    plain = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content | trim }}{% endfor %}"
+    _render("a template", plain, _MESSAGES)
+    _render("one of 50 KB", plain * (50_000 // len(plain)), _MESSAGES[:1])
+    for letter in ("", "\U0001f600"):
+        said = "word " * 200 + letter
+        many = [{"role": role, "content": said} for role in ("user", "assistant") * 2000][:-1]
+        _render(f"4 MiB of conversation, {'wide' if letter else 'plain'}", plain, many)
+    for path in models or [embedded_model()]:
+        tokenizer = VocabularyTokenizer(path)
+        make_grammar(tokenizer, AnswerFormat("regex", "[a-z]{3}"))
+        size = tokenizer.vocab_size
+        peak = grammars._guest.pid and _peak_bytes(grammars._guest.pid)
+        most = FORM_BYTES + FORM_TOKEN_BYTES * size
+        what = f"grammars of {path.name}, {size:,} tokens, peak {(peak or 0) >> 20} MiB"
+        _line(what, grammars._guest.pid, most)
+        tokenizer.close()
+        grammars._guest.end()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="what", required=True)
+    for name in ("grammars", "templates"):
+        one = commands.add_parser(name)
+        one.add_argument("count", nargs="?", type=int, default=10_000)
+        one.add_argument("--first", type=int, default=0)
+        one.add_argument("--seconds", type=float, default=1e9)
+        one.add_argument("--alone", action="store_true")
+    commands.add_parser("held").add_argument("models", nargs="*", type=Path)
+    arguments = parser.parse_args()
+    if arguments.what == "held":
+        _held(arguments.models)
+    else:
+        _try_all(arguments)
 
 
 if __name__ == "__main__":

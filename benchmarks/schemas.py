@@ -26,7 +26,6 @@ import argparse
 import json
 import random
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -38,10 +37,12 @@ from urllib.parse import unquote
 
 import numpy as np
 from jsonschema.validators import Draft202012Validator, validator_for
+from shared import Reader
 
 import edgespec
 from edgespec.backends.base import AnswerFormat
-from edgespec.backends.llama.grammar import LlamaGrammar, closed_schema
+from edgespec.backends.llama.grammar import LlamaGrammar
+from edgespec.backends.llama.json_schemas import closed_schema
 from edgespec.backends.llama.tokenizer import VocabularyTokenizer
 from edgespec.errors import EdgespecError, UnsupportedError
 from edgespec.memory.device.track import resident_bytes
@@ -49,6 +50,7 @@ from edgespec.models.embedded import embedded_model
 
 _LONGEST_WALK = 160  # tokens of a document that is drawn
 _SLOW_S = 1.0
+_ALONE_S = 10.0
 
 
 class Clock:
@@ -450,36 +452,18 @@ def vocabulary(models: list[Path]) -> None:
 
 
 def stall(count: int) -> None:
-    """The two are measured in turns, as other programs may take the processors as well."""
-    forms = [(kind, text) for kind, text in _hostile(count)]
+    """An answer alone, and beside hostile forms of which some tokens are written."""
     with edgespec.load(context_size=2048, users=2) as engine:
         engine.generate("x", max_tokens=2, json_schema="{}")  # builds what all share
-
-        def compile_all(part: list[tuple[str, str]]) -> None:
-            for kind, text in part:
+        with Reader(engine) as alone:
+            time.sleep(_ALONE_S)
+        with Reader(engine) as beside:
+            for kind, text in _hostile(count):
                 options: Any = {kind: text, "max_tokens": 8}
                 with suppress(EdgespecError):
                     engine.generate("x", **options)
-
-        waits: dict[bool, list[float]] = {False: [], True: []}
-        for turn in range(10):
-            beside = threading.Thread(target=compile_all, args=(forms[turn::10],))
-            for is_beside in (False, True):
-                if is_beside:
-                    beside.start()
-                last = time.perf_counter()
-                for number, _ in enumerate(engine.stream("Tell me a story.", max_tokens=150)):
-                    now = time.perf_counter()
-                    if number > 1:
-                        waits[is_beside].append(now - last)
-                    last = now
-            beside.join()
-    for is_beside, found in waits.items():
-        longest = sorted(found)[-5:]
-        print(
-            f"{'beside hostile forms' if is_beside else 'alone'}: median "
-            f"{np.median(found) * 1e3:.1f} ms, longest {[round(one * 1e3, 1) for one in longest]}"
-        )
+    alone.tell("alone")
+    beside.tell("beside hostile forms")
 
 
 def main() -> None:

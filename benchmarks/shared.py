@@ -8,14 +8,17 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import median
 from typing import Any
 from urllib.request import Request, urlopen
 
+from edgespec.decode.engine import Engine
 from edgespec.errors import BackendError
 from edgespec.memory.device.host import cpu_name
 
@@ -99,6 +102,42 @@ def streamed(address: str, path: str, body: dict[str, Any]) -> Iterator[dict[str
                 if "error" in event:
                     raise BackendError(f"{address} gave up: {event['error']}")
                 yield event
+
+
+# -- answers that are read meanwhile ---------------------------------------------------------
+
+
+class Reader:
+    """Answers that are read one after another, and how long each of their chunks took to come."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine, self._is_over = engine, threading.Event()
+        self._waits: list[float] = []
+        self._thread = threading.Thread(target=self._read)
+
+    def __enter__(self) -> Reader:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+    def _read(self) -> None:
+        while not self._is_over.is_set():
+            last = time.perf_counter()
+            for number, _ in enumerate(self._engine.stream("Tell me a story.", max_tokens=200)):
+                now = time.perf_counter()
+                if number > 1:  # the prompt is read before
+                    self._waits.append(now - last)
+                last = now
+                if self._is_over.is_set():
+                    break
+
+    def tell(self, when: str) -> None:
+        """Print the median and the longest waits."""
+        longest = [round(one * 1e3, 1) for one in sorted(self._waits)[-5:]]
+        print(f"{when}: median {median(self._waits) * 1e3:.1f} ms, longest {longest} ms")
 
 
 # -- results ---------------------------------------------------------------------------------

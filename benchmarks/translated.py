@@ -1,14 +1,18 @@
 """Draft models of another vocabulary: what carrying text over takes, and how often they are right.
 
 python benchmarks/translated.py cost TARGET DRAFT --text FILE
+python benchmarks/translated.py useless TARGET [--draft-model FILE]
+python benchmarks/translated.py priors TARGET DRAFT
 """
 
 from __future__ import annotations
 
 import argparse
 import random
+import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -16,17 +20,27 @@ from time import thread_time_ns
 from typing import Any
 
 import numpy as np
-from shared import run
+from shared import read_questions, run
 
+import edgespec
+from edgespec.backends.llama.backend import LlamaBackend
+from edgespec.backends.llama.context import LlamaSettings
+from edgespec.backends.llama.kernels import attach
 from edgespec.backends.llama.tokenizer import open_tokenizer
+from edgespec.decode.engine import Engine
+from edgespec.drafting.drafters.base import VerifyResult
+from edgespec.drafting.drafters.proposal_builder import SHARES
 from edgespec.drafting.drafters.translated import (
     TranslatedChain,
     TranslatedText,
+    TranslatingDrafter,
     Translation,
     new_calibration,
 )
 from edgespec.drafting.proposal import StepContext
+from edgespec.memory.device.host import usable_cores
 from edgespec.memory.times.curve import CostCurve
+from edgespec.models.spec import read_model_spec
 from edgespec.prefix import common_prefix_length
 
 _RIGHT, _SPAN = 0.65, 96  # of a draft model's tokens; characters of the text looked ahead
@@ -101,5 +115,124 @@ def _counted(
     return encode(text, **options)
 
 
+# -- useless texts ---------------------------------------------------------------------------
+
+_QUESTIONS = (
+    "请用中文解释为什么天空是蓝色的。",
+    "请写一个关于灯塔看守人的短故事。",
+    "怎样才能学好一门外语?请给出五条建议。",
+    "请用中文介绍一下长江。",
+    "春天的早晨是什么样的?请写一段话。",
+)
+
+
+def _useless(words: Sequence[str]) -> dict[str, list[str]]:
+    """Five prompts of each kind whose answers a draft model cannot know."""
+    luck = random.Random(2)
+    drawn = [" ".join(luck.choices(words, k=60)) for _ in range(5)]
+    digits = [" ".join(str(luck.randrange(10**6)) for _ in range(30)) for _ in range(5)]
+    return {
+        "chinese": list(_QUESTIONS),
+        "words": [f"Go on with 60 other words, in any order:\n{one}" for one in drawn],
+        "digits": [f"Go on with 30 other random numbers:\n{one}" for one in digits],
+    }
+
+
+def useless() -> None:
+    """The first answers over plain decoding, in turns, where a draft model knows nothing.
+
+    A kind of text begins with an engine that has counted nothing. Times are those of writing: what
+    the draft model reads of a prompt is part of them.
+    """
+    parser = argparse.ArgumentParser("translated.py useless")
+    parser.add_argument("target", type=Path)
+    parser.add_argument("--draft-model", type=Path)
+    parser.add_argument("--words", type=Path, default=Path("docs/glossary.md"))
+    parser.add_argument("--max-tokens", type=int, default=64)
+    options = parser.parse_args()
+    words = sorted(set(re.findall("[a-z]{4,}", options.words.read_text(encoding="utf-8"))))
+    for kind, prompts in _useless(words).items():
+        plain_s = drafted_s = 0.0
+        same, by = 0, Counter[str]()
+        loaded = edgespec.load(options.target, draft_model=options.draft_model, context_size=1024)
+        with loaded as engine:
+            for number, prompt in enumerate(prompts):
+                turns = {}
+                for drafts in (number % 2 == 0, number % 2 == 1):
+                    turns[drafts] = engine.generate(
+                        prompt, max_tokens=options.max_tokens, temperature=0.0, speculate=drafts
+                    )
+                plain_s += turns[False].counters.decode_s
+                drafted_s += turns[True].counters.decode_s
+                same += turns[True].token_ids == turns[False].token_ids
+                by.update(turns[True].counters.drafted_by)
+        print(f"{kind}: {plain_s / drafted_s:.3f}x of plain, same {same} of 5, drafted {dict(by)}")
+
+
+# -- priors ----------------------------------------------------------------------------------
+
+
+class _Counting(TranslatingDrafter):
+    """It keeps what was right at each place of its chains."""
+
+    def observe(self, result: VerifyResult) -> None:
+        """Count."""
+        for place, (token, written) in enumerate(zip(self._spine, result.emitted, strict=False)):
+            places[place, token == written] += 1
+            if token != written:
+                break
+        super().observe(result)
+
+
+places: Counter[tuple[int, bool]] = Counter()
+
+
+def priors() -> None:
+    """How often drafts of a pair are right, by place and by share, where each round has some.
+
+    As `TRANSLATED_GAINS` and `TRANSLATED_HITS` in `edge/drafting/constants.py` have it.
+    """
+    parser = argparse.ArgumentParser("translated.py priors")
+    parser.add_argument("target", type=Path)
+    parser.add_argument("draft", type=Path)
+    parser.add_argument("--prompts", type=Path, default=Path("edge/measure/prompts.jsonl"))
+    parser.add_argument("--max-tokens", type=int, default=48)
+    parser.add_argument("--drafts", type=int, default=4)
+    options = parser.parse_args()
+    spec, draft_spec = read_model_spec(options.target), read_model_spec(options.draft)
+    with ExitStack() as opened:
+
+        def backend(path: Path, **changes: Any) -> LlamaBackend:
+            made = LlamaSettings(2048, 64, 16, 1, usable_cores(), kernels=not attach(), **changes)
+            return opened.enter_context(closing(LlamaBackend(str(path), made)))
+
+        target = backend(options.target)
+        draft = backend(options.draft, whole=any(draft_spec.is_sliding))
+        templates = spec.chat_template, draft_spec.chat_template
+        made = Translation(target.tokenizer, draft.tokenizer, *templates)
+        free = _Free([inf, *[1e-4] * 16])
+        drafter = _Counting(draft, free, made)
+        curve = _Free([inf, *[1e6] * (options.drafts + 1)])
+        engine = Engine(target, curve=curve, drafter=drafter, chat_template=spec.chat_template)
+        for question in read_questions(options.prompts):
+            engine.generate(question["turns"][0], max_tokens=options.max_tokens)
+        gains, chance = [], 1.0
+        for place in range(options.drafts):
+            chance *= places[place, True] / max(1, places[place, True] + places[place, False])
+            gains.append(round(chance, 3))
+        print(f"{options.draft.name} for {options.target.name}: gains {gains}")
+        cells = drafter.state()["cells"]
+        for last in (0, 1):
+            row = [cells.get(str(last * SHARES + share), [0, 0]) for share in range(SHARES)]
+            print("last ones" if last else "others", [(round(a), round(b)) for a, b in row])
+
+
+class _Free(CostCurve):
+    """Steps that cost nothing more for more nodes, so that all are drafted."""
+
+    def observe(self, *_measured: Any) -> None:
+        """Learn nothing."""
+
+
 if __name__ == "__main__":
-    run(__doc__, cost=cost)
+    run(__doc__, cost=cost, useless=useless, priors=priors)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +24,7 @@ from edgespec.paths import stdin_lines
 
 _PROMPT, _CONTINUATION = "> ", "  "
 _HISTORY_BYTES = 256 << 10  # of what was typed, over which half is forgotten
+_NOT_UTF8 = re.compile("[\ud800-\udfff]")  # what stands for a byte that is no text
 _EDITOR_BYTES = 14 << 20  # prompt_toolkit and asyncio; 9 MiB when they are imported
 
 
@@ -79,7 +81,11 @@ def _typed(chat: Chat) -> Iterator[str]:
                 note("Ctrl-C again leaves")
             continue
         asked = False
-        if text.strip():
+        if stray := _NOT_UTF8.search(text):
+            problem = f"the message is not UTF-8 text: it has the byte 0x{ord(stray[0]) & 0xFF:02x}"
+            error(UnsupportedError(problem, hint="set the terminal to UTF-8; the rest is kept"))
+            line.draft = _NOT_UTF8.sub("", text)
+        elif text.strip():
             yield text
         else:
             line.replaces = False
@@ -97,8 +103,8 @@ class _PlainEditor:
         out = sys.stderr if sys.stderr.isatty() else sys.stdout
         out.write(prompt)
         out.flush()
-        if line := sys.stdin.readline():
-            return line.removesuffix("\n")
+        if line := sys.stdin.buffer.readline():
+            return line.decode(errors="surrogateescape").removesuffix("\n")
         raise EOFError
 
 

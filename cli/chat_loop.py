@@ -157,7 +157,7 @@ class Chat:
         self.speculate = True
 
     def _go_on(self, model: str | None, request: Request) -> None:
-        plan, engine = self._load(model, request)
+        plan, engine = self._load(model, request, is_first=False)
         try:
             self.session = self.session.moved_to(engine)
         except BaseException:
@@ -165,9 +165,12 @@ class Chat:
             raise
         self.model, self.request, self.plan, self.engine = model, request, plan, engine
 
-    def _load(self, model: str | None, request: Request) -> tuple[Plan, Engine]:
+    def _load(
+        self, model: str | None, request: Request, *, is_first: bool = True
+    ) -> tuple[Plan, Engine]:
+        spec = read_model(options.model_path(model))
         with stoppable() as cancel, keys_held():  # else they were written into the progress
-            return load_engine(read_model(options.model_path(model)), request, cancel, quiet=False)
+            return load_engine(spec, request, cancel, quiet=False, is_first=is_first)
 
     def load(self, path: Path) -> None:
         """Go on with a saved conversation."""

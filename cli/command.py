@@ -34,6 +34,16 @@ _VALUES = {
     **{"str": "TEXT", "list[str]": "TEXT", "path": "FILE", "float": "X", "float range": "X"},
     **{"int": "N", "int range": "N"},
 }
+# What is no value of a type, in words; ranges come first, as their names contain the others'.
+_KINDS = {
+    **{"float range": "a number", "int range": "a whole number"},
+    **{"float": "a number", "integer": "a whole number"},
+}
+# Commands of Ollama, and what does the same here.
+_OLLAMA = {
+    **{"list": "'models list'", "ls": "'models list'", "pull": "'models pull'"},
+    **{"show": "'models show'", "ps": "GET /status of a server"},
+}
 _FEW = 12  # options, of a command that needs no note on other places to set them
 _NARROW = 60  # columns under which the help of an option stands below it
 _NOTE = "Every option can also be set by a variable: EDGESPEC_CTX=8192 is --ctx 8192."
@@ -80,6 +90,12 @@ class Group(TyperGroup):
             raise SystemExit(130) from None
         except BrokenPipeError:  # the reader has gone, as with `| head -1`
             raise SystemExit(141) from None
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """As usual; names of Ollama's commands lead to those that do the same."""
+        if args[0] in _OLLAMA.keys() - self.commands.keys():
+            ctx.fail(f"No such command '{args[0]}'. Did you mean {_OLLAMA[args[0]]}?")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Whole sentences, where the library cuts them off."""
@@ -150,14 +166,26 @@ class Command(TyperCommand):
     def make_context(
         self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any
     ) -> Any:
-        """As usual. Raises UnsupportedError for bytes that are no text."""
-        context = super().make_context(info_name, args, parent, **extra)
+        """As usual; a wrong value names the variable it is of. Raises UnsupportedError.
+
+        That is for bytes that are no text.
+        """
+        given = {arg.partition("=")[0] for arg in args}
+        try:
+            context = super().make_context(info_name, args, parent, **extra)
+        except typer.BadParameter as problem:
+            name: Any = getattr(problem.param, "envvar", None)
+            if name and os.environ.get(name) and not given & {*getattr(problem.param, "opts", ())}:
+                problem.param_hint = f"the variable {name}"
+            for kind, said in _KINDS.items():
+                problem.message = problem.message.replace(f"a valid {kind}", said)
+            raise
         _require_text(context.params)
         return context
 
     def invoke(self, ctx: Any) -> Any:
         """As usual, with a log as wanted."""
-        start_log(**{name: ctx.params.pop(name) for name in ("verbose", "log_file", "log_format")})
+        start_log(**{name: ctx.params.pop(name) for name in ("verbose", "log_file")})
         return super().invoke(ctx)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:

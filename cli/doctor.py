@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import getpass
 import importlib.util
 import json
-import os
 import platform
-import re
 import sys
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from pathlib import Path
 from typing import Any
 
 from edgespec.cli import options
-from edgespec.cli.render import note, printable, size_text, table
-from edgespec.errors import EdgespecError, UnsupportedError
+from edgespec.cli.render import printable, size_text, table
+from edgespec.errors import EdgespecError
 from edgespec.memory.device.llama_binary import PACKAGE, TESTED, is_tested, package_version
-from edgespec.models.writing import reason
-from edgespec.option_fields import option
 
 # Package, what it is for, and the command that installs it.
 _PACKAGES = (
@@ -36,61 +30,16 @@ _PACKAGES = (
     ("starlette", "starlette", "edgespec serve", "pip install 'edgespec[serve]'"),
     ("matplotlib", "matplotlib", "plots of --html", "pip install 'edgespec[report]'"),
 )
-_VARIABLES = ("EDGESPEC_", "LLAMA_", "GGML_", "OMP_", "CUDA_", "HF_", "OLLAMA_", "CMAKE_ARGS")
 _GPU_BUILDS = (
     ("nvidia", "/proc/driver/nvidia/version", "-DGGML_CUDA=ON"),
     ("amd", "/dev/kfd", "-DGGML_HIP=ON"),
 )
 
 
-def doctor(
-    report: Path | None = option(
-        None, "Write a file for a bug report: no prompts, no names, no paths."
-    ),
-    as_json: options.JsonOption = False,
-) -> None:
+def doctor(as_json: options.JsonOption = False) -> None:
     """Show what is installed, what this machine has, and what will be used."""
     found = _document()
-    if report is not None:
-        _write_report(report, found)
-    else:
-        print(json.dumps(found) if as_json else _text(found))
-
-
-def _write_report(path: Path, found: dict[str, Any]) -> None:
-    """What somebody else needs to find a fault. Raises UnsupportedError where it cannot be written.
-
-    Step times are by device, file and settings, and a file is named by its fingerprint. Of
-    variables only the names are told: keys may be among them.
-    """
-    from edgespec.memory.store import cache
-
-    document = {
-        "edgespec": version("edgespec"),
-        **found,
-        "variables": sorted(one for one in os.environ if one.startswith(_VARIABLES)),
-        "step_times_ms": {
-            one["key"]: one.get("base_ms") for one in cache.documents("curves") if "key" in one
-        },
-    }
-    text = without_names(json.dumps(document, indent=1, ensure_ascii=False))
-    try:
-        path.write_text(f"{text}\n", encoding="utf-8")
-    except OSError as problem:
-        raise UnsupportedError(f"cannot write {path}: {reason(problem)}") from problem
-    note(f"wrote {path}; look it through before you give it away")
-
-
-def without_names(text: str) -> str:
-    """`text` without folders of users, and without the names of this user and this machine."""
-    for folder in (str(Path.home()), json.dumps(str(Path.home()))[1:-1]):
-        text = text.replace(folder, "~") if len(folder) > 1 else text
-    text = re.sub(r"((?:/home|/Users|[A-Za-z]:\\+Users)[/\\]+)[^/\\\s\"']+", r"\1USER", text)
-    with contextlib.suppress(OSError, KeyError, ImportError):
-        user = getpass.getuser()
-        text = re.sub(rf"\b{re.escape(user)}\b", "USER", text) if user != "root" else text
-    host = platform.node().partition(".")[0]
-    return re.sub(rf"\b{re.escape(host)}\b", "HOST", text) if host else text
+    print(json.dumps(found) if as_json else _text(found))
 
 
 def _document() -> dict[str, Any]:

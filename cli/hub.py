@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgespec.cli.render import Progress, note, size_text
+from edgespec.cli.render import Progress, note, size_text, speed_text
 from edgespec.errors import DownloadError
 
 if TYPE_CHECKING:
@@ -65,8 +65,8 @@ def _plan(spec: ModelSpec, request: Request) -> None:
     plan = make_run_plan(spec, request)
     note(
         f"would take at most {size_text(plan.predicted_peak_bytes)} of "
-        f"{size_text(plan.limit_bytes)} with {plan.context_size} tokens of context, about "
-        f"{plan.tokens_per_s:.0f} tokens/s ({plan.speed_source})"
+        f"{size_text(plan.limit_bytes)} with {plan.context_size} tokens of context, "
+        f"{speed_text(plan.speed_range)} tokens/s ({plan.speed_source})"
     )
 
 

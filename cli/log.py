@@ -1,4 +1,4 @@
-"""Where the log goes: `-v`, `-vv`, `--log-file` and `--log-format` of every command.
+"""Where the log goes: `-v`, `-vv` and `--log-file` of every command.
 
 stderr has warnings and failures, with `-v` what is done and what llama.cpp says, with `-vv`
 everything. A file has what `-v` shows, and what a person is told. See `edgespec.log` for who says
@@ -8,21 +8,17 @@ what. stdout has none of it.
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import sys
-from datetime import datetime, timezone
 
-import typer
 from typer.core import TyperOption
 
 from edgespec.cli.options import LOG
 from edgespec.cli.render import NOTES, printable
 from edgespec.errors import UnsupportedError
-from edgespec.log import PROMPTS, REQUEST_ID
+from edgespec.log import PROMPTS
 from edgespec.models.writing import reason
 
-_FORMATS = _TEXT, _JSON = ("text", "json")
 _LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)  # by the number of -v
 _ROOT = logging.getLogger("edgespec")
 
@@ -44,32 +40,23 @@ def log_options() -> list[TyperOption]:
             help="Append the log to this file. It has no prompts and no answers.",
             rich_help_panel=LOG,
         ),
-        TyperOption(
-            param_decls=["log_format", "--log-format"],
-            type=str,
-            default=_TEXT,
-            help="text, or json: one document a line, on stderr and in the file.",
-            rich_help_panel=LOG,
-        ),
     ]
 
 
-def start_log(verbose: int, log_file: str | None, log_format: str) -> None:
+def start_log(verbose: int, log_file: str | None) -> None:
     """From now on the log goes where the options say, until `stop_log`.
 
     Raises UnsupportedError for a file that cannot be written.
     """
-    if log_format not in _FORMATS:
-        raise typer.BadParameter(f"--log-format is {' or '.join(_FORMATS)}, not {log_format}")
     stop_log()
     level = _LEVELS[min(verbose, len(_LEVELS) - 1)]
-    handlers: list[logging.Handler] = [_ToStderr(level, is_json=log_format == _JSON)]
+    handlers: list[logging.Handler] = [_ToStderr(level)]
     if log_file is not None:
         handlers.append(_to_file(log_file, min(level, logging.INFO)))
     _ROOT.setLevel(min(one.level for one in handlers))
     NOTES.setLevel(logging.INFO)
     for one in handlers:
-        one.setFormatter(_JsonLine() if log_format == _JSON else _TextLine())
+        one.setFormatter(_TextLine())
         _ROOT.addHandler(one)
 
 
@@ -86,16 +73,11 @@ def stop_log() -> None:
 
 
 class _ToStderr(logging.Handler):
-    """Writes to what stderr is at that time. Notes are printed already, but for JSON."""
-
-    def __init__(self, level: int, *, is_json: bool) -> None:
-        super().__init__(min(level, logging.INFO) if is_json else level)
-        self._least, self.has_notes = level, is_json
+    """Writes to what stderr is at that time. Notes are printed already."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a line."""
-        is_note = record.name == NOTES.name
-        if self.has_notes if is_note else record.levelno >= self._least:
+        if record.name != NOTES.name:
             print(self.format(record), file=sys.stderr, flush=True)
 
 
@@ -127,20 +109,3 @@ class _TextLine(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Without what could steer the terminal of who reads it."""
         return printable(super().format(record))
-
-
-class _JsonLine(logging.Formatter):
-    """One document: `time` (UTC), `level`, `logger`, `message`, `request_id`, and what is known."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """On one line."""
-        time = datetime.fromtimestamp(record.created, timezone.utc)
-        document = {
-            "time": time.isoformat(timespec="milliseconds"),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-            **({"request_id": REQUEST_ID.get()} if REQUEST_ID.get() else {}),
-            **getattr(record, "fields", {}),
-        }
-        return json.dumps(document)

@@ -15,7 +15,6 @@ from edgespec.cli import options
 from edgespec.cli.command import Commands
 from edgespec.cli.options import OUTPUT
 from edgespec.cli.render import Progress, note, printable, size_text, table
-from edgespec.errors import EdgespecError, UnsupportedError
 from edgespec.option_fields import argument, option
 from edgespec.paths import expanded
 
@@ -30,8 +29,7 @@ def list_(plan_options: options.PlanOptions, as_json: options.JsonOption = False
     """List the models on this machine, with what they would take and how fast they would be.
 
     Looks into the caches of the Hugging Face hub, llama.cpp, Ollama and LM Studio, and into the
-    folders that EDGESPEC_MODELS names. Speeds are of files that were measured here. Which of them
-    fit at once: edgespec plan A B C
+    folders that EDGESPEC_MODELS names. Speeds are of files that were measured here.
     """
     from edgespec.cli.models_list import list_models
 
@@ -86,16 +84,12 @@ def remove(
 @models_app.add()
 def show(
     model: options.ModelOptions,
-    pairs: Path | None = option(None, "Show which GGUF files of this folder can draft for it."),
     as_json: options.JsonOption = False,
 ) -> None:
     """Show what a model file says about itself, without reading its weights."""
     from edgespec.models.onnx.folder import read_model
 
     spec = read_model(model.path())
-    if pairs is not None:
-        _show_pairs(spec, expanded(pairs), as_json)
-        return
     if as_json:
         told = dataclasses.asdict(spec) | _abilities(spec)
         del told["settings"]  # bytes of the header
@@ -126,42 +120,10 @@ def _abilities(spec: ModelSpec) -> dict[str, Any]:
     from edgespec.models.pairing import heads_for
 
     return {
-        "state_bytes": _state_bytes(spec) if spec.keeps_state else 0,
         "most_snapshots": most_snapshots(spec),
-        "snapshots": _snapshots_here(spec) if spec.has_snapshots else None,
         "has_head": has_head(spec),
         "heads_beside": {path.name: problem for path, problem in heads_for(spec)},
     }
-
-
-def _state_bytes(spec: ModelSpec) -> int | None:
-    """Bytes of recurrent state: of a cache, what does not grow with its cells.
-
-    None for a file that llama.cpp does not load.
-    """
-    from edgespec.memory.bytes.shape import HOST, RunShape
-    from edgespec.memory.bytes.simulation import Wanted, simulated, simulating
-
-    try:
-        with simulating():
-            one, two = (
-                simulated([Wanted(spec, RunShape(cells, 1, 1))])[0][HOST].cache
-                for cells in (256, 512)
-            )
-    except EdgespecError:
-        return None
-    return 2 * one - two
-
-
-def _snapshots_here(spec: ModelSpec) -> dict[str, Any] | None:
-    """Snapshots of the recurrent state that a run on this device keeps, and why; None: no run."""
-    from edgespec.memory.plan.request import Request
-    from edgespec.setup.planning import make_run_plan
-
-    try:
-        return make_run_plan(spec, Request()).as_json().get("snapshots")
-    except EdgespecError:
-        return None
 
 
 def _drafting_rows(spec: ModelSpec) -> Iterator[tuple[str, str]]:
@@ -172,46 +134,11 @@ def _drafting_rows(spec: ModelSpec) -> Iterator[tuple[str, str]]:
         back = f"drafts of up to {can['most_snapshots']} tokens, each with a copy of it"
         if not can["most_snapshots"]:
             back = "no drafts: llama.cpp cannot take it back"
-        size = can["state_bytes"]
-        told = "size unknown" if size is None else size_text(size)
-        yield "recurrent state", f"{told} in {layers}; {back}"
-        if can["snapshots"] is not None:
-            yield "snapshots here", f"{can['snapshots']['value']}: {can['snapshots']['reason']}"
+        yield "recurrent state", f"in {layers}; {back}"
     if spec.num_prediction_layers:
         yield "head inside", "yes" if can["has_head"] else "yes, of a kind that does not draft here"
     for name, problem in can["heads_beside"].items():
         yield "head beside it", f"{name}: {problem or '--draft-model uses it'}"
-
-
-def _show_pairs(spec: ModelSpec, folder: Path, as_json: bool) -> None:
-    """Which models of a folder can draft for this one, the smallest first."""
-    from edgespec.models.pairing import partners
-    from edgespec.models.spec import read_model_spec
-
-    if not folder.is_dir():
-        raise UnsupportedError(f"{folder} is no folder", hint="name a folder with GGUF files")
-    others: list[ModelSpec] = []
-    rows: list[dict[str, Any]] = []
-    for path in sorted(folder.rglob("*.gguf")):
-        try:
-            others.append(read_model_spec(path, heads=True))
-        except EdgespecError as problem:
-            rows.append({"file": str(path.relative_to(folder)), "problem": str(problem)})
-    others.sort(key=lambda other: other.weight_bytes)
-    for other, reason in partners(spec, others):
-        if not reason and other.weight_bytes >= spec.weight_bytes:
-            reason = f"{other.path.name} is no smaller than {spec.path.name}"
-        name, size = str(other.path.relative_to(folder)), other.weight_bytes
-        rows.append({"file": name, "weight_bytes": size, "problem": reason})
-    rows.sort(key=lambda row: row["problem"] != "")
-    if as_json:
-        print(json.dumps(rows))
-        return
-    if not rows:
-        note(f"no GGUF files in {folder}")
-    for row in rows:
-        shown = f" ({size_text(row['weight_bytes'])})" if "weight_bytes" in row else ""
-        print(printable(f"{row['file']}{shown}: {row['problem'] or 'can draft'}"))
 
 
 @models_app.add()
@@ -244,9 +171,3 @@ def export(
         f"{perf_counter() - start:.0f} s"
     )
     print(target)
-
-
-@models_app.add()
-def path() -> None:
-    """Print the path of the embedded model."""
-    print(options.model_path(None))

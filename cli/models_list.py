@@ -88,7 +88,7 @@ def _text(rows: list[dict[str, Any]]) -> str:
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
-    is_measured = row.get("speed_source", "").startswith("from step times")
+    is_measured = row.get("speed_source", "").startswith("measured")
     fits = row.get("fits")
     return (
         row["name"],

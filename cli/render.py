@@ -43,6 +43,12 @@ def size_text(size_bytes: float) -> str:
     )
 
 
+def speed_text(speeds: tuple[float, float]) -> str:
+    """A range of tokens per second, in two digits each: "180 to 290"."""
+    low, high = (f"{float(f'{one:.2g}'):g}" for one in speeds)
+    return low if low == high else f"{low} to {high}"
+
+
 def printable(text: str) -> str:
     """`text` without control characters that could steer a terminal.
 

@@ -417,8 +417,8 @@ def _summary(report: dict[str, Any]) -> str:
 
 
 def _sources(report: dict[str, Any]) -> str:
-    """Where accepted tokens came from, if there was more than one drafter."""
-    if len(report["drafted_by"]) < 2:
+    """Where accepted tokens came from."""
+    if not report["drafted_by"]:
         return ""
     counts = (
         f"{name} {report['accepted_by'].get(name, 0)} of {drafted}"

@@ -14,7 +14,7 @@ from edgespec.cli.render import note, printable, size_text
 from edgespec.decode.engine import Engine
 from edgespec.errors import DoesNotFitError, EdgespecError, UnsupportedError
 from edgespec.memory.bytes.footprint import RUNTIME_BYTES
-from edgespec.memory.bytes.requests import requests_bytes
+from edgespec.memory.bytes.requests import guests_bytes, requests_bytes
 from edgespec.memory.plan.embedding import EmbeddingPlan, embeds
 from edgespec.memory.plan.machine import Machine, this_machine
 from edgespec.memory.plan.plan import Plan
@@ -38,6 +38,7 @@ from edgespec.setup.model_sets import Capacity, largest_sets, plan_set
 _ALWAYS = "always"
 _BLOB = "sha256-"  # how Ollama calls files
 _SETS = 4  # that are told
+_LARGE_VOCABULARY = 262_144  # of a model that nobody has named yet: Gemma's
 
 
 def make_pool(
@@ -216,6 +217,6 @@ def _plan(
             names = " + ".join(printable(eager[number][0].name) for number in together)
             note(f"at once: {names}")
     if not capacity.shared_bytes:  # nothing was planned yet
-        shared_bytes = RUNTIME_BYTES + request.interface_bytes + requests_bytes(0)
-        capacity = replace(capacity, shared_bytes=shared_bytes)
+        once = request.interface_bytes + requests_bytes(0) + guests_bytes(_LARGE_VOCABULARY, 0)
+        capacity = replace(capacity, shared_bytes=RUNTIME_BYTES + once)
     return capacity

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from edgespec.memory.plan.request import Request
     from edgespec.models.spec import ModelSpec
     from edgespec.progress import Progress as ProgressCall
+
+_NATIVE_S = 0.4  # after Ctrl-C, for what a library does and the end of a load
 
 
 def cancel_on_interrupt() -> threading.Event:
@@ -57,10 +61,12 @@ def end_if_interrupted(measured: dict[str, Any]) -> None:
 
 
 @contextmanager
-def _interrupted_at_once(cancel: threading.Event) -> Iterator[None]:
+def _interrupted_at_once(cancel: threading.Event, *, is_first: bool) -> Iterator[None]:
     """The first Ctrl-C interrupts what a block does, which may ask for no event for seconds.
 
-    `cancel` is set as well: an exception is lost where Python can pass it to nobody.
+    `cancel` is set as well: an exception is lost where Python can pass it to nobody. A call of
+    llama.cpp that goes on meanwhile, as while it fills a large cache with zeros, ends with the
+    process where the load is the first one: nothing is lost then.
     """
     before = signal.getsignal(signal.SIGINT)
     if before == signal.SIG_IGN or threading.current_thread() is not threading.main_thread():
@@ -73,20 +79,60 @@ def _interrupted_at_once(cancel: threading.Event) -> Iterator[None]:
 
     signal.signal(signal.SIGINT, handle)
     try:
-        yield
+        with _ended_soon() if is_first else nullcontext():
+            yield
     finally:
         signal.signal(signal.SIGINT, before)
 
 
-def load_engine(
-    spec: ModelSpec, request: Request, cancel: threading.Event, *, quiet: bool
-) -> tuple[Plan, Engine]:
-    """Plan and load a model with a progress line; KeyboardInterrupt when cancelled meanwhile."""
-    from edgespec.setup.loading import load_plan, plan_to_load
+@contextmanager
+def _ended_soon() -> Iterator[None]:
+    """End the process where a block goes on for `_NATIVE_S` after Ctrl-C.
 
+    Python hears of a signal when a call into a library returns; a pipe hears of it at once.
+    """
+    if sys.platform == "win32":
+        yield
+        return
+    heard, hears = os.pipe()
+    os.set_blocking(hears, False)
+    is_over = threading.Event()
+
+    def watch() -> None:
+        while number := os.read(heard, 1):
+            if number[0] == signal.SIGINT and not is_over.wait(_NATIVE_S):
+                os._exit(130)
+        os.close(heard)
+
+    threading.Thread(target=watch, daemon=True).start()
+    before = signal.set_wakeup_fd(hears, warn_on_full_buffer=False)
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        is_over.set()
+        os.close(hears)
+
+
+def load_engine(
+    spec: ModelSpec,
+    request: Request,
+    cancel: threading.Event,
+    *,
+    quiet: bool,
+    is_first: bool = True,
+) -> tuple[Plan, Engine]:
+    """Plan and load a model with a progress line; KeyboardInterrupt when cancelled meanwhile.
+
+    Where it `is_first` of what the process does, Ctrl-C ends that within 0.5 s.
+    """
     progress = Progress()
     report = until_set(cancel, progress)
-    with _interrupted_at_once(cancel):
+    with _interrupted_at_once(cancel, is_first=is_first):
+        if cancel.is_set():  # while modules were imported and the header was read
+            raise KeyboardInterrupt
+        from edgespec.setup.loading import load_plan, plan_to_load
+
         with progress:
             plan = plan_to_load(spec, request, report)
         if not quiet:

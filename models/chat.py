@@ -29,9 +29,10 @@ _THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 _END = "\ufdd1"  # of a message that is continued; no character of Unicode
 _RAW = "use --raw to send the prompt as it is"
 _MODULE = "edgespec.models.template_guest"
-# The process has 22 MiB, of which it writes to 12, and 70 more for a conversation of 4 MiB with one
-# letter of four bytes in it. Of 70 templates of models none took 0.1 s to compile and render.
-_LIMITS = GuestLimits(48 << 20, seconds=2.0, patience_s=10.0, bytes_per_byte=32)
+# The process has 12 MiB of its own, and 33 while it compiles a template of 50 KB. A conversation of
+# 4 MiB with a letter of four bytes in each message takes 66 more (`benchmarks/guests.py held`). Of
+# 70 templates of models none took 0.1 s to compile and render.
+TEMPLATE_LIMITS = GuestLimits(36 << 20, seconds=2.0, patience_s=10.0, bytes_per_byte=20)
 _MOST_APART = 4  # templates that have a guest of their own
 
 
@@ -175,7 +176,7 @@ def _rendered(template: str, values: Mapping[str, Any], controls: ControlTexts) 
     return str(told["text"])
 
 
-_guest = Guest(_MODULE, _LIMITS)
+_guest = Guest(_MODULE, TEMPLATE_LIMITS)
 # Templates that ended their guest hold up their own models alone: each has one, the latest last.
 _apart: dict[str, Guest] = {}
 
@@ -185,7 +186,7 @@ def _guest_of(template: str) -> Guest:
 
 
 def _set_apart(template: str) -> None:
-    _apart.setdefault(template, Guest(_MODULE, _LIMITS))
+    _apart.setdefault(template, Guest(_MODULE, TEMPLATE_LIMITS))
     while len(_apart) > _MOST_APART:
         _apart.pop(next(iter(_apart)), None)
 

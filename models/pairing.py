@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import lru_cache
 from itertools import zip_longest
 from pathlib import Path
@@ -108,17 +108,6 @@ def _first_difference(target: Path, _hash: str, draft: Path, _draft_hash: str) -
     return ""
 
 
-def partners(target: ModelSpec, others: Iterable[ModelSpec]) -> Iterator[tuple[ModelSpec, str]]:
-    """Each other model with the reason why it cannot draft for `target`, "" where it can."""
-    for other in others:
-        try:
-            check_drafter(target, other)
-        except EdgespecError as problem:
-            yield other, str(problem)
-        else:
-            yield other, ""
-
-
 def heads_for(target: ModelSpec) -> Iterator[tuple[Path, str]]:
     """Heads beside a model, each with the reason why it cannot draft for it, "" where it can."""
     for path in heads_beside(target):
@@ -129,11 +118,6 @@ def heads_for(target: ModelSpec) -> Iterator[tuple[Path, str]]:
             yield path, str(problem)
         else:
             yield path, "" if head.reads is not None else "a whole model, and no head"
-
-
-def tokens_of(spec: ModelSpec) -> list[bytes]:
-    """The vocabulary as it stands in the file, by token id."""
-    return _tokens_in(spec.files[0])
 
 
 def _tokens_in(path: Path) -> list[bytes]:

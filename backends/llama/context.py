@@ -35,9 +35,8 @@ if TYPE_CHECKING:
 _FLASH_ATTENTION_ON = 1
 _MOST_SEQUENCES = 256  # LLAMA_MAX_SEQ
 _LOAD_COPIED, _LOAD_MAPPED = 0, 1  # values of llama_load_mode
-_NO_MEMORY = (
-    " to allocate"  # "unable to", "failed to": what llama.cpp says of any device that is full
-)
+# What llama.cpp says of any device that is full ("unable to", "failed to"), and what C++ does.
+_NO_MEMORY = (" to allocate", "bad_alloc")
 
 
 @dataclass(frozen=True, slots=True)
@@ -385,7 +384,7 @@ class _LogitsView:
 def _failure(what: str, hint: str) -> EdgespecError:
     """The error for a model or a context that was not made, with llama.cpp's own words."""
     problem = LOG.problem() or "no reason given"
-    if _NO_MEMORY in problem:
+    if any(one in problem for one in _NO_MEMORY):
         return DoesNotFitError(
             f"{what}: {problem}",
             hint=no_memory_hint(

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgespec.backends.llama.gbnf import lark_of
 from edgespec.errors import UnsupportedError
+from edgespec.memory.bytes.requests import FORM_BYTES, FORM_TOKEN_BYTES
 from edgespec.models.processes import answer_questions, limit_memory, limit_time
 
 if TYPE_CHECKING:
@@ -36,8 +37,6 @@ LLGUIDANCE_LIMITS = {
 # Of the thread that compiles: a part of what any thread of the engine's process has (8 MiB on
 # Linux, 16 on macOS, 2 to 4 on Windows), with room for 400 to 600 rules within rules.
 _STACK_BYTES = 1 << 20
-_FORM_BYTES = 64 << 20  # of memory, the process included
-_TOKEN_BYTES = 500  # more for each of a vocabulary's tokens: 250 were measured
 _BUILDING_S = 30.0  # for a vocabulary: 0.1 s for 49,152 tokens
 _ANSWERS, _TOKENS = 3, 12  # that are begun, and tokens of each
 _SLOW_S = 0.05  # for a token; no schema takes that (`benchmarks/schemas.py`)
@@ -58,7 +57,7 @@ def _answer(question: dict[str, Any]) -> dict[str, Any]:
     if name not in _ENGINES:
         return {"unknown": True}
     engine = _ENGINES[name]
-    limit_memory(_FORM_BYTES + _TOKEN_BYTES * engine.vocab_size)
+    limit_memory(FORM_BYTES + FORM_TOKEN_BYTES * engine.vocab_size)
     answers: list[dict[str, str]] = []
 
     def work() -> None:

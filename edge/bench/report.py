@@ -18,7 +18,6 @@ from edgespec.memory.report.page import (
     GREY,
     MEBIBYTE,
     ORANGE,
-    draw_timeline,
     figure_of,
     page_of,
     require_plots,
@@ -26,6 +25,7 @@ from edgespec.memory.report.page import (
     size_of,
     table_of,
     tiles_of,
+    timeline_of,
     write_page,
 )
 
@@ -92,7 +92,7 @@ def render_bench_report(document: dict[str, Any]) -> str:
                 f"Memory {load['settings']}".strip(),
                 f"Peak of the process: {size_of(load['memory']['measured_peak_bytes'])} measured, "
                 f"{size_of(load['memory']['predicted_peak_bytes'])} planned (dashed).",
-                figure_of(draw_timeline, load["memory"]),
+                timeline_of(load["memory"]),
             )
             for load in document["loads"]
         ),
@@ -165,7 +165,7 @@ def render_profile(profile: dict[str, Any]) -> str:
         section_of(
             "Memory over time",
             "Resident memory of the whole process. The dashed line is the predicted peak.",
-            figure_of(draw_timeline, memory),
+            timeline_of(memory),
         ),
         section_of(
             "Step times",
@@ -311,6 +311,8 @@ def _draw_steps(axes: Any, profile: dict[str, Any]) -> None:
         times = list(curve["ms"].values())
         axes.plot(sizes, times, marker="o", markersize=3.5, color=color, label=label)
     axes.axvline(profile["draft_max"] + 1, color=GREY, linestyle=":", linewidth=1.2)
+    axes.margins(y=0.15)
+    axes.xaxis.get_major_locator().set_params(integer=True)
     _finish(axes, "tokens in the step", "ms", "upper left")
 
 

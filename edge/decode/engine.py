@@ -419,10 +419,6 @@ class Engine(Models):
         """A sequence for `count` tokens, for who holds the engine; None without room."""
         return self._slots.spare(count, salt)
 
-    def salt_of(self, sequence: Backend) -> str:
-        """The `cache_salt` of the text that a sequence of the cache holds."""
-        return self._slots.salt_of(sequence)
-
     def exclusive(self, is_cancelled: Callable[[], bool] = never) -> AbstractContextManager[bool]:
         """Hold the cache between two turns, when a sequence is free, to work on it.
 

@@ -501,7 +501,6 @@ class KnownText:
 _MAGIC = b"edgespec session\x01"
 _FOOTER = struct.Struct("<17sQQ32s")  # magic, bytes of the cache, bytes of the JSON, digest
 _BLOCK_BYTES = 1 << 20
-_MAX_JSON_BYTES = 256 << 20
 _HINT = "name a file that /save or Session.save wrote"
 
 
@@ -554,7 +553,7 @@ def _read(path: Path, file: IO[bytes]) -> tuple[dict[str, Any], int]:
     magic, cache_bytes, json_bytes, wanted = _FOOTER.unpack(file.read(_FOOTER.size))
     if magic != _MAGIC:
         raise SessionFileError(f"{path} is not a session of edgespec, or is cut off", hint=_HINT)
-    if cache_bytes + json_bytes + _FOOTER.size != size or json_bytes > _MAX_JSON_BYTES:
+    if cache_bytes + json_bytes + _FOOTER.size != size or json_bytes > 256 << 20:
         raise SessionFileError(f"{path} is damaged: its sizes do not add up")
     digest = _digest(file, cache_bytes)
     text = file.read(json_bytes)

@@ -200,10 +200,6 @@ class Slots:
         self.give_back(slot)
         return slot.backend
 
-    def salt_of(self, sequence: Backend) -> str:
-        """The salt of the text that a sequence holds."""
-        return next(slot.salt for slot in self._slots if slot.backend is sequence)
-
     def _place(
         self, free: Sequence[Slot], text: Sequence[int], reuse: bool, salt: str
     ) -> tuple[Slot, Slot, int]:

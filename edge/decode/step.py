@@ -37,7 +37,6 @@ from edgespec.backends.tree import DraftTree
 from edgespec.decode.generation import Run, Written
 from edgespec.decode.stats import ALONE
 from edgespec.decode.verification import TypicalPick, accept, accept_sampled, cut
-from edgespec.drafting import constants
 from edgespec.drafting.calibration import Calibration
 from edgespec.drafting.constants import REQUIRED_GAIN
 from edgespec.drafting.drafters.base import Drafter, VerifyResult
@@ -53,6 +52,7 @@ from edgespec.drafting.proposal import (
     likeliest_chain,
 )
 from edgespec.memory.times.curve import CostCurve
+from edgespec.memory.times.speed import NO_DIFFERENCE
 from edgespec.prefix import common_prefix_length
 from edgespec.sampling.sampling import Sampler
 
@@ -73,19 +73,60 @@ def make_step(
     """
     if read_beside is None and len(decodings) == 1 and decodings[0].is_cooling_down:
         return [_plain_step(decodings[0])]
-    began = perf_counter()
-    plan = StepPlan.of(decodings)
-    trees = [one.draft(size) for one, size in zip(plan.going, plan.sizes, strict=True)]
-    nodes = sum(map(len, trees)) + plan.pending
-    pieces = read_beside(nodes) if read_beside is not None else ()
-    drafted = perf_counter()
-    rows = _compute(plan.going, trees, pieces)
-    step_ms = (perf_counter() - drafted) * 1e3
-    num_fed = nodes + sum(len(tokens) for _, tokens in pieces)
+    began_s = perf_counter()
+    # Propose: each text on its own.
+    outcomes: dict[Decoding, Outcome] = {}
+    going: list[Decoding] = []
+    pending, kept = sum(one.backend.pending for one in decodings), 0  # tokens that are fed again
+    for one in decodings:
+        try:
+            one.propose(len(decodings) - 1, pending, kept)
+        except Exception as problem:
+            outcomes[one] = problem
+            continue
+        going.append(one)
+        kept += one.proposal.kept
+    # Choose: the drafts of all texts together.
+    proposals = [one.proposal for one in going]
+    draft_ms = sum(proposal.draft_ms for proposal in proposals)
+    contexts = [one.context for one in going if one.context is not None]
+    context = None  # of the whole step; None where nothing is ever drafted
+    sizes = [proposal.kept for proposal in proposals]
+    if contexts:
+        most = going[0].model.drafts_beside(len(going))
+        context = _joint(contexts, len(going), pending, most)
+        sizes = _chosen_sizes(proposals, context, draft_ms)
+    trees = [one.draft(size) for one, size in zip(going, sizes, strict=True)]
+    # Verify all trees, and read pieces of prompts.
+    num_nodes = sum(map(len, trees)) + pending
+    pieces = read_beside(num_nodes) if read_beside is not None else ()
+    drafted_s = perf_counter()
+    rows = _compute(going, trees, pieces)
+    step_ms = (perf_counter() - drafted_s) * 1e3
+    num_fed = num_nodes + sum(len(tokens) for _, tokens in pieces)
     for (reader, tokens), last in zip(pieces, rows[len(trees) :], strict=True):
         reader.has_read(tokens, last[0], step_ms * len(tokens) / num_fed / 1e3)
-    plan.settle(rows[: len(trees)], num_fed, began, step_ms, is_read_in=bool(pieces))
-    return [plan.outcomes[one] for one in decodings]
+    # Accept and commit: each text, told what each draft has added to the step.
+    num_drafted, node_ms = sum(sizes), None
+    if context is not None and num_drafted and not pieces:
+        plain_ms, ms = context.estimated_ms(1), context.estimated_ms(1 + num_drafted)
+        believed_ms = going[0].model.known.steps.believed_ms(step_ms, ms)
+        node_ms = (believed_ms - plain_ms) / num_drafted
+    for one, logits in zip(going, rows, strict=False):
+        one.previous = num_fed
+        try:
+            outcomes[one] = one.settle(logits, began_s, step_ms, node_ms)
+        except Exception as problem:
+            outcomes[one] = problem
+    # Learn what the step took, if no prompt was read in it. Else the team changed for this step, or
+    # one of the texts failed.
+    if context is not None and not pieces and len(going) == 1 + context.others:
+        is_written = any(isinstance(outcomes[one], Written) for one in going)
+        if is_written and context.curve is going[0].model.curve_now(len(going)):
+            nodes = 1 + num_drafted + context.extra
+            work_ms = (perf_counter() - began_s) * 1e3 - draft_ms
+            context.curve.observe(nodes, context.depth, context.previous, step_ms, work_ms)
+    return [outcomes[one] for one in decodings]
 
 
 def _plain_step(decoding: Decoding) -> Written | None:
@@ -96,102 +137,26 @@ def _plain_step(decoding: Decoding) -> Written | None:
     return decoding.settle(logits, began, (perf_counter() - began) * 1e3)
 
 
-@dataclass(slots=True)
-class StepPlan:
-    """Which texts go on, and how many drafts of each are verified, in which context."""
-
-    going: list[Decoding]
-    outcomes: dict[Decoding, Outcome]
-    pending: int  # tokens that are fed again
-    sizes: list[int]
-    context: StepContext | None = None  # of the whole step; None where nothing is ever drafted
-    draft_ms: float = 0.0
-
-    @classmethod
-    def of(cls, decodings: Sequence[Decoding]) -> StepPlan:
-        """Ask all texts, and choose; the outcome of a text that fails is filled in."""
-        pending = sum(one.backend.pending for one in decodings)
-        plan, kept = cls([], {}, pending, []), 0
-        for one in decodings:
-            try:
-                one.propose(len(decodings) - 1, pending, kept)
-            except Exception as problem:
-                plan.outcomes[one] = problem
-                continue
-            plan.going.append(one)
-            kept += one.proposal.kept
-        if plan.going:
-            most = plan.going[0].model.drafts_beside(len(plan.going))
-            plan._choose([one.proposal for one in plan.going], most)
-        return plan
-
-    def _choose(self, proposals: Sequence[Proposal], most: int) -> None:
-        """The best nodes of all proposals, as many as are worth their time, at most `most`."""
-        self.sizes = [proposal.kept for proposal in proposals]
-        there = [one.context for one in self.going if one.context is not None]
-        if not there:
-            return
-        self.draft_ms = sum(proposal.draft_ms for proposal in proposals)
-        self.context = context = _joint(there, len(proposals), self.pending, most)
-        kept, worth = sum(self.sizes), proposals[0].probabilities
-        order = [0] * len(worth)
-        if len(proposals) > 1 or kept:
-            worth, order = _shared_worth(proposals)
-        # What a model drafted was promised before it was asked.
-        required = 1.0 if self.draft_ms else REQUIRED_GAIN
-        size, _ = choose_size(
-            worth,
-            context,
-            kept=kept,
-            spent_ms=self.draft_ms,
-            required_gain=required,
-            tries=True,
-        )
-        for i in order[: size - kept]:
-            self.sizes[i] += 1
-
-    def settle(
-        self,
-        rows: Sequence[Logits],
-        num_fed: int,
-        began_s: float,
-        step_ms: float,
-        *,
-        is_read_in: bool,
-    ) -> None:
-        """Let each text accept, and learn what the step took if no prompt was read in it."""
-        node_ms = None if is_read_in else self._node_ms(step_ms)
-        for one, logits in zip(self.going, rows, strict=True):
-            one.previous = num_fed
-            try:
-                self.outcomes[one] = one.settle(logits, began_s, step_ms, node_ms)
-            except Exception as problem:
-                self.outcomes[one] = problem
-        if not is_read_in:
-            self._learn(step_ms, (perf_counter() - began_s) * 1e3)
-
-    def _node_ms(self, step_ms: float) -> float | None:
-        """What each draft has added to a step; None without any."""
-        num_drafted = sum(self.sizes)
-        if self.context is None or not num_drafted:
-            return None
-        steps, estimated_ms = self.going[0].model.known.steps, self.context.estimated_ms
-        believed_ms = steps.believed_ms(step_ms, estimated_ms(1 + num_drafted))
-        return (believed_ms - estimated_ms(1)) / num_drafted
-
-    def _learn(self, step_ms: float, spent_ms: float) -> None:
-        """Let the curve know what a step took in which nothing was read."""
-        context, model = self.context, self.going[0].model if self.going else None
-        if context is None or model is None:
-            return
-        if not any(isinstance(one, Written) for one in self.outcomes.values()):
-            return
-        # Else the team changed for this step, or one of the texts failed.
-        texts = 1 + context.others
-        if context.curve is model.curve_now(texts) and len(self.going) == texts:
-            nodes = 1 + sum(self.sizes) + context.extra
-            work_ms = spent_ms - self.draft_ms
-            context.curve.observe(nodes, context.depth, context.previous, step_ms, work_ms)
+def _chosen_sizes(
+    proposals: Sequence[Proposal], context: StepContext, draft_ms: float
+) -> list[int]:
+    """How many nodes of each proposal are verified: the best of all that are worth their time."""
+    sizes = [proposal.kept for proposal in proposals]
+    kept, worth = sum(sizes), proposals[0].probabilities
+    order = [0] * len(worth)
+    if len(proposals) > 1 or kept:
+        worth, order = _shared_worth(proposals)
+    size, _ = choose_size(
+        worth,
+        context,
+        kept=kept,
+        spent_ms=draft_ms,
+        required_gain=1.0 if draft_ms else REQUIRED_GAIN,  # a model's were promised beforehand
+        tries=True,
+    )
+    for i in order[: size - kept]:
+        sizes[i] += 1
+    return sizes
 
 
 def _shared_worth(proposals: Sequence[Proposal]) -> tuple[list[float], list[int]]:
@@ -267,9 +232,9 @@ class Known:
     def are_snapshots_worth_it(self, drafter: Drafter) -> bool:
         """Whether drafts save what their snapshots cost; True while too little is known."""
         saved, cost = drafter.saved_part, self.snapshots_cost
-        if saved is None or cost < constants.NO_DIFFERENCE:
+        if saved is None or cost < NO_DIFFERENCE:
             return True
-        return (1.0 - saved) * cost < constants.NO_DIFFERENCE
+        return (1.0 - saved) * cost < NO_DIFFERENCE
 
 
 @dataclass(frozen=True, slots=True)

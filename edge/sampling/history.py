@@ -18,7 +18,6 @@ from edgespec.sampling.params import SamplingParams
 # As in llama.cpp: what a penalty's exponent may be before a float32 overflows.
 _LARGEST_LOG = 88.7228391
 _GROWTH = 1.000001  # a base below this does not grow
-_TEXTS_KEPT = 4096
 
 TokenText = Callable[[int], bytes]
 
@@ -82,7 +81,7 @@ class Dry:
         last_n = params.dry_penalty_last_n
         self._recent: deque[int] = deque(prompt_ids, maxlen=None if last_n < 0 else last_n)
         self._breakers = [text.encode() for text in params.dry_sequence_breakers if text]
-        self._text_of: TokenText = lru_cache(_TEXTS_KEPT)(text_of or (lambda _: b""))
+        self._text_of: TokenText = lru_cache(4096)(text_of or (lambda _: b""))
 
     def record(self, token: int) -> None:
         """Remember an emitted token."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from edgespec.decode.generation import Chunk
@@ -52,7 +51,7 @@ NOT_THERE = {
     "ignore_eos": "/completion has it",
     "min_tokens": "ask for the length in words",
     "stop_token_ids": "name texts in stop",
-    "allowed_token_ids": "use guided_regex or guided_choice",
+    "allowed_token_ids": "use structured_outputs",
     "bad_words": "use logit_bias",
     "truncate_prompt_tokens": "send a shorter prompt",
 }
@@ -61,24 +60,15 @@ _EFFORTS: dict[str, int | None] = {
     **{"none": 0, "minimal": 0, "low": 1024},
     **dict.fromkeys(("medium", "high", "xhigh", "max", "default", "auto")),
 }
-_BUDGETS = (
-    "thinking_budget",
-    "thinking_budget_tokens",
-    "thinking_token_budget",
-    "reasoning_budget",
-)
 _MOST_BUDGET = 1 << 31
-_OLD_NAMES = ("functions", "function_call")
 
 
 def read_chat(body: Any, setup: Setup) -> ChatAsked:
     """What a request wants. Raises ApiError for a field that is wrong or not supported."""
-    fields = Fields(_of_today(body))
-    fields.ignore(*_OLD_NAMES)  # where there are tools, or none
+    fields = Fields(body)
     take_model(fields, setup)
     messages = take_messages(fields, setup.limits)
     output = take_output(fields, setup.limits)
-    output = replace(output, functions=_has_functions(body))
     options = GenerationOptions(
         max_tokens=take_max_tokens(
             fields,
@@ -124,25 +114,6 @@ def take_prediction(fields: Fields) -> str:
     return text
 
 
-def _of_today(body: Any) -> Any:
-    """The same request with `tools` for `functions`, as they were called before."""
-    if not _has_functions(body):
-        return body
-    rest = {name: body[name] for name in body if name not in _OLD_NAMES}
-    choice = body.get("function_call")
-    if isinstance(choice, dict):
-        choice = {"type": "function", "function": choice}
-    functions = [{"type": "function", "function": one} for one in body["functions"]]
-    return {**rest, "tools": functions, "tool_choice": choice, "parallel_tool_calls": False}
-
-
-def _has_functions(body: Any) -> bool:
-    if not isinstance(body, dict) or body.get("tools"):
-        return False
-    functions = body.get("functions")
-    return isinstance(functions, list) and bool(functions)
-
-
 # -- thoughts ------------------------------------------------------------------------------
 
 
@@ -155,8 +126,7 @@ def take_thinking(fields: Fields, setup: Setup) -> tuple[int | None, dict[str, A
     if not isinstance(variables, dict) or len(variables) > setup.limits.stops:
         fields.refuse("chat_template_kwargs", f"must be a small object, not {shown(variables)}")
     effort = take_effort(fields, "reasoning_effort")
-    budgets = [_budget(fields, name) for name in _BUDGETS if name in fields]
-    thinks = fields.flag("enable_thinking") if "enable_thinking" in fields else None
+    budgets, thinks = list[int](), None
     if isinstance(fields.any_of("think"), str):
         effort = take_effort(fields, "think") or effort
     elif "think" in fields:
@@ -165,17 +135,15 @@ def take_thinking(fields: Fields, setup: Setup) -> tuple[int | None, dict[str, A
         if name in fields:
             inner = fields.object(name)
             effort = take_effort(inner, "effort") or effort
-            budgets += [
-                _budget(inner, one) for one in ("max_tokens", "budget_tokens") if one in inner
-            ]
-            thinks = inner.flag("enabled") if "enabled" in inner else thinks
+            if (budget := inner.whole("budget_tokens", -1, -1, _MOST_BUDGET)) >= 0:
+                budgets.append(budget)
             kind = inner.any("type")
             if kind is not None and kind not in ("enabled", "adaptive", "disabled"):
                 inner.refuse("type", f"must be enabled, adaptive or disabled, not {shown(kind)}")
             thinks = kind != "disabled" if kind is not None else thinks
             inner.ignore("summary", "generate_summary", "exclude", "display", "encrypted_content")
             inner.end()
-    return _thinking(setup, variables, effort, [one for one in budgets if one is not None], thinks)
+    return _thinking(setup, variables, effort, budgets, thinks)
 
 
 def _thinking(
@@ -206,12 +174,6 @@ def take_effort(fields: Fields, field: str) -> str:
     if effort and effort not in _EFFORTS:
         fields.refuse(field, f"must be one of {', '.join(_EFFORTS)}, not {shown(effort)}")
     return effort
-
-
-def _budget(fields: Fields, field: str) -> int | None:
-    """Tokens; None where it is -1, which is no limit."""
-    found = fields.whole(field, -1, -1, _MOST_BUDGET)
-    return None if found < 0 else found
 
 
 _THOUGHTS = ("thinking", "reasoning")  # parts of an assistant's message
@@ -390,9 +352,7 @@ class ChatShape(OpenAIShape):
         if delta.content:
             values["content"] = delta.content
         parts = [self._part(call) for call in delta.calls]
-        if parts and self._output.functions:
-            values["function_call"] = parts[0]["function"]
-        elif parts:
+        if parts:
             values["tool_calls"] = parts
         more = self._more(chunks)
         told = self._tokens.chat([one for chunk in chunks for one in chunk.logprobs])
@@ -402,7 +362,7 @@ class ChatShape(OpenAIShape):
 
     def end(self, choice: Choice) -> list[dict[str, Any]]:
         """The reason, with the timings of this answer."""
-        last = _choice(choice.index, {}, self._reason(choice))
+        last = _choice(choice.index, {}, choice.reason)
         return [self._event(last, timings=timings([choice]))]
 
     def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
@@ -417,10 +377,6 @@ class ChatShape(OpenAIShape):
         self._calls[call.identity] = len(self._calls)
         return {"index": self._calls[call.identity], **_call_document(call)}
 
-    def _reason(self, choice: Choice) -> str:
-        is_function = choice.is_calling and self._output.functions
-        return "function_call" if is_function else choice.reason
-
     def _whole(self, choice: Choice) -> dict[str, Any]:
         message: dict[str, Any] = {
             "role": "assistant",
@@ -429,15 +385,13 @@ class ChatShape(OpenAIShape):
         }
         if choice.reasoning:
             message["reasoning_content"] = choice.reasoning
-        if choice.calls and self._output.functions:
-            message["function_call"] = _call_document(choice.calls[0])["function"]
-        elif choice.calls:
+        if choice.calls:
             message["tool_calls"] = [_call_document(call) for call in choice.calls]
         return {
             "index": choice.index,
             "message": message,
             "logprobs": self._tokens.chat(choice.result.logprobs),
-            "finish_reason": self._reason(choice),
+            "finish_reason": choice.reason,
         }
 
 

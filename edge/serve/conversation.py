@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -212,16 +212,15 @@ class Prompts:
         self.bound = TextBound(engine.backend.tokenizer, engine.backend.context_size)
 
     def check_length(self, *texts: str, param: str | None = None) -> None:
-        """Raise ApiError where one of these texts is longer than any that fits the context."""
-        for text in texts:
-            if least := self.bound.least_tokens(text):
-                size = self.bound.context_size
-                raise ApiError(
-                    f"the text has at least {least} tokens and the context {size}",
-                    param=param,
-                    code="context_length_exceeded",
-                    more={"n_prompt_tokens": least, "n_ctx": size},
-                )
+        """Raise ApiError where these texts of a prompt are longer than any that fits."""
+        if least := self.bound.least_tokens(*texts):
+            size = self.bound.context_size
+            raise ApiError(
+                f"the text has at least {least} tokens and the context {size}",
+                param=param,
+                code="context_length_exceeded",
+                more={"n_prompt_tokens": least, "n_ctx": size},
+            )
 
     def template(self, *, with_tools: bool) -> str | None:
         """The chat format; some files have one of their own for tools."""
@@ -229,10 +228,11 @@ class Prompts:
         return (engine.tool_template if with_tools else None) or engine.chat_template
 
     def text_of(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> str:
-        """The text of a conversation. Raises as `render_chat`.
+        """The text of a conversation. Raises as `check_length` and `render_chat`.
 
         The variable `add_generation_prompt` may leave out what opens an answer.
         """
+        self.check_length(*_texts_in([messages, variables]))
         opens = bool(variables.get("add_generation_prompt", True))
         template = self.template(with_tools=bool(variables.get("tools")))
         if template is None:
@@ -283,3 +283,12 @@ class Prompts:
         return max(
             its, key=lambda known: common_prefix_length(known.text, text), default=KnownText()
         )
+
+
+def _texts_in(value: Any) -> Iterator[str]:
+    """Whatever a template may write of messages and variables."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list | tuple):
+        for one in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts_in(one)

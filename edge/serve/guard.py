@@ -156,20 +156,15 @@ class _Exchange:
         """Say what was asked and how it ended; those that were refused with their address."""
         peer = (self._scope.get("client") or ("?",))[0]
         is_refused = self.status in _REFUSED
-        fields = {
-            "request_id": self.request_id,
-            "method": _shown(self._scope["method"]),
-            "path": _shown(self._scope["path"]),
-            "status": self.status,
-            "ms": round((perf_counter() - self._began_s) * 1e3),
-        }
         LOGGER.log(
             logging.WARNING if is_refused else logging.INFO,
-            "%s %s %s %s %s ms%s",
-            *(value or "closed" for value in [*fields.values()][:-1]),
-            fields["ms"],
+            "%s %s %s %s %.0f ms%s",
+            self.request_id,
+            _shown(self._scope["method"]),
+            _shown(self._scope["path"]),
+            self.status or "closed",
+            (perf_counter() - self._began_s) * 1e3,
             f" from {_shown(str(peer))}" if is_refused else "",
-            extra={"fields": fields},
         )
 
 

@@ -5,9 +5,8 @@ the log names it once. Fields that ask for what is not there are refused by the 
 are of. Everything beyond a limit is refused, with the number in it.
 
 How tokens are picked, and what the answer has to look like, is said by the same fields in all
-interfaces: `response_format` is OpenAI's, `structured_outputs`, `guided_json` and the like are
-vLLM's, `json_schema` and `grammar` llama.cpp's. What can be compiled is for the grammar engine to
-say.
+interfaces: `response_format` is OpenAI's, `structured_outputs` vLLM's, `json_schema` and
+`grammar` llama.cpp's. What can be compiled is for the grammar engine to say.
 """
 
 from __future__ import annotations
@@ -455,7 +454,7 @@ class AnswerForm(TypedDict, total=False):
 
 
 _ANY_OBJECT = '{"type": "object"}'
-_VLLM = {"json": "json_schema", "regex": "regex", "grammar": "grammar"}
+_VLLM = {"json": "json_schema", "regex": "regex", "grammar": "grammar", "choice": "regex"}
 _SILENT = ("disable_fallback", "disable_any_whitespace", "disable_additional_properties")
 
 
@@ -466,13 +465,16 @@ def take_format(fields: Fields, limits: Limits) -> AnswerForm:
         found["response_format"] = typed_format(fields.object("response_format"), limits)
     if "structured_outputs" in fields:
         inner = fields.object("structured_outputs")
-        found |= _vllm(inner, limits, "")
+        for name, keyword in _VLLM.items():
+            if name in inner:
+                read = _schema if name == "json" else _choice if name == "choice" else _text
+                found[inner.name(name)] = {keyword: read(inner, name, limits)}  # type: ignore[misc]
         if inner.flag("json_object"):
             found[inner.name("json_object")] = {"json_schema": _ANY_OBJECT}
         inner.ignore(*_SILENT)
         inner.refuse_set({"structural_tag": "use json, regex, choice or grammar"})
         inner.end()
-    found |= _vllm(fields, limits, "guided_")
+    fields.refuse_set({f"guided_{name}": "use structured_outputs" for name in _VLLM})
     if "json_schema" in fields:
         found["json_schema"] = {"json_schema": _schema(fields, "json_schema", limits)}
     if "grammar" in fields and (grammar := _text(fields, "grammar", limits)):
@@ -517,20 +519,6 @@ def schema_text(schema: Any, param: str, limits: Limits) -> str:
     text = json.dumps(schema)
     _check_size(text, param, limits)
     return text
-
-
-def _vllm(fields: Fields, limits: Limits, prefix: str) -> dict[str, AnswerForm]:
-    """vLLM's fields, whose names have a prefix in requests for its older versions."""
-    found: dict[str, AnswerForm] = {}
-    for name, keyword in _VLLM.items():
-        field = prefix + name
-        if field in fields:
-            read = _schema if name == "json" else _text
-            found[fields.name(field)] = {keyword: read(fields, field, limits)}  # type: ignore[misc]
-    if f"{prefix}choice" in fields:
-        field = f"{prefix}choice"
-        found[fields.name(field)] = {"regex": _choice(fields, field, limits)}
-    return found
 
 
 def _schema(fields: Fields, field: str, limits: Limits) -> str:

@@ -7,12 +7,10 @@ takes, is loaded, says whether it is busy, and is closed.
 The rule, which docs/serve.md tells users:
 
 1. The model is loaded whose first request has waited longest. All that wait for it begin together.
-2. What has to leave is idle and not pinned, and of least value (`Values`). A model that answers
-   never leaves. Where that is not enough, the next one in line is looked at.
-3. A request that waited longer than its patience is not overtaken any more, and the models that
-   are in its way take no new requests until they are idle. So nobody waits for ever.
-4. Patience is a multiple of the time that the load takes, so that most of the time is not spent on
-   loading.
+2. What has to leave is idle, not pinned, and least recently used. A model that answers never
+   leaves. Where that is not enough, the next one in line is looked at.
+3. A request that waited for ten seconds is not overtaken any more, and the models that are in its
+   way take no new requests until they are idle. So nobody waits for ever.
 """
 
 from __future__ import annotations
@@ -23,11 +21,11 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from edgespec.errors import DoesNotFitError, EdgespecError, UnsupportedError
 from edgespec.memory.bytes.shape import HOST
@@ -41,7 +39,7 @@ from edgespec.setup.model_sets import Capacity, Sizes
 CHAT, EMBED, ANY = "chat", "embed", ""  # kinds of models
 LOG = logging.getLogger("edgespec.serve.pool")
 _LOOK_S = 0.05  # between two looks at whether a model that ends its answers is idle
-_BYTES_PER_S = 1e9  # of a load, before there was one
+_PATIENCE_S = 10.0  # that a request lets others go on before it
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
 _SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _NAMED = 20  # models, in an error
@@ -142,7 +140,7 @@ class Member:
     tickets: list[Ticket] = field(default_factory=list)
     lives_s: float = inf
     idle_since_s: float = 0.0
-    reload_s: float = 0.0
+    last_use: int = 0  # larger than that of any use before it
     loads: int = 0
 
     @property
@@ -216,8 +214,8 @@ class Pool:
         self.members, self.capacity, self.limits = tuple(members), capacity, limits or Limits()
         self._any_model, self._clock = any_model, clock
         self._by_name = {name: one for one in members[::-1] for name in one.model.names}
-        self._values = Values()
-        self._drained: frozenset[str] = frozenset()
+        self._uses = 0
+        self._drained: list[Member] = []  # which take no requests until they have left
         self._change = threading.Condition(threading.RLock())
         self._thread: threading.Thread | None = None
         self.is_closed = False
@@ -303,7 +301,7 @@ class Pool:
         with self._change:
             if self.is_closed:
                 raise _stopping()
-            if member.loaded is None or member.name in self._drained:
+            if member.loaded is None or member in self._drained:
                 return None
             self._hold(member)
             return Lease(self, member, keep_alive_s)
@@ -419,51 +417,74 @@ class Pool:
             is_over = not one.is_pinned and now - one.idle_since_s >= one.lives_s
             if one.is_idle and (is_over or one.must_leave):
                 why = f"nobody used it for {one.lives_s:g} s" if is_over else "it was asked to"
-                self._detach(one, evicted=False)
+                self._detach(one)
                 return partial(self._free, one, why)
-        step = next_step([self._seen(one) for one in self.members], self._values, self._fit, now)
-        self._drained = step.drained
+        wanted, leaving = self._next_load(now)
         for one in self.members:
-            if one.loaded is not None and one.name not in (*step.drained, *step.leaving):
+            if one.loaded is not None and one not in (*self._drained, *leaving):
                 self._grant(one)
-        if step.load is None:
+        if wanted is None:
             unplanned = (one for one in self.members if one.model.sizes is None)
             rest = next((one for one in unplanned if not one.problem), None)
             is_quiet = not any(one.holders for one in self.members)
             return partial(self._plan, rest) if rest is not None and is_quiet else None
-        wanted, asked = self._by_name[step.load], len(self._by_name[step.load].tickets)
+        asked = len(wanted.tickets)
         why = f"{asked} {'request waits' if asked == 1 else 'requests wait'}" if asked else "pinned"
         gone = []
-        for one in map(self._by_name.__getitem__, step.leaving):
-            for_whom = f"for {wanted.name}, worth {1e9 * self._values.of(one.name):.3g} s/GB"
-            self._detach(one, evicted=True)
-            gone.append(partial(self._free, one, for_whom))
+        for one in leaving:
+            self._detach(one)
+            gone.append(partial(self._free, one, f"for {wanted.name}"))
         wanted.is_loading = True
         return partial(self._load, wanted, why, gone)
 
-    def _seen(self, one: Member) -> Seen:
-        since = min((ticket.since_s for ticket in one.tickets), default=None)
-        if one.is_pinned and not one.problem:
-            since = since if since is not None or one.loads else 0.0
-        is_planned = one.model.sizes is not None
-        return Seen(
-            one.name,
-            one.loaded is not None,
-            not one.is_idle,
-            one.is_pinned,
-            since if is_planned else None,
-            one.reload_s or one.nbytes / _BYTES_PER_S,
-        )
+    def _next_load(self, now: float) -> tuple[Member | None, list[Member]]:
+        """The rule above: what is loaded next, and what leaves for it."""
+        self._drained = []
+        ready = [one for one in self.members if one.loaded is not None]
+        waiting = [(s, one) for one in self.members if (s := self._since_s(one)) is not None]
+        for since_s, wanted in sorted(waiting, key=lambda pair: pair[0]):
+            idle = [one for one in ready if one.is_idle]
+            leaving = self._leaving(wanted, idle, ready)
+            if leaving is not None:
+                return wanted, leaving
+            if now - since_s >= _PATIENCE_S:
+                self._drained = self._leaving(wanted, ready, ready) or []
+                break
+        return None, []
 
-    def _fit(self, names: Any) -> bool:
+    def _since_s(self, one: Member) -> float | None:
+        """When the first request came that waits for it; None where it is not to be loaded."""
+        if one.loaded is not None or one.model.sizes is None:
+            return None
+        is_due = one.is_pinned and not one.loads and not one.problem
+        return min((ticket.since_s for ticket in one.tickets), default=0.0 if is_due else None)
+
+    def _leaving(
+        self, wanted: Member, candidates: Iterable[Member], ready: Iterable[Member]
+    ) -> list[Member] | None:
+        """The least recently used ones without which it fits; None where they do not suffice."""
+        there, gone = [*ready, wanted], list[Member]()
+        for one in sorted(candidates, key=lambda one: one.last_use):
+            if not one.is_pinned and not self._fit(there):
+                there.remove(one)
+                gone.append(one)
+        if not self._fit(there):
+            return None
+        for one in gone[::-1]:  # what turned out not to be in the way stays
+            if self._fit([*there, one]):
+                there.append(one)
+                gone.remove(one)
+        return gone
+
+    def _fit(self, members: Iterable[Member]) -> bool:
         assert self.capacity is not None
-        return self.capacity.fits([self._by_name[name].model.sizes or {} for name in names])
+        return self.capacity.fits([one.model.sizes or {} for one in members])
 
     def _never_fits(self, wanted: Member) -> ApiError | None:
         """Why a model cannot be loaded, whatever leaves."""
         pinned = [one for one in self.members if one.is_pinned and one is not wanted]
         assert self.capacity is not None
-        if wanted.model.sizes is None or self._fit([one.name for one in (*pinned, wanted)]):
+        if wanted.model.sizes is None or self._fit([*pinned, wanted]):
             return None
         held = sum(one.nbytes for one in pinned) + self.capacity.shared_bytes
         return ApiError(
@@ -504,14 +525,12 @@ class Pool:
             if failure is not None:
                 self._fail(member, failure)
                 return
-            member.reload_s = max(1e-3, self._clock() - began)
             member.loads += 1
             member.problem, member.lives_s = "", member.keep_alive_s
             member.idle_since_s = self._clock()
-            self._values.add(member.name, member.nbytes, member.reload_s)
             LOG.info(
                 "%s loaded: %s; %d MiB, %.1f s",
-                *(member.name, why, member.nbytes >> 20, member.reload_s),
+                *(member.name, why, member.nbytes >> 20, self._clock() - began),
             )
             gc.freeze()  # what is there stays: to look it through for garbage takes several steps
             self._grant(member)
@@ -535,15 +554,14 @@ class Pool:
         member.is_leaving = member.must_leave = False
         LOG.info("%s unloaded: %s", member.name, why)
 
-    def _detach(self, member: Member, *, evicted: bool) -> None:
+    def _detach(self, member: Member) -> None:
         """Take what is loaded from a model, so that no request gets it any more."""
         member.leaves, member.loaded, member.is_leaving = member.loaded, None, True
-        self._values.remove(member.name, evicted=evicted)
 
     def _hold(self, member: Member) -> None:
         member.holders += 1
-        if self.capacity is not None:
-            self._values.use(member.name)
+        self._uses += 1
+        member.last_use = self._uses
 
     def _grant(self, member: Member) -> None:
         """Let all requests that wait for a model have it."""
@@ -630,113 +648,3 @@ def keep_alive_of(value: Any, name: str = "keep_alive") -> float:
         f"{name} {shown(value)} is no time such as 5m, 30s or 0",
         hint="a negative time keeps the model until others need its memory",
     )
-
-
-_LEAST_PATIENCE_S, _MOST_PATIENCE_S = 1.0, 60.0
-_LOADS = 4.0  # times that a load takes, before a request that waits for it has the right of way
-
-Fits = Callable[[Collection[str]], bool]  # whether these models may be there at once
-
-
-@dataclass(slots=True)
-class _Entry:
-    nbytes: int
-    reload_s: float
-    uses: int = 0
-    value: float = 0.0
-
-
-class Values:
-    """What the models that are loaded are worth, by GreedyDual-Size with a count of uses:
-
-        value = inflation + reload seconds / bytes x uses
-
-    P. Cao and S. Irani, "Cost-Aware WWW Proxy Caching Algorithms" (1997); the uses since the load
-    are L. Cherkasova's (GreedyDual-Size-Frequency, 1998). `inflation` is the value of the last
-    model that left for another: whatever nobody uses any more falls behind what came since.
-    """
-
-    def __init__(self) -> None:
-        self.inflation = 0.0
-        self._entries: dict[str, _Entry] = {}
-
-    def add(self, name: str, nbytes: int, reload_s: float) -> None:
-        """A model was loaded."""
-        self._entries[name] = _Entry(max(1, nbytes), reload_s, value=self.inflation)
-
-    def use(self, name: str) -> None:
-        """A request got its model."""
-        entry = self._entries[name]
-        entry.uses += 1
-        entry.value = self.inflation + entry.reload_s / entry.nbytes * entry.uses
-
-    def of(self, name: str) -> float:
-        """What a loaded model is worth: seconds per byte."""
-        return self._entries[name].value
-
-    def remove(self, name: str, *, evicted: bool) -> None:
-        """A model left: for another one, or because nobody used it."""
-        entry = self._entries.pop(name)
-        if evicted:
-            self.inflation = max(self.inflation, entry.value)
-
-
-class Seen(NamedTuple):
-    """A model at a moment; `since_s` is when the first request came that waits for it, if any."""
-
-    name: str
-    is_ready: bool
-    is_busy: bool = False
-    is_pinned: bool = False
-    since_s: float | None = None
-    reload_s: float = 0.0
-
-
-class Step(NamedTuple):
-    """What happens next: a load, after others have left; and who takes no requests meanwhile."""
-
-    load: str | None = None
-    leaving: tuple[str, ...] = ()
-    drained: frozenset[str] = frozenset()
-
-
-def patience_s(reload_s: float) -> float:
-    """How long a request lets others go on before it."""
-    return min(_MOST_PATIENCE_S, max(_LEAST_PATIENCE_S, _LOADS * reload_s))
-
-
-def next_step(models: Sequence[Seen], values: Values, fits: Fits, now_s: float) -> Step:
-    """The rule above. `fits` takes the names of models that would be there at once."""
-    ready = [one for one in models if one.is_ready]
-    waiting = [one for one in models if not one.is_ready and one.since_s is not None]
-    for wanted in sorted(waiting, key=lambda one: one.since_s or 0.0):
-        idle = [one for one in ready if not one.is_busy]
-        leaving = _leaving(wanted, idle, ready, values, fits)
-        if leaving is not None:
-            return Step(wanted.name, leaving)
-        if now_s - (wanted.since_s or 0.0) >= patience_s(wanted.reload_s):
-            drained = _leaving(wanted, ready, ready, values, fits) or ()
-            return Step(drained=frozenset(drained))
-    return Step()
-
-
-def _leaving(
-    wanted: Seen, candidates: Iterable[Seen], ready: Sequence[Seen], values: Values, fits: Fits
-) -> tuple[str, ...] | None:
-    """The least valuable candidates without which a model fits; None where they do not suffice."""
-    may_leave = [one for one in candidates if not one.is_pinned]
-    order = sorted(may_leave, key=lambda one: (values.of(one.name), one.name))
-    there = {one.name for one in ready} | {wanted.name}
-    gone: list[str] = []
-    for one in order:
-        if fits(there):
-            break
-        there.remove(one.name)
-        gone.append(one.name)
-    if not fits(there):
-        return None
-    for name in gone[::-1]:  # what turned out not to be in the way stays
-        if fits(there | {name}):
-            there.add(name)
-            gone.remove(name)
-    return tuple(gone)

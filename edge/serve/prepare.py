@@ -6,15 +6,18 @@ loaded for it.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
 from typing import Any
 
+from edgespec.backends.base import AnswerFormat
 from edgespec.decode.options import GenerationOptions
 from edgespec.errors import UnsupportedError
 from edgespec.memory.bytes.requests import MOST_VALUES
 from edgespec.models.images import images_of
+from edgespec.sampling.constrained import make_grammar
 from edgespec.sampling.params import SamplingParams
 from edgespec.serve.answers import Prepared, Task
 from edgespec.serve.api_error import ApiError, api_error_of
@@ -53,7 +56,8 @@ def prepare_response(service: Service, body: Any, task: Task) -> Prepared:
     """The same by another interface. Raises ApiError, and as `Engine.stream`."""
     asked, repeated, summarises = read_response(body, service.setup)
     talk, ids = _prompt(service, asked)
-    shape = ResponsesShape(service.setup.names[0], repeated, summarises=summarises)
+    tokens = None if asked.options.logprobs is None else _tokens(service)
+    shape = ResponsesShape(service.setup.names[0], repeated, summarises=summarises, tokens=tokens)
     prepared = _chat(service, asked, talk, ids, shape, task)
     return replace(prepared, names_events=True, fail=shape.failed)
 
@@ -107,7 +111,6 @@ def _with_opening(body: Any) -> tuple[Any, dict[str, bool]]:
 
 
 def _prompt(service: Service, asked: ChatAsked) -> tuple[Conversation, list[int]]:
-    service.prompts.check_length(*(str(one.get("content", "")) for one in asked.messages))
     template = service.prompts.template(with_tools=bool(asked.tools.offered)) or ""
     talk, images = conversation_of(asked, service.prompts, template), images_of(asked.messages)
     talk = replace(talk, options=replace(talk.options, images=images))
@@ -119,10 +122,17 @@ def _chat(
 ) -> Prepared:
     try:
         generations = service.generations(task, talk.text, ids, talk.options, asked.output.choices)
-    except UnsupportedError as problem:
+    except UnsupportedError:
         if not asked.tools.required:
             raise
         names = " or ".join(asked.tools.required)
+        for name in asked.tools.required:
+            try:  # by itself, as its schema is read by who wrote it
+                schema = AnswerFormat("json_schema", json.dumps(asked.tools.schemas[name]))
+                make_grammar(service.engine.backend.tokenizer, schema)
+            except UnsupportedError as one:
+                names, problem = name, one
+                break
         unsupported = UnsupportedError(
             f"a call of {names} cannot be required: {problem}", hint=problem.hint
         )
@@ -192,8 +202,9 @@ def _text_of(service: Service, prompt: str | list[int]) -> str:
 def prepare_llama(service: Service, body: Any, task: Task) -> Prepared:
     """`/completion`. Raises ApiError, and as `Engine.stream`."""
     asked = read_llama(body, service.setup)
-    texts = [one for one in asked.prompts if isinstance(one, str)]
-    service.prompts.check_length(*texts, param="prompt")
+    for one in asked.prompts:
+        if isinstance(one, str):
+            service.prompts.check_length(one, param="prompt")
     several = [service.engine.encode(one, raw=True) for one in asked.prompts]
     return _llama(service, asked, several, task)
 

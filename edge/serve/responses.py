@@ -6,6 +6,7 @@ No response is kept: a client sends the whole conversation.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 from edgespec.decode.generation import Chunk
@@ -28,6 +29,7 @@ from edgespec.serve.shapes import (
     Delta,
     Output,
     Shape,
+    ToldTokens,
     ToolCall,
     new_id,
     now_s,
@@ -53,6 +55,7 @@ _SKIPPED = (
     *("compaction", "tool_search_call", "tool_search_output"),
 )
 
+_LOGPROBS = "message.output_text.logprobs"  # how `include` asks for them
 _WHOLE = "responses are not kept, so send the whole conversation as input"
 _NOT_THERE = {
     "background": "leave it out, and wait or read the stream",
@@ -81,11 +84,12 @@ def read_response(body: Any, setup: Setup) -> tuple[ChatAsked, dict[str, Any], b
         sampling=take_sampling(fields, setup.defaults.sampling, setup.limits),
         raw=True,
         reuse=True,
+        logprobs=_logprobs(fields, setup.limits),
         **format_within(fields, "text", setup.limits),
     )
     tools = take_tools(fields, setup.limits)
     output = Output(streams=fields.flag("stream"))
-    _end(fields, setup.limits)
+    _end(fields)
     asked = ChatAsked(messages, options, output, variables, tools, budget, "input")
     return asked, repeated, summarises
 
@@ -174,19 +178,37 @@ def _call(fields: Fields) -> dict[str, Any]:
     return {"type": "function", "id": identity, "function": function}
 
 
-def _end(fields: Fields, limits: Limits) -> None:
+def _end(fields: Fields) -> None:
     """What changes nothing is taken; what an answer would lack is refused."""
     fields.ignore("user", "metadata", "safety_identifier", "prompt_cache_key", "client_metadata")
     fields.ignore("prompt_cache_retention", "service_tier", "truncation", "max_tool_calls")
     fields.ignore("context_management", "stream_options", "verbosity", "store")
-    for one in fields.list("include", limits.stops):
-        if one == "message.output_text.logprobs":
-            fields.refuse("include", f"{one} is not supported", code="unsupported_value")
-    fields.only("top_logprobs", 0)
     fields.end()
 
 
+def _logprobs(fields: Fields, limits: Limits) -> int | None:
+    """Best tokens to be told at each place; None for no logprobs at all."""
+    is_asked = _LOGPROBS in fields.list("include", limits.stops)
+    count = fields.whole("top_logprobs", 0, 0, limits.logprobs)
+    if count and not is_asked:
+        fields.refuse("top_logprobs", f"needs logprobs: include {_LOGPROBS} as well")
+    return count if is_asked else None
+
+
 Event = dict[str, Any]
+
+
+def _within(entries: list[dict[str, Any]], text: str) -> list[dict[str, Any]]:
+    """Of logprobs those of a text, which may stand behind a thought."""
+    pieces = [bytes(one["bytes"]) for one in entries]
+    start = max(0, b"".join(pieces).rfind(text.encode()))
+    ends = list(accumulate(map(len, pieces)))
+    last = start + len(text.encode())
+    return [
+        one
+        for one, end, piece in zip(entries, ends, pieces, strict=True)
+        if end > start and end - len(piece) < last
+    ]
 
 
 class ResponsesShape(Shape):
@@ -195,10 +217,20 @@ class ResponsesShape(Shape):
     Args:
         told: fields of the request that the answer repeats.
         summarises: tells thoughts as summaries of what was thought, in full.
+        tokens: tells logprobs, where there are any.
     """
 
-    def __init__(self, model: str, told: dict[str, Any], *, summarises: bool = False) -> None:
-        self._summarises = summarises
+    def __init__(
+        self,
+        model: str,
+        told: dict[str, Any],
+        *,
+        summarises: bool = False,
+        tokens: ToldTokens | None = None,
+    ) -> None:
+        self._summarises, self._tokens = summarises, tokens
+        self._waiting: list[dict[str, Any]] = []  # logprobs of what is not told yet
+        self._logprobs: list[dict[str, Any]] = []  # of the item that is written
         self._head = {
             "id": new_id("resp_"),
             "object": "response",
@@ -226,6 +258,12 @@ class ResponsesShape(Shape):
 
     def add(self, index: int, delta: Delta, chunks: Sequence[Chunk]) -> list[Event]:
         """Thoughts, text and calls, each in an item of its own."""
+        if self._tokens is not None:
+            self._waiting += self._tokens.entries([x for one in chunks for x in one.logprobs])
+        if delta.content:
+            self._waiting = _within(self._waiting, delta.content)
+        elif delta.reasoning or delta.calls:
+            self._waiting.clear()  # of a thought or a call, which have none
         events = self._write("reasoning", delta.reasoning) if delta.reasoning else []
         if delta.content:
             events += self._write("message", delta.content)
@@ -251,7 +289,10 @@ class ResponsesShape(Shape):
         """The answer, for who asked for no stream."""
         choice = choices[0]
         self.add(0, Delta(reasoning=choice.reasoning), ())
-        self.add(0, Delta(choice.content, calls=choice.calls), ())
+        if self._tokens is not None:
+            self._waiting = self._tokens.entries(choice.result.logprobs)
+        self.add(0, Delta(choice.content), ())
+        self.add(0, Delta(calls=choice.calls), ())
         self._close_item("incomplete" if choice.reason == "length" else "completed")
         return self._finished(choice, self._done)
 
@@ -263,13 +304,11 @@ class ResponsesShape(Shape):
         if self._open is None or self._open["type"] != kind:
             events = self._close_item() + self._open_item(kind)
         self._text += text
-        told = {**self._place(), "delta": text, **self._more()}
+        told = {**self._place(), "delta": text}
+        if kind == "message":
+            told["logprobs"], self._waiting = self._waiting, []
+            self._logprobs += told["logprobs"]
         return [*events, self._event(f"{self._name()}.delta", **told)]
-
-    def _more(self) -> dict[str, Any]:
-        """What events of an answer's text have besides, by OpenAI's schema."""
-        assert self._open is not None
-        return {"logprobs": []} if self._open["type"] == "message" else {}
 
     def _name(self) -> str:
         """How events of the item that is written begin."""
@@ -289,7 +328,7 @@ class ResponsesShape(Shape):
         if kind == "reasoning":
             item = {"id": new_id("rs_"), "type": "reasoning", "summary": []}
         self._open = {**item, "status": "in_progress", "content": []}
-        self._text = ""
+        self._text, self._logprobs = "", []
         added = self._event(
             "response.output_item.added", output_index=len(self._done), item=self._open
         )
@@ -302,7 +341,8 @@ class ResponsesShape(Shape):
         is_summary = self._summarises and self._open["type"] == "reasoning"
         field = "summary" if is_summary else "content"
         item = {**self._open, "status": status, field: [self._part()]}
-        text = self._event(f"{self._name()}.done", **self._place(), text=self._text, **self._more())
+        more = {"logprobs": self._logprobs} if self._open["type"] == "message" else {}
+        text = self._event(f"{self._name()}.done", **self._place(), text=self._text, **more)
         return [text, self._part_event("done"), self._item_done(item)]
 
     def _item_done(self, item: dict[str, Any]) -> Event:
@@ -351,7 +391,8 @@ class ResponsesShape(Shape):
         if self._open["type"] == "reasoning":
             kind = "summary_text" if self._summarises else "reasoning_text"
             return {"type": kind, "text": self._text}
-        return {"type": "output_text", "text": self._text, "annotations": [], "logprobs": []}
+        told = {"annotations": [], "logprobs": self._logprobs}
+        return {"type": "output_text", "text": self._text, **told}
 
     # -- the answer ------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ from edgespec.memory.device.energy import energy_meter
 from edgespec.memory.device.track import peak_resident_bytes, resident_bytes
 from edgespec.memory.plan.plan import Plan
 from edgespec.sampling.constrained import make_grammar
-from edgespec.sampling.params import SamplingParams
+from edgespec.sampling.params import FIELD_NAMES, SamplingParams
 from edgespec.serve.access import CACHE_SALT, HISTORY
 from edgespec.serve.api_error import LOGGER, ApiError
 from edgespec.serve.asked import Defaults, Setup
@@ -136,7 +136,6 @@ class Service:
         shared = shared or Shared(Limits())
         self.limits, self.totals = shared.limits, shared.totals
         self._owns_engine = owns_engine
-        self._read_tokens, self._read_s = 0, 0.0
         size = engine.backend.context_size
         self.setup = Setup(tuple(names), size, defaults or Defaults(), self.limits, any_model)
         self.prompts = Prompts(engine)
@@ -236,11 +235,6 @@ class Service:
         return self.engine.memory_bytes()
 
     @property
-    def prompt_s_per_token(self) -> float:
-        """Seconds that reading a token of a prompt has taken; 0 where none was read."""
-        return self._read_s / max(1, self._read_tokens)
-
-    @property
     def is_full(self) -> bool:
         """Whether the queue takes no more."""
         return self.worker.is_full
@@ -260,8 +254,6 @@ class Service:
         is_cancelled = result.finish_reason == "cancelled" and not generation.ran_out
         counters = result.counters
         self.totals.add(counters, cancelled=is_cancelled)
-        self._read_tokens += counters.prompt_tokens - counters.reused_tokens
-        self._read_s += counters.prompt_s
         LOGGER.info(
             "%s %s: prompt %d tokens, %d of them kept, first token after %.2f s; "
             "answer %d tokens, %.1f tokens/s, %.2f tokens a step",
@@ -273,34 +265,17 @@ class Service:
             counters.generated_tokens,
             counters.tokens_per_s,
             counters.acceptance_length,
-            extra={
-                "fields": {
-                    "request_id": generation.request_id,
-                    "finish_reason": result.finish_reason,
-                    "prompt_tokens": counters.prompt_tokens,
-                    "cached_tokens": counters.reused_tokens,
-                    "generated_tokens": counters.generated_tokens,
-                    "tokens_per_s": round(counters.tokens_per_s, 2),
-                }
-            },
         )
         PROMPTS.info("%s answer: %s", generation.request_id, result.text)
         if generation.text and result.token_ids:
             self.prompts.learn(generation.text, generation.prompt_ids, result, generation.salt)
 
 
+# What llama.cpp's server has no name for.
 _HELP = {
     "generations": "Answers that ended.",
     "cancelled": "Answers whose client went away.",
-    "prompt_tokens": "Tokens of prompts.",
-    "cached_tokens": "Tokens of prompts that were in the cache.",
-    "generated_tokens": "Tokens written.",
-    "drafted_tokens": "Tokens drafted.",
-    "accepted_tokens": "Drafted tokens that were right.",
-    "rounds": "Steps after prompts.",
-    "prompt_s": "Seconds of reading prompts.",
     "time_to_first_token_s": "Seconds from arrival to first tokens, waiting included.",
-    "decode_s": "Seconds from first tokens to last ones.",
 }
 
 
@@ -315,10 +290,12 @@ def props(_pool: Pool, _shared: Shared, member: Member) -> dict[str, Any]:
         size = member.model.about["context_length"]
         return {**told, "default_generation_settings": {"n_ctx": size}}
     engine, setup = service.engine, service.setup
-    template = engine.chat_template or ""
+    template, sampling = engine.chat_template or "", setup.defaults.sampling
+    names = [one.name for one in fields(sampling) if one.name != "logit_bias"]
+    params = {FIELD_NAMES.get(name, name): getattr(sampling, name) for name in names}
     return {
         **told,
-        "default_generation_settings": {"n_ctx": setup.context_size},
+        "default_generation_settings": {"n_ctx": setup.context_size, "params": params},
         "total_slots": service.engine.users,
         "model_path": service.file_name,
         "chat_template": template,
@@ -375,10 +352,9 @@ def metrics(pool: Pool, shared: Shared, _member: Member) -> str:
     totals = shared.totals
     running, waiting = _queue(pool)
     lines = []
-    for name, value in _numbers(totals).items():
-        if name in _HELP:
-            unit = f"{name.removesuffix('_s')}_seconds" if name.endswith("_s") else name
-            lines += _metric(f"{unit}_total", "counter", _HELP[name], {"": value})
+    for name, about in _HELP.items():
+        unit = f"{name.removesuffix('_s')}_seconds" if name.endswith("_s") else name
+        lines += _metric(f"{unit}_total", "counter", about, {"": getattr(totals, name)})
     for kind in ("drafted", "accepted"):
         counts = getattr(totals, f"{kind}_by").copy()
         values = {f'{{drafter="{name}"}}': count for name, count in sorted(counts.items())}
@@ -387,8 +363,6 @@ def metrics(pool: Pool, shared: Shared, _member: Member) -> str:
     lines += _metric("requests_total", "counter", "Requests by their status.", statuses)
     loads = {f"{{model={json.dumps(one.name)}}}": one.loads for one in pool.members}
     lines += _metric("model_loads_total", "counter", "Times a model was loaded.", loads)
-    lines += _metric("generations_running", "gauge", "Answers under way.", {"": running})
-    lines += _metric("generations_waiting", "gauge", "Answers in the queue.", {"": waiting})
     held = resident_bytes()
     lines += _metric("resident_memory_bytes", "gauge", "Memory of the process.", {"": held})
     if shared.energy is not None:
@@ -402,23 +376,32 @@ def metrics(pool: Pool, shared: Shared, _member: Member) -> str:
 
 
 def _llama_metrics(totals: Totals, running: int, waiting: int) -> dict[str, tuple[str, float]]:
-    """The same numbers as llama.cpp's server names them, for its dashboards."""
+    """What llama.cpp's server has a name for, so that its dashboards show it."""
     read = totals.prompt_tokens - totals.cached_tokens
     decoded = totals.accepted_tokens + totals.rounds
     return {
         "prompt_tokens_total": ("Tokens of prompts that were read.", read),
-        "prompt_tokens_cached_total": (_HELP["cached_tokens"], totals.cached_tokens),
-        "prompt_seconds_total": (_HELP["prompt_s"], totals.prompt_s),
+        "prompt_tokens_cached_total": (
+            "Tokens of prompts that were in the cache.",
+            totals.cached_tokens,
+        ),
+        "prompt_seconds_total": ("Seconds of reading prompts.", totals.prompt_s),
         "prompt_tokens_seconds": ("Tokens of prompts per second.", _rate(read, totals.prompt_s)),
-        "tokens_predicted_total": (_HELP["generated_tokens"], totals.generated_tokens),
-        "tokens_predicted_seconds_total": (_HELP["decode_s"], totals.decode_s),
+        "tokens_predicted_total": ("Tokens written.", totals.generated_tokens),
+        "tokens_predicted_seconds_total": (
+            "Seconds from first tokens to last ones.",
+            totals.decode_s,
+        ),
         "predicted_tokens_seconds": (
             "Tokens written per second.",
             _rate(decoded, totals.decode_s),
         ),
         "n_decode_total": ("Steps, one for each prompt.", totals.generations + totals.rounds),
-        "spec_decode_num_draft_tokens_total": (_HELP["drafted_tokens"], totals.drafted_tokens),
-        "spec_decode_num_accepted_tokens_total": (_HELP["accepted_tokens"], totals.accepted_tokens),
+        "spec_decode_num_draft_tokens_total": ("Tokens drafted.", totals.drafted_tokens),
+        "spec_decode_num_accepted_tokens_total": (
+            "Drafted tokens that were right.",
+            totals.accepted_tokens,
+        ),
         "requests_processing": ("Answers under way.", running),
         "requests_deferred": ("Answers in the queue.", waiting),
     }

@@ -204,15 +204,13 @@ def _by_drafter(several: Sequence[Counters]) -> dict[str, Any]:
 class Output:
     """How an answer is sent.
 
-    `usage` adds the usage to a stream; `sources` says in it which drafter wrote what;
-    `functions` tells a call as `function_call`.
+    `usage` adds the usage to a stream; `sources` says in it which drafter wrote what.
     """
 
     choices: int = 1
     streams: bool = False
     usage: bool = False
     sources: bool = False
-    functions: bool = False
 
 
 class OpenAIShape(Shape):

@@ -24,7 +24,6 @@ from math import inf
 from pathlib import Path
 
 from edgespec.drafting.constants import (
-    NO_DIFFERENCE,
     TELLING_ROUNDS,
     TRANSLATED_GAINS,
     WINDOW_FIRST,
@@ -39,7 +38,7 @@ from edgespec.memory.plan.options import LLAMACPP, ONNX
 from edgespec.memory.plan.plan import Plan
 from edgespec.memory.plan.request import Choice, Request
 from edgespec.memory.plan.settings import settings_of
-from edgespec.memory.times.speed import predicted_speedup
+from edgespec.memory.times.speed import NO_DIFFERENCE, predicted_speedup
 from edgespec.models.early_exit import (
     ExitInfo,
     MadeFor,
@@ -200,7 +199,7 @@ def best_drafters(
         for candidate in (_recycling, _window):
             plan = _with(candidate(spec, tables, plan), plan, plan_of)
     if source is None:
-        return with_offer(spec, request, plan)
+        return with_offer(spec, request, _with_prediction(spec, plan))
     return _with(_drafts_of(source, spec, request, plan), plan, plan_of)
 
 
@@ -221,7 +220,12 @@ def _with(one: Candidate | None, plan: Plan, plan_of: Callable[[Request], Plan])
                     return drafting.with_reason(_SMALL, reason)
                 used = Choice(one.choice, "used", reason)
                 return drafting.with_choice(used) if one.choice else drafting
-            reason = f"{reason}; but context would be left out for it"
+            left = drafting.context_size
+            reason += f"; but it would leave {left} of {plan.context_size} tokens of context"
+            if one.choice == _SMALL and left < plan.context_size:
+                return plan.with_choice(
+                    Choice(_SMALL, "not used", f"{reason}; --ctx {left} takes it")
+                )
     if not one.is_told:
         return plan
     return plan.with_choice(Choice(one.choice, "not used", reason + one.hint))
@@ -272,6 +276,30 @@ def _drafts_of(source: DraftSource, spec: ModelSpec, request: Request, plan: Pla
         hint = f"; --draft-model {path} uses it"
     asked = replace(request, drafter=names, draft_model=path)
     return Candidate(asked, who, pays, reason, choice, is_told=True, hint=hint)
+
+
+def _with_prediction(spec: ModelSpec, plan: Plan) -> Plan:
+    """The plan, which says what a smaller model that was named is expected to bring."""
+    if plan.draft_model is None or MODEL not in plan.drafter.split(","):
+        return plan
+    drafter = read_model_spec(plan.draft_model)
+    if read_exit(drafter) is not None:
+        return plan
+    _, reason = _judged(spec, plan, DraftSource(_SMALL, drafter, TRANSLATED_GAINS, is_named=True))
+    return plan.with_reason(_SMALL, f"as asked; {reason}")
+
+
+def for_one_user(spec: ModelSpec, request: Request, plan: Plan) -> Plan:
+    """The plan for several users, which says what a small model would take for one of them.
+
+    It has one cache, and drafts of each user are steps of its own.
+    """
+    source = source_of(spec, request)
+    if source is None or source.kind != _SMALL or source.spec is None:
+        return plan
+    drafter, size = source.spec.path.name, source.spec.weight_bytes >> 20
+    reason = f"{drafter} ({size} MiB) drafts for one user; --users 1 takes it where it pays"
+    return plan.with_choice(Choice(_SMALL, "not used", reason))
 
 
 def with_offer(spec: ModelSpec, request: Request, plan: Plan) -> Plan:

@@ -65,9 +65,11 @@ from edgespec.setup.stored import (
     compared,
     keep_compared,
     keep_curve,
+    keep_plain_step,
     keep_snapshot_cost,
     settings_key,
     stored_curve,
+    stored_plain_step,
     stored_snapshot_costs,
 )
 from edgespec.switching.engine import SwitchingEngine
@@ -216,7 +218,11 @@ def _load_one(
             reuses_cache = prefill_is_exact(backend, spec, settings, max_nodes)
         if backend.capabilities.rollback:
             one_step(backend, backend.max_nodes)  # takes what it needs now, not in mid-answer
-        curve = _curve(backend, spec, plan, report) if plan.drafter != "none" else None
+        curve = None
+        if plan.drafter != "none":
+            curve = _curve(backend, spec, plan, report)
+        else:
+            _know_plain_step(backend, spec, settings, report)
         models: list[WritingDrafter] = []
         cost = 1.0
         if curve is not None:
@@ -388,6 +394,19 @@ def _curve(backend: Backend, spec: ModelSpec, plan: Plan, report: Progress) -> C
     if curve.contention == 1.0 and plan.backend == LLAMACPP and not plan.shares:
         saw_step(spec.bytes_per_token, curve.base[1] / 1e3)
     return curve
+
+
+def _know_plain_step(
+    backend: Backend, spec: ModelSpec, settings: Settings, report: Progress
+) -> None:
+    """Measure a step over one token for plans, once, where a run without drafts comes first."""
+    if stored_curve(spec, settings) or stored_plain_step(spec, settings):
+        return
+    report("measuring step times", 0.0)
+    contention_now(backend)
+    plain = measure_curve(lambda nodes: one_step(backend, nodes), 1, seconds=_CURVE_SECONDS)
+    keep_plain_step(spec, settings, plain.uncontended(backend.contention))
+    report("measuring step times", 1.0)
 
 
 def largest_exact_step(

@@ -22,7 +22,8 @@ from edgespec.memory.plan.request import Request
 from edgespec.models.spec import ModelSpec
 from edgespec.setup.planning import make_run_plan
 
-_ONCE = ("interface", "requests", "process")  # of a process, whatever it loads; its runtime, too
+# Of a process, whatever it loads; its runtime, too.
+_ONCE = ("interface", "requests", "guests", "process")
 _MOST_NAMED = 12  # models of which all sets are looked at
 
 Sizes = Mapping[str, int]  # bytes by label of a device

@@ -21,7 +21,7 @@ from edgespec.drafting.constants import MOST_DRAWN
 from edgespec.drafting.drafters import HEAD, MODEL, WINDOW, drafter_names, tables_bytes
 from edgespec.errors import DoesNotFitError, UnsupportedError
 from edgespec.memory.bytes.simulation import simulating
-from edgespec.memory.device.bandwidth import memory_bandwidth
+from edgespec.memory.device.bandwidth import is_from_busy_moment, memory_bandwidth
 from edgespec.memory.plan.machine import Machine, this_machine
 from edgespec.memory.plan.options import LLAMACPP, ONNX
 from edgespec.memory.plan.plan import Plan
@@ -38,6 +38,7 @@ from edgespec.models.spec import ONNX_FORMAT, ModelSpec, read_model_spec
 from edgespec.setup.candidates import (
     DraftSource,
     best_drafters,
+    for_one_user,
     source_of,
     window_unsupported,
 )
@@ -46,11 +47,10 @@ from edgespec.setup.stored import (
     curve_with,
     known_exact_step,
     stored_kv_losses,
+    stored_plain_step,
     stored_rounds,
 )
 from edgespec.switching.planning import check_switch, stored_switch, switch_reason
-
-_MAX_NODES = 32  # of a step whose time is estimated
 
 
 def make_run_plan(spec: ModelSpec, request: Request, machine: Machine | None = None) -> Plan:
@@ -97,6 +97,8 @@ def _made(spec: ModelSpec, request: Request, machine: Machine) -> Plan:
         return best_drafters(spec, one, source, partial(planned, spec, machine=machine))
 
     plan = best_kernels(spec, request, drafting).with_choice(backend)
+    if plan.users > 1:
+        plan = for_one_user(spec, request, plan)
     return replace(plan, drafter_is_asked=request.drafter != "auto")
 
 
@@ -139,10 +141,10 @@ def speed_model(spec: ModelSpec, settings: Settings) -> SpeedModel:
     rounds = stored_rounds(spec, settings.drafter)
     if curve is not None:
         return SpeedModel(curve, is_measured=True, rounds=rounds)
-    estimate = estimated_curve(
-        spec.bytes_per_token, memory_bandwidth(spec.bytes_per_token), _MAX_NODES
-    )
-    return SpeedModel(estimate, is_measured=False, rounds=rounds)
+    nbytes = spec.bytes_per_token
+    plain = stored_plain_step(spec, settings)
+    estimate = estimated_curve(nbytes, memory_bandwidth(nbytes), 32, plain)
+    return SpeedModel(estimate, False, rounds, is_from_busy_moment(nbytes))
 
 
 # Of a draft model of another vocabulary: pieces of text in both, and the texts of its tokens.
@@ -218,7 +220,8 @@ def with_switch(plan: Plan, spec: ModelSpec, small: ModelSpec, depth: int) -> Pl
     curves = {LARGE: large_curve, SMALL: small_curve}
     why, speed = switch_reason(stored_switch(spec, small), curves, depth, plan.tokens_per_s)
     choices = (*plan.choices, Choice("switch", small.path.name, why))
-    return replace(plan, choices=choices, tokens_per_s=speed)
+    low, high = (one * speed / plan.tokens_per_s for one in plan.speed_range)
+    return replace(plan, choices=choices, tokens_per_s=speed, speed_range=(low, high))
 
 
 _LIMITS = (2048, 1024, 512, 256)  # tokens of an image, where as many as it may have are too many

@@ -26,7 +26,6 @@ _LEAST_BITS = 2.8  # of a weight that `quantize fit` gets down to: Q2_K has 2.6,
 _MARGIN = 0.98  # of the bytes that are left: other types may be copied, and these are not planned
 _SHORTEST = 512  # tokens of context, where none is asked for
 _MEBIBYTE = 1 << 20
-_ANYTHING = 1 << 60  # bytes
 
 
 def plan_or_say_what_fits(
@@ -86,7 +85,7 @@ def _to_be_made(spec: ModelSpec, request: Request, machine: Machine) -> Iterator
         draft_max=0 if request.draft_max is None else request.draft_max,
     )
     with suppress(EdgespecError):
-        needed = make_run_plan(spec, least, replace(machine, free_bytes=_ANYTHING))
+        needed = make_run_plan(spec, least, replace(machine, free_bytes=1 << 60))
         limit = min(machine.free_bytes, request.budget_bytes or machine.free_bytes)
         left = spec.file_bytes - (needed.predicted_peak_bytes - limit)
         size = int(_MARGIN * left) // _MEBIBYTE

@@ -3,6 +3,7 @@
 | kind | kept for | what |
 | --- | --- | --- |
 | curves | file, device, settings, library, snapshots | times of steps |
+| plain | file, device, settings, library | time of one token's step, where nothing was drafted |
 | snapshots | file, device, settings, library | how much longer they make plain steps, by number |
 | invariance | file, device, settings, library | which steps round like single tokens |
 | calibration | file | how often drafts of tables were right |
@@ -26,6 +27,7 @@ from importlib.metadata import PackageNotFoundError, version
 from time import time
 from typing import Any
 
+from edgespec.drafting.constants import TELLING_ROUNDS
 from edgespec.drafting.drafters import HEAD, MODEL
 from edgespec.drafting.ledger import TIME, RoundHistory, dated, is_recent
 from edgespec.memory.bytes.shape import KV_TYPE_BYTES, kv_pair
@@ -41,12 +43,12 @@ from edgespec.memory.times.speed import DEFAULT_ROUNDS, Round
 from edgespec.models.spec import ModelSpec
 
 _CURVES, _INVARIANCE, _SNAPSHOTS = "curves", "invariance", "snapshots"
+_PLAIN = "plain"
 _CALIBRATION, _LEARNED, _ROUNDS, _KV_LOSSES = "calibration", "learned", "rounds", "kv_losses"
 # What is compared with single tokens, and how many numbers a comparison is.
 STEPS, PREFILLS = "steps", "prefills"
 _NUMBERS = {STEPS: 3, PREFILLS: 4}
 _MOST_COMPARED = 32  # that are kept; each is of one plan's sizes
-_TELLING_ROUNDS = 500  # fewer say little about what comes next
 _MOST_COST = 10.0  # of snapshots, in plain steps
 # Packages that are ONNX Runtime, with one provider or another.
 _RUNTIMES = (
@@ -111,12 +113,24 @@ def stored_curve(spec: ModelSpec, settings: Settings) -> CostCurve | None:
 
 def keep_curve(spec: ModelSpec, settings: Settings, curve: CostCurve, *, replaced: bool) -> None:
     """Keep a measurement: in the place of what is stored, or added to what runs learned since."""
+    curve.measured_s = time()
 
     def change(now: dict[str, Any] | None) -> dict[str, Any]:
         found = None if replaced else curve_of(now)
         return (curve if found is None else found.updated(curve)).as_json()
 
     cache.update(_CURVES, curve_key(spec, settings), change)
+
+
+def stored_plain_step(spec: ModelSpec, settings: Settings) -> CostCurve | None:
+    """What a run without drafts measured under these settings, a step over one token, or None."""
+    return curve_of(cache.load(_PLAIN, settings_key(spec, settings)))
+
+
+def keep_plain_step(spec: ModelSpec, settings: Settings, curve: CostCurve) -> None:
+    """Keep what a step over one token takes, for plans before anything else is measured."""
+    curve.measured_s = time()
+    cache.store(_PLAIN, settings_key(spec, settings), curve.as_json())
 
 
 def learn_curve(spec: ModelSpec, settings: Settings, curve: CostCurve) -> None:
@@ -200,7 +214,7 @@ def keep_rounds(spec: ModelSpec, drafter: str, rounds: Sequence[Round]) -> None:
 def stored_rounds(spec: ModelSpec, drafter: str) -> tuple[tuple[int, int, float], ...]:
     """What rounds of earlier runs emitted; what is usual as long as there are few of them."""
     history = stored_history(spec, drafter)
-    return tuple(history.rounds()) if len(history) >= _TELLING_ROUNDS else DEFAULT_ROUNDS
+    return tuple(history.rounds()) if len(history) >= TELLING_ROUNDS else DEFAULT_ROUNDS
 
 
 def stored_kv_losses(spec: ModelSpec) -> dict[str, float]:

@@ -15,7 +15,6 @@ from edgespec.switching.planning import Curves, turns_ms
 from edgespec.switching.policy import SwitchPolicy
 from edgespec.switching.switch import Switch
 
-_BISECTIONS = 9
 DEFAULT_SHARE = 0.4  # of the large model, where nothing is wanted
 # Part of the large model's entropies that is low enough to go down. With windows of one token and
 # stays of none the share that goes down says most of quality and speed (benchmarks/LOG.md, "Rules,
@@ -133,7 +132,7 @@ def meet(traces: Sequence[Trace], curves: Curves, suffices: Callable[[Forecast],
     large = sorted(nats for trace in traces for nats in trace.large_nats)
     low, high = 0.0, 1.0
     best = forecast(SwitchPolicy.always(LARGE), traces, curves)
-    for _ in range(_BISECTIONS):
+    for _ in range(9):  # within 1/512 of the quantile
         middle = (low + high) / 2
         down = _quantile(large, min(_WAY_DOWN, 2 * middle))
         found = forecast(SwitchPolicy(_quantile(small, middle), down), traces, curves)

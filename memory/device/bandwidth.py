@@ -1,7 +1,8 @@
 """How fast this device moves memory: the fastest that was ever seen.
 
 The ceiling of plain decoding is simple: every token reads all weights once. A measurement beside
-other programs is too low, so later ones, and steps that read faster than it, replace it.
+other programs is too low, which is kept with it; later ones, and steps that read faster than it,
+replace it.
 """
 
 from __future__ import annotations
@@ -14,16 +15,22 @@ from collections.abc import Callable
 from typing import Any
 
 from edgespec.memory.device import host
+from edgespec.memory.device.neighbours import BUSY, Neighbours, alone
 from edgespec.memory.store import cache
 
 _LEAST_BYTES = 96 << 20  # beyond most caches, and less than any model takes afterwards
 _CACHES = 4  # times the bytes of the last caches, or part of what is copied lies in them
 _REPEATS = 4
+_KIND = "bandwidth"
 
 
 def stored_bandwidth() -> float | None:
     """Bytes per second measured earlier, or None."""
-    document = cache.load("bandwidth", host.device_key())
+    return _stored(host.device_key())
+
+
+def _stored(key: str) -> float | None:
+    document = cache.load(_KIND, key)
     value = document.get("bytes_per_s") if document else None
     is_number = isinstance(value, int | float) and 0 < value < float("inf")
     return float(value) if value is not None and is_number else None
@@ -33,19 +40,36 @@ def memory_bandwidth(model_bytes: int | None = None) -> float:
     """Bytes per second that all usable cores together move, as far as it is known.
 
     A plan must not take more than its model of `model_bytes`. Where caches are so large that this
-    is too little to measure memory, what it finds is not kept.
+    is too little to measure memory, what it finds is kept for models as small alone.
     """
-    if (known := stored_bandwidth()) is not None:
-        return known
+    key, room = _key(model_bytes)
+    known = _stored(key)
+    return _measured(key, room) if known is None else known
+
+
+def is_from_busy_moment(model_bytes: int) -> bool:
+    """Whether other programs computed while `memory_bandwidth` was measured."""
+    key, _ = _key(model_bytes)
+    return bool((cache.load(_KIND, key) or {}).get("busy"))
+
+
+def _key(model_bytes: int | None) -> tuple[str, int]:
+    """Under what the bandwidth of a plan is stored, and the bytes that it may take to measure."""
     room = _total_bytes() if model_bytes is None else max(_LEAST_BYTES, model_bytes)
-    if room < _total_bytes():
-        return _measure(host.usable_cores(), room)
-    return measured_bandwidth()
+    if room >= _total_bytes() or stored_bandwidth() is not None:
+        return host.device_key(), _total_bytes()
+    return f"{host.device_key()} | {room >> 20} MiB", room
 
 
 def measured_bandwidth() -> float:
     """As `memory_bandwidth`, measured once more: takes a tenth of a second."""
-    return _fastest(_measure(host.usable_cores(), _total_bytes()))
+    return _measured(host.device_key(), _total_bytes())
+
+
+def _measured(key: str, most_bytes: int) -> float:
+    neighbours = Neighbours(alone)
+    bytes_per_s = _measure(host.usable_cores(), most_bytes)
+    return _fastest(key, bytes_per_s, is_busy=neighbours.share() > BUSY)
 
 
 def saw_step(nbytes: int, seconds: float) -> None:
@@ -54,20 +78,20 @@ def saw_step(nbytes: int, seconds: float) -> None:
     Steps that read less than caches may hold say nothing about memory.
     """
     if nbytes >= _total_bytes() and 0.0 < seconds < float("inf"):
-        _fastest(nbytes / seconds)
+        _fastest(host.device_key(), nbytes / seconds, is_busy=False)
 
 
-def _fastest(bytes_per_s: float) -> float:
+def _fastest(key: str, bytes_per_s: float, *, is_busy: bool) -> float:
     """The most that was ever seen, this included; it is kept."""
     fastest = bytes_per_s
 
     def change(_document: dict[str, Any] | None) -> dict[str, Any] | None:
         nonlocal fastest
-        known = stored_bandwidth() or 0.0
+        known = _stored(key) or 0.0
         fastest = max(bytes_per_s, known)
-        return {"bytes_per_s": fastest} if fastest > known else None
+        return {"bytes_per_s": fastest, "busy": is_busy} if fastest > known else None
 
-    cache.update("bandwidth", host.device_key(), change)
+    cache.update(_KIND, key, change)
     return fastest
 
 

@@ -95,7 +95,6 @@ def _log_stall(ms: float, expected_ms: float) -> None:
     _LOGGER.info(
         "a step took %.1f s, %.0f times what it usually takes; %s, and %.0f MiB are free",
         *(ms / 1e3, ms / expected_ms, _busiest(), available_bytes() / 2**20),
-        extra={"fields": {"step_ms": ms, "expected_ms": expected_ms}},
     )
 
 

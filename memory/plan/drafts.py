@@ -15,13 +15,11 @@ from functools import cached_property
 from edgespec.memory.bytes.snapshots import most_snapshots
 from edgespec.memory.plan.layout import DRAFT_SIZES, Layout
 from edgespec.memory.plan.request import Choice
-from edgespec.memory.times.speed import SpeedModel
+from edgespec.memory.times.speed import NO_DIFFERENCE, SpeedModel
 
 CHEAP = 1.02  # of the bytes with the smallest draft: hardly more
 _KEPT_SPEED = 0.98  # under a budget
 _KEPT_SPEED_UNASKED = 0.995
-_LARGEST_STEP = 256
-_NO_DIFFERENCE = 1.01  # between two speeds: a decision for one of them would be by chance
 # Unasked, where each draft takes one more copy of a recurrent state. llama.cpp writes a part of all
 # snapshots in every step of some kinds: few are tried before it was measured what that takes.
 _MOST_STATES, _MOST_UNMEASURED = 7, 3
@@ -62,7 +60,7 @@ class Drafts:
         asked = self.layout.request.draft_max
         if asked is not None:
             return (asked,)
-        most = min(self.max_step or _LARGEST_STEP, self.layout.contexts.least)
+        most = min(self.max_step or 256, self.layout.contexts.least)
         if self.layout.spec.keeps_state:
             most = min(most, 1 + self._most_states)
         sizes = [draft for draft in DRAFT_SIZES if draft < most]
@@ -83,6 +81,10 @@ class Drafts:
         """Predicted speed with drafts of at most this size, halfway through the answer."""
         return self.speed_of(draft_max).tokens_per_s(draft_max, self.layout.request.depth)
 
+    def range_of(self, draft_max: int) -> tuple[float, float]:
+        """Between what `tokens_per_s` is likely to lie."""
+        return self.speed_of(draft_max).range_of(draft_max, self.layout.request.depth)
+
     def _slow_down(self, sizes: Sequence[int]) -> bool:
         """Whether snapshots take more time than drafts of any of these sizes save.
 
@@ -92,7 +94,7 @@ class Drafts:
         if not is_open or not all(self.speed_of(size).is_measured for size in sizes):
             return False
         best = max(map(self.tokens_per_s, sizes), default=0.0)
-        return best * _NO_DIFFERENCE < self.tokens_per_s(0)
+        return best * NO_DIFFERENCE < self.tokens_per_s(0)
 
     def _worthwhile(self, sizes: Sequence[int]) -> Sequence[int]:
         has_budget = bool(self.layout.request.budget_bytes)

@@ -29,7 +29,7 @@ from edgespec.memory.bytes.head_footprint import (
 )
 from edgespec.memory.bytes.onnx_footprint import onnx_footprint
 from edgespec.memory.bytes.projector import projector_parts
-from edgespec.memory.bytes.requests import requests_bytes
+from edgespec.memory.bytes.requests import guests_bytes, requests_bytes
 from edgespec.memory.bytes.shape import (
     GPU,
     HOST,
@@ -319,16 +319,18 @@ class Layout:
 
     def _other_parts(self, context: int) -> Iterator[Component]:
         """What is there besides the models."""
+        vocabulary = max(spec.vocab_size for spec in self.specs)
+        keeps_to_form = self.request.keeps_to_form and self.backend != ONNX
         if self.request.interface_bytes:
             yield Component("interface", self.request.interface_bytes, is_ceiling=True)
         if self.request.serves:
             yield Component("requests", requests_bytes(context), is_ceiling=True)
+            tried = vocabulary if keeps_to_form else 0
+            yield Component("guests", guests_bytes(tried, context), is_ceiling=True)
         if not self.request.is_plain_greedy:
-            vocabulary = max(spec.vocab_size for spec in self.specs)
             yield Component("sampling", SAMPLING_TOKEN_BYTES * vocabulary, is_ceiling=True)
-        if self.request.keeps_to_form and self.backend != ONNX:
-            size = GRAMMAR_TOKEN_BYTES * max(spec.vocab_size for spec in self.specs)
-            size += GRAMMAR_STATE_BYTES * self.users
+        if keeps_to_form:
+            size = GRAMMAR_TOKEN_BYTES * vocabulary + GRAMMAR_STATE_BYTES * self.users
             yield Component("schemas", size, is_ceiling=True)
         if self.states:
             yield Component("states", self.states * self.state_bytes, is_ceiling=True)

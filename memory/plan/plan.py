@@ -86,7 +86,9 @@ class Plan:
     limit_bytes: int
     available_bytes: int
     plain_tokens_per_s: float
+    plain_range: tuple[float, float]  # tokens/s, between which it is likely to lie
     tokens_per_s: float
+    speed_range: tuple[float, float]
     goal: Goal
     speed_source: str
     # plans them, and therefore only if asked

@@ -192,7 +192,9 @@ def _sized(
         limit_bytes=layout.limit_bytes,
         available_bytes=layout.machine.free_bytes,
         plain_tokens_per_s=drafts.tokens_per_s(0),
+        plain_range=drafts.range_of(0),
         tokens_per_s=drafts.tokens_per_s(draft_max),
+        speed_range=drafts.range_of(draft_max),
         goal=_goal(layout, drafts),
         speed_source=drafts.speed_of(draft_max).source,
         find_alternatives=partial(

@@ -160,7 +160,14 @@ def figure_of(draw: Callable[[Any, Any], None], data: Any) -> Markup:
     return _part("figure", Markup(svg))  # matplotlib escapes its texts
 
 
-def draw_timeline(axes: Any, memory: dict[str, Any]) -> None:
+def timeline_of(memory: dict[str, Any]) -> Markup:
+    """The plot of resident memory over time; none of a process that was looked at once."""
+    from markupsafe import Markup
+
+    return figure_of(_draw_timeline, memory) if len(memory["samples"]) > 1 else Markup()
+
+
+def _draw_timeline(axes: Any, memory: dict[str, Any]) -> None:
     """Resident memory over time with its phases, and the predicted peak as a dashed line."""
     times = [sample["time_s"] for sample in memory["samples"]]
     sizes = [sample["resident_bytes"] / MEBIBYTE for sample in memory["samples"]]

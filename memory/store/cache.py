@@ -19,7 +19,6 @@ from edgespec.models.writing import remove_dead, whole_file
 
 _LOCK = "lock"  # a file of the directory, which stays
 _PATIENCE_S = 2.0  # a change takes milliseconds
-_POLL_S = 0.01
 _patience_s = _PATIENCE_S  # none for a lock that was waited for in vain, until it can be had again
 
 
@@ -114,7 +113,7 @@ def _acquired() -> Any:
         directory.mkdir(parents=True, exist_ok=True)
         lock = FileLock(directory / _LOCK)
         try:
-            lock.acquire(timeout=_patience_s, poll_interval=_POLL_S)
+            lock.acquire(timeout=_patience_s, poll_interval=0.01)
         except Timeout:
             _patience_s = 0.0
             return None

@@ -63,6 +63,7 @@ _LEAST_FURTHER = 0.01  # of a single token that one more takes: no token is free
 _MISFIT_RATE, _MISFIT_LIMIT = 0.02, 0.35  # the mean of fifty steps; off by a third
 _SHORTEST_MS, _LONGEST_MS = 1e-6, 1e9  # of any step there is
 _MOST_CONTENTION = 4096.0  # threads of a machine
+_LATEST_S = 2.0**37  # a year that calendars still have
 
 
 class Chunk(NamedTuple):
@@ -138,6 +139,7 @@ class CostCurve:
     what rounds of real answers took, the work beside their steps included, in units of what was
     predicted for their steps. `answered_ms` is how much that was. `contention` is how many times
     fewer threads than planned measured it, beside other programs; the times are for all of them.
+    `measured_s` is when that was, in seconds since 1970; 0 where nobody knows.
     """
 
     base: list[float]
@@ -147,6 +149,7 @@ class CostCurve:
     level: float = 1.0
     answered_ms: float = 0.0
     contention: float = 1.0
+    measured_s: float = field(default=0.0, compare=False)
     texts: int = field(default=1, init=False, compare=False)  # in a step, at least
     scale: float = field(init=False)  # of this process; begins at the level of earlier ones
     misfit: float = field(default=0.0, init=False)
@@ -175,6 +178,14 @@ class CostCurve:
     def knows_depth(self) -> bool:
         """Whether steps were found to take longer at depth; no: too shallow a cache, or noise."""
         return self.depth_ms + self.depth_node_ms > 0.0
+
+    @property
+    def speed_error(self) -> float:
+        """Relative standard error of this machine's speed in a process that begins.
+
+        What was measured beside other programs is off as a size between measured ones is.
+        """
+        return hypot(_SPEED, _GUESSED * (self.contention > 1.0))
 
     @property
     def stopped_fitting(self) -> bool:
@@ -408,7 +419,8 @@ class CostCurve:
         """This curve with other base times, on a machine that takes so many times as long."""
         depth, node, change = self.depth_ms, self.depth_node_ms, self.change_ms
         slopes = (factor * depth, factor * node, factor * change)
-        curve = CostCurve(base, *slopes, self.level, self.answered_ms, self.contention)
+        known = self.level, self.answered_ms, self.contention, self.measured_s
+        curve = CostCurve(base, *slopes, *known)
         curve._state = self._state.copied(factor)
         return curve
 
@@ -477,6 +489,7 @@ class CostCurve:
             "level": self.level,
             "answered_ms": self.answered_ms,
             "contention": self.contention,
+            "measured_s": self.measured_s,
         }
 
     @classmethod
@@ -489,8 +502,10 @@ class CostCurve:
         level = _between(document.get("level", 1.0), 1 / _MOST_LEVEL, _MOST_LEVEL)
         answered_ms = _between(document.get("answered_ms", 0.0), 0, _LONGEST_MS)
         contention = _between(document.get("contention", 1.0), 1.0, _MOST_CONTENTION)
+        measured_s = _between(document.get("measured_s", 0.0), 0, _LATEST_S)
         base = _times(document["base_ms"])
-        curve = cls(base, depth_ms, depth_node_ms, change_ms, level, answered_ms, contention)
+        slopes = depth_ms, depth_node_ms, change_ms
+        curve = cls(base, *slopes, level, answered_ms, contention, measured_s)
         errors = document.get("deviations_ms")
         if errors is not None:
             depth, node, change = (_between(error, 0, _LONGEST_MS) for error in errors)

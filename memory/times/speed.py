@@ -6,17 +6,21 @@
 t is the step-time curve at the depth in question; a round of the history verified n nodes and
 emitted e tokens, and c caps the nodes of the plan: a chain of which e tokens were emitted is then
 emitted in pieces. The history is what earlier runs of this file counted; before there were any,
-what Spec-Bench prompts gave on two other models.
+what Spec-Bench prompts gave on two other models. A prediction is a range: how sure the step times
+are, and texts that leave less or more to draft.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime
+from math import exp
 
 from edgespec.memory.times.curve import CostCurve
 
 Round = tuple[int, int, float]  # nodes, tokens emitted, how often
+NO_DIFFERENCE = 1.01  # between two speeds, not measured: to choose by less would be by chance
 
 # Per 1000 rounds, suffix drafter: Spec-Bench, greedy, mean of SmolLM2-135M and Qwen2.5-Coder-1.5B
 # on a curve that rises with every fourth token (2 CPU cores).
@@ -28,25 +32,66 @@ DEFAULT_ROUNDS: tuple[Round, ...] = (
 # Bytes moved for one more token of a batch, as a part of those for the first: what a step over
 # several tokens costs beyond reading the weights once, on a device that was not measured.
 _UNMEASURED_SLOPE = 0.35
+# What a device without measurements does of what its bandwidth allows: single steps of five files,
+# with and without kernels, took 1.4 to 2.75 times as long beside other programs, 1.03 on a quiet
+# machine (EPYC Zen 3). Copies beside other programs had half of what they have alone there.
+_ESTIMATED, _BUSY_COPIES = (1 / 2.8, 1.15), 2.0
+_LIKELY = 1.64  # standard errors of either side: nine of ten
+# Times as many rounds with nothing to draft: Spec-Bench's categories had 0.99x to 1.54x of plain
+# where their mean was 1.25x, and this many give 1.1x to 2x by the curves of four machines.
+_OTHER_TEXTS = (4.0, 0.25)
 
 
 @dataclass(frozen=True, slots=True)
 class SpeedModel:
-    """Predicts tokens per second; `source` says what the step times rest on."""
+    """Predicts tokens per second; `source` says what the step times rest on.
+
+    `is_measured`: the curve's sizes were; of one that is estimated single tokens alone may have
+    been. `is_from_busy_moment`: other programs computed while the bandwidth was measured that it is
+    estimated from.
+    """
 
     curve: CostCurve
     is_measured: bool
     rounds: tuple[Round, ...] = DEFAULT_ROUNDS
+    is_from_busy_moment: bool = False
 
     @property
     def source(self) -> str:
         """Where the step times come from, in words."""
-        if self.is_measured and self.curve.contention > 1.0:
+        if not self._knows_plain_steps:
+            busy = ", measured while other programs computed" if self.is_from_busy_moment else ""
+            return f"estimated from memory bandwidth{busy}"
+        said = "measured on this device"
+        if self.curve.measured_s:
+            day = datetime.fromtimestamp(self.curve.measured_s)
+            said = f"measured on {day.day} {day:%B %Y}"
+        if self.curve.contention > 1.0:
             part = f"{1.0 / self.curve.contention:.0%} of its threads"
-            return f"from step times measured with {part}, as other programs computed"
-        if self.is_measured:
-            return "from step times measured on this device"
-        return "estimated from memory bandwidth, not measured yet"
+            said += f" with {part}, as other programs computed"
+        return said if self.is_measured else f"{said}, drafts estimated"
+
+    @property
+    def _knows_plain_steps(self) -> bool:
+        return self.is_measured or self.curve.measured_s > 0.0
+
+    def range_of(self, draft_max: int, depth: int) -> tuple[float, float]:
+        """Between what `tokens_per_s` is likely to lie, while nothing else computes.
+
+        Of drafts that is with texts that leave a quarter as much to draft, or four times as much.
+        """
+        low, high = (
+            replace(self, rounds=_with_plain_rounds(self.rounds, times))
+            for times in (_OTHER_TEXTS if draft_max else (1.0, 1.0))
+        )
+        least, most = _ESTIMATED
+        if self._knows_plain_steps:
+            most = exp(_LIKELY * self.curve.speed_error)
+            least = 1.0 / most
+        elif self.is_from_busy_moment:
+            most *= _BUSY_COPIES
+        slow, fast = (one.tokens_per_s(draft_max, depth) for one in (low, high))
+        return least * slow, most * fast
 
     def tokens_per_s(self, draft_max: int, depth: int) -> float:
         """Decoding speed with drafts of at most `draft_max` tokens, `depth` tokens in the cache."""
@@ -87,11 +132,25 @@ class SpeedModel:
         return size, self.curve.step_ms(size, depth)
 
 
-def estimated_curve(bytes_per_token: int, bytes_per_s: float, max_nodes: int) -> CostCurve:
-    """Step times of a device where nothing was measured: reading the weights of a token."""
+def _with_plain_rounds(rounds: Sequence[Round], times: float) -> tuple[Round, ...]:
+    """A history with so many times as many rounds that drafted nothing."""
+    return tuple((n, e, count * times if n == 1 else count) for n, e, count in rounds)
+
+
+def estimated_curve(
+    bytes_per_token: int, bytes_per_s: float, max_nodes: int, plain: CostCurve | None = None
+) -> CostCurve:
+    """Step times of a device where nothing but `plain` was measured: a step over one token.
+
+    Without it that is reading the weights of a token.
+    """
     first = max(0.05, 1e3 * bytes_per_token / bytes_per_s)
     base = [first * (1.0 + _UNMEASURED_SLOPE * (n - 1)) for n in range(1, max_nodes + 1)]
-    return CostCurve([float("inf"), *base])
+    curve = CostCurve([float("inf"), *base])
+    if plain is not None:
+        curve = curve.scaled(plain.base[1] / curve.base[1])
+        curve.measured_s, curve.contention = plain.measured_s, plain.contention
+    return curve
 
 
 def predicted_speedup(

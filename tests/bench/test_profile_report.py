@@ -20,6 +20,8 @@ def test_tables_that_scroll_show_that_there_is_more() -> None:
     style = re.search(r"\.scroll \{(.*?)\}", render_profile(profile()), re.S)
     assert style and "overflow-x: auto" in style[1]
     assert style[1].count(" local") == style[1].count(" scroll") == 2  # covers, and shadows
+    assert style[1].count("var(--more)") == 2  # a colour of their own, which glares in no scheme
+    assert render_profile(profile()).count("--more: #") == 2
 
 
 def profile(**changes: Any) -> dict[str, Any]:

@@ -6,12 +6,15 @@ import io
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import typer
 
 from edgespec.cli import chat_input
 from edgespec.cli.chat_input import interface_bytes, read_messages
+from edgespec.cli.chat_loop import NextLine
 
 
 def piped(monkeypatch: pytest.MonkeyPatch, data: bytes) -> list[str]:
@@ -53,3 +56,40 @@ def test_a_history_that_grew_long_is_shortened_at_its_old_end(
     assert 100 < len(kept) < 140 and kept[0].startswith("line 399 ")
     assert all(re.fullmatch(r"line \d+ x{1000}", one) for one in kept)
     assert file.stat().st_mode & 0o777 == 0o600
+
+
+def test_bytes_that_are_no_text_are_told_where_they_are_typed_and_the_rest_is_kept(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They became question marks without a word; editors hand them on as half characters."""
+    typed, offered = iter(["caf\udce9 au lait", "café au lait"]), list[str]()
+
+    class Editor:
+        default_buffer = SimpleNamespace(text="")
+
+        def prompt(self, _prompt: str, default: str = "") -> str:
+            offered.append(default)
+            if (line := next(typed, None)) is None:
+                raise EOFError
+            return line
+
+    monkeypatch.setattr(chat_input, "_is_typed", lambda: True)
+    monkeypatch.setattr(chat_input, "is_dumb", lambda: False)
+    monkeypatch.setattr(chat_input, "_prompt_session", lambda _chat: Editor())
+    chat: Any = SimpleNamespace(next_line=NextLine())
+    assert list(read_messages(chat)) == ["café au lait"]
+    assert offered == ["", "caf au lait", ""]
+    told = capsys.readouterr().err
+    assert "error: the message is not UTF-8 text: it has the byte 0xe9\n" in told
+    assert "hint: set the terminal to UTF-8" in told
+
+
+def test_a_terminal_without_an_editor_reads_bytes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a\xffb\nok\n")))
+    monkeypatch.setattr(chat_input, "_is_typed", lambda: True)
+    monkeypatch.setattr(chat_input, "is_dumb", lambda: True)
+    chat: Any = SimpleNamespace(next_line=NextLine())
+    assert list(read_messages(chat)) == ["ok"]
+    assert "it has the byte 0xff" in capsys.readouterr().err

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import getpass
 import json
-import platform
 from pathlib import Path
 
 import pytest
-from command_line import Command
 from typer.testing import CliRunner
 
 from edgespec.cli import doctor
 from edgespec.cli.main import app
 from edgespec.memory.device.llama_binary import PACKAGE, TESTED, is_tested
-from edgespec.memory.store import cache
-from edgespec.memory.times.curve import CostCurve
 
 
 def test_doctor_says_what_is_there_and_what_will_be_used() -> None:
@@ -72,39 +67,3 @@ def test_doctor_says_what_another_llama_cpp_turns_off(monkeypatch: pytest.Monkey
     assert f"llama-cpp-python 0.9.1 is not tested, {TESTED} is" in text
     assert "off edgespec's kernels: its structures are other ones" in text
     assert "off heads that draft (this llama.cpp hides what they read)" in text
-
-
-def test_a_report_names_nobody(
-    say: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    home = tmp_path / "ada lovelace"
-    monkeypatch.setenv("HOME", str(home))
-    monkeypatch.setenv("USERPROFILE", str(home))
-    monkeypatch.setenv("EDGESPEC_CACHE", str(home / "cache"))
-    monkeypatch.setenv("EDGESPEC_API_KEY", "private key")
-    monkeypatch.setattr(getpass, "getuser", lambda: "lovelace")
-    monkeypatch.setattr(platform, "node", lambda: "engine.example.org")
-    curve = CostCurve([float("inf"), 1.0, 2.0])
-    cache.store("curves", "a device | beef | engine", curve.as_json())
-    status, out, _ = say("doctor", "--report", str(tmp_path / "report.json"))
-    text = (tmp_path / "report.json").read_text(encoding="utf-8")
-    assert (status, out) == (0, "")
-    found = json.loads(text)
-    assert "EDGESPEC_API_KEY" in found["variables"]
-    assert found["step_times_ms"] == {"a device | beef | HOST": [None, 1.0, 2.0]}
-    assert found["cache"] == "~/cache" and found["packages"]
-    for secret in ("lovelace", "private key", "engine", str(tmp_path)):
-        assert secret not in text
-
-
-@pytest.mark.parametrize(
-    "path",
-    ["/home/ada/x.so", "/Users/ada/x.so", r"C:\Users\ada\x.so", json.dumps(r"C:\Users\ada\x.so")],
-)
-def test_folders_of_other_users_are_not_told(path: str) -> None:
-    assert "ada" not in doctor.without_names(path) and "x.so" in doctor.without_names(path)
-
-
-def test_a_report_that_cannot_be_written_is_a_sentence(say: Command, tmp_path: Path) -> None:
-    status, _, err = say("doctor", "--report", str(tmp_path / "no" / "report"))
-    assert status == 1 and f"cannot write {tmp_path / 'no' / 'report'}: No such file" in err

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-from bert_gguf import write_random_bert
 from command_line import Command, run
-from random_gguf import Q8_0, write_model
 
 from edgespec.models.embedded import embedded_model
 
@@ -44,6 +43,12 @@ def test_a_draft_model_is_planned_priced_and_lossless(measured_cache: Path) -> N
     assert report["accepted_by"].get("model", 0) == sources.get("model", 0)
 
 
+def test_a_run_says_what_each_drafter_wrote(measured_cache: Path) -> None:
+    arguments = (str(embedded_model()), QUESTION, *SHORT[:-1], "--drafter", "suffix")
+    done = run("run", *arguments, cache=str(measured_cache))
+    assert re.search(r"\), drafts accepted: suffix \d+ of \d+, first token", done.err)
+
+
 def test_what_is_remembered_is_shown_and_cleared(
     command: Command, cache_folder: Path, measured_cache: Path
 ) -> None:
@@ -60,22 +65,6 @@ def test_what_is_remembered_is_shown_and_cleared(
     assert again["token_ids"] == first["token_ids"]
     assert "1 model" in command("remembered", "--clear").err
     assert json.loads(command("remembered", "--json").out) == []
-
-
-def test_which_files_can_draft(command: Command, tmp_path: Path) -> None:
-    shutil.copy(embedded_model(), tmp_path / "copy.gguf")
-    write_model(tmp_path / "other.gguf", "llama", Q8_0)
-    write_random_bert(tmp_path / "wordpiece.gguf")
-    (tmp_path / "broken.gguf").write_bytes(b"no model")
-    done = command("models", "show", str(embedded_model()), "--pairs", str(tmp_path))
-    assert done.status == 0
-    lines = {line.split()[0].rstrip(":"): line for line in done.out.splitlines()}
-    assert "no smaller than" in lines["copy.gguf"]
-    assert "can draft" in lines["other.gguf"]  # of another vocabulary
-    assert "cannot draft" in lines["wordpiece.gguf"]
-    assert "not a GGUF" in lines["broken.gguf"]
-    refused = command("models", "show", "--pairs", str(tmp_path / "nowhere"))
-    assert refused.status == 1 and "is no folder" in refused.err
 
 
 @pytest.mark.parametrize(

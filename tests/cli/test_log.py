@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 import sys
@@ -13,8 +12,7 @@ import pytest
 from command_line import Command, run
 
 from edgespec.cli.log import start_log, stop_log
-from edgespec.cli.options import ModelsOptions
-from edgespec.log import REQUEST_ID
+from edgespec.cli.options import ModelOptions
 
 QUESTION = "What is a quokka made of?"
 SHORT = ("--max-tokens", "8", "--ctx", "256")
@@ -28,9 +26,9 @@ def ended() -> Any:
     stop_log()
 
 
-def said(capsys: pytest.CaptureFixture[str], verbose: int = 0, log_format: str = "text") -> str:
+def said(capsys: pytest.CaptureFixture[str], verbose: int = 0) -> str:
     """What stderr has of one line of each level."""
-    start_log(verbose, None, log_format)
+    start_log(verbose, None)
     SERVE.warning("w")
     SERVE.info("i")
     SERVE.debug("d")
@@ -49,7 +47,7 @@ def test_a_file_has_what_v_shows_and_is_appended_to(
 ) -> None:
     path = tmp_path / "log"
     for _ in range(2):
-        start_log(0, str(path), "text")
+        start_log(0, str(path))
         SERVE.info("one\x1b[2J")
     assert capsys.readouterr() == ("", "")
     line = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} INFO edgespec\.serve: one\[2J\n"
@@ -57,44 +55,14 @@ def test_a_file_has_what_v_shows_and_is_appended_to(
 
 
 def test_a_file_that_was_moved_away_is_made_anew(tmp_path: Path) -> None:
-    start_log(0, str(tmp_path / "log"), "text")
+    start_log(0, str(tmp_path / "log"))
     SERVE.info("one")
     (tmp_path / "log").rename(tmp_path / "log.1")
     SERVE.info("two")
     assert "two" in (tmp_path / "log").read_text(encoding="utf-8")
 
 
-def test_json_is_one_document_a_line(capsys: pytest.CaptureFixture[str]) -> None:
-    start_log(0, None, "json")
-    token = REQUEST_ID.set("req_1")
-    try:
-        SERVE.warning("two\nlines", extra={"fields": {"status": 401}})
-    finally:
-        REQUEST_ID.reset(token)
-    out, err = capsys.readouterr()
-    assert out == "" and err.count("\n") == 1
-    document = json.loads(err)
-    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00", document.pop("time"))
-    assert document == {
-        "level": "warning",
-        "logger": "edgespec.serve",
-        "message": "two\nlines",
-        "request_id": "req_1",
-        "status": 401,
-    }
-
-
-def test_with_json_all_of_stderr_is_json(command: Command, tmp_path: Path) -> None:
-    arguments = ("plan", str(tmp_path / "no.gguf"), "--log-format", "json")
-    status, out, err = command(*arguments)
-    documents = [json.loads(line) for line in err.splitlines()]
-    assert (status, out) == (1, "")
-    assert documents[0]["level"] == "error" and "no.gguf" in documents[0]["message"]
-    text = command(*arguments[:2])[2]
-    assert text.startswith("error: ") and "edgespec.cli" not in text
-
-
-@pytest.mark.parametrize("command_name", ["doctor", "plan", "version", "models path"])
+@pytest.mark.parametrize("command_name", ["doctor", "plan", "version", "models list"])
 def test_every_command_takes_them(command: Command, command_name: str, tmp_path: Path) -> None:
     missing = tmp_path / "no" / "log"
     status, out, err = command(*command_name.split(), "-vv", "--log-file", str(missing))
@@ -102,14 +70,9 @@ def test_every_command_takes_them(command: Command, command_name: str, tmp_path:
     assert err == f"error: cannot write the log {missing}: No such file or directory\n"
 
 
-def test_a_format_that_is_none_is_misuse(command: Command) -> None:
-    status, _, err = command("doctor", "--log-format", "yaml")
-    assert status == 2 and "--log-format is text or json, not yaml" in err
-
-
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
 def test_a_full_disk_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
-    start_log(0, "/dev/full", "text")
+    start_log(0, "/dev/full")
     SERVE.info("one")
     SERVE.info("two")
     assert capsys.readouterr().err.count("cannot write the log /dev/full") == 1
@@ -120,10 +83,10 @@ def test_a_bug_leaves_its_place_and_no_text(
 ) -> None:
     """Messages of exceptions may quote a prompt."""
 
-    def fail(models: ModelsOptions, *_more: object) -> None:
-        raise KeyError(models.names)
+    def fail(model: ModelOptions, *_more: object) -> None:
+        raise KeyError(model.name)
 
-    monkeypatch.setattr(ModelsOptions, "paths", fail)
+    monkeypatch.setattr(ModelOptions, "path", fail)
     with pytest.raises(KeyError):
         command("plan", "private text", "--log-file", str(tmp_path / "log"))
     told = (tmp_path / "log").read_text(encoding="utf-8")

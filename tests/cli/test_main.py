@@ -318,3 +318,30 @@ def test_streams_that_are_closed_from_the_start_are_no_traceback(
     assert re.fullmatch(out, done.stdout, re.DOTALL)
     assert told in done.stderr and "Traceback" not in done.stderr
     assert bool(done.stderr) == bool(told)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variable", "told"),
+    [
+        (["list"], {}, "No such command 'list'. Did you mean 'models list'?"),
+        (["pull", "qwen3:4b"], {}, "No such command 'pull'. Did you mean 'models pull'?"),
+        (["ps"], {}, "No such command 'ps'. Did you mean GET /status of a server?"),
+        (["run", "-p", "hi", "--temp", "hot"], {}, "'hot' is not a number"),
+        (["run", "-p", "hi", "-c", "5.5"], {}, "'-c': '5.5' is not a whole number"),
+        (["run"], {"CTX": "banana"}, "for the variable EDGESPEC_CTX: 'banana' is not a whole num"),
+        (["run", "--ctx=x"], {"CTX": "5"}, "for '--ctx' / '--ctx-size' / '-c': 'x' is not a whole"),
+    ],
+)
+def test_misuse_is_told_in_words_of_who_typed_it(
+    command: Command,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    variable: dict[str, str],
+    told: str,
+) -> None:
+    """Names of Ollama's commands, of variables, and of no type of a library."""
+    monkeypatch.setenv("COLUMNS", "200")
+    for name, value in variable.items():
+        monkeypatch.setenv(f"EDGESPEC_{name}", value)
+    done = command(*arguments)
+    assert done.status == 2 and told in done.err

@@ -152,7 +152,7 @@ def test_every_command_fetches_what_it_is_asked_for(at_home: Command, hub: Hub) 
     [
         (
             Shape("qwen35", predicting=1),
-            {"recurrent state": "20 KiB in 2 of 5 layers; drafts of up to", "head inside": "yes"},
+            {"recurrent state": "in 2 of 5 layers; drafts of up to", "head inside": "yes"},
         ),
         (Shape("lfm2"), {"recurrent state": "in 2 of 4 layers; drafts of up to"}),
     ],
@@ -166,7 +166,6 @@ def test_a_file_says_what_it_can_do_for_drafting(
     assert status == 0
     rows = rows | {
         "head beside it": "mtp-tiny-Q8_0.gguf: ",
-        "snapshots here": "what they cost is measured on first use",
     }
     found = dict(line.split("  ", 1) for line in shown.splitlines() if "  " in line)
     for name, text in rows.items():
@@ -174,9 +173,8 @@ def test_a_file_says_what_it_can_do_for_drafting(
     assert ("head inside" in found) == bool(shape.predicting)
     _, document, _ = at_home("models", "show", str(path), "--json")
     can = json.loads(document)
-    assert can["snapshots"]["value"] in (3, 7)
     assert can["most_snapshots"] > 7 and can["has_head"] == bool(shape.predicting)
-    assert can["state_bytes"] > 0 and "settings" not in can
+    assert "settings" not in can
     assert list(can["heads_beside"]) == ["mtp-tiny-Q8_0.gguf"]
 
 
@@ -191,8 +189,6 @@ def test_a_head_beside_a_model_is_shown_with_what_it_is_good_for(
         _, shown, _ = at_home("models", "show", str(model))
         found = dict(line.split("  ", 1) for line in shown.splitlines() if "  " in line)
         assert f"{head.name}: " in found["head beside it"] and said in found["head beside it"]
-    _, pairs, _ = at_home("models", "show", str(path), "--pairs", str(tmp_path))
-    assert f"{head.name} (" in pairs.splitlines()[0] and "can draft" in pairs.splitlines()[0]
     status, _, told = at_home("models", "show", str(head))
     assert status == 1 and "this file with --draft-model" in told
 
@@ -231,8 +227,3 @@ def test_models_show(command: Command) -> None:
     ]  # fmt: skip
     assert "llama, 30 layers, 9 heads, 3 for keys and values" in done.out
     assert "22.5 KiB per token in f16" in done.out
-
-
-@pytest.mark.model
-def test_models_path(command: Command) -> None:
-    assert command("models", "path").out == f"{embedded_model()}\n"

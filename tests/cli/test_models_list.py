@@ -26,7 +26,7 @@ def test_the_list_says_how_fast_where_it_was_measured(
     (home / "broken.gguf").write_bytes(b"<!doctype html>")
 
     def measured(*arguments: Any) -> Plan:
-        source = "from step times measured with 50% of its threads, as other programs computed"
+        source = "measured on 24 November 2026 with 50% of its threads, as other programs computed"
         return replace(made(*arguments), speed_source=source, tokens_per_s=42.4)
 
     for plan, speed in ((made, "-"), (measured, "42")):

@@ -23,8 +23,9 @@ QUESTION = "Why is the sky blue? Explain it at length."
 # One thread: a second one waits in a busy loop, which is slow wherever something else runs.
 SHORT = ("--max-tokens", "8", "--ctx", "256", "--threads", "1")
 SUMMARY = re.compile(
-    r"(\d+) tokens, [\d.]+ tokens/s, acceptance length \d\.\d\d \(plain is 1\.00\), first token "
-    r"after \d+\.\d\d s, peak memory \d+ MiB(; cut off by --max-tokens)?"
+    r"(\d+) tokens, [\d.]+ tokens/s, acceptance length \d\.\d\d \(plain is 1\.00\)"
+    r"(?:, drafts accepted: [a-z\d, ]+)?, first token after \d+\.\d\d s, "
+    r"peak memory \d+ MiB(; cut off by --max-tokens)?"
 )
 
 

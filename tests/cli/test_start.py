@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from edgespec.cli import start
 from edgespec.cli.start import cancel_on_interrupt, load_engine
 from edgespec.setup import loading
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine does not end the tests."""
+    monkeypatch.setattr(start, "_NATIVE_S", 600.0)
 
 
 @pytest.mark.model
@@ -45,6 +54,15 @@ def test_ctrl_c_ends_a_load_at_its_next_report(step: str, monkeypatch: pytest.Mo
     assert not seen
 
 
+def test_ctrl_c_before_a_load_begins_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While modules are imported: the plan reports nothing, and loading does seconds later."""
+    monkeypatch.setattr(loading, "plan_to_load", lambda *_: pytest.fail("it went on"))
+    cancel, anything = threading.Event(), cast("Any", None)
+    cancel.set()
+    with pytest.raises(KeyboardInterrupt):
+        load_engine(anything, anything, cancel, quiet=True)
+
+
 @pytest.mark.parametrize("step", ["plan_to_load", "load_plan"])
 def test_ctrl_c_ends_what_reports_nothing(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels are timed, headers are read, steps are measured: seconds, once for a device."""
@@ -67,3 +85,22 @@ def test_ctrl_c_ends_what_reports_nothing(step: str, monkeypatch: pytest.MonkeyP
         assert signal.getsignal(signal.SIGINT) is handler, "an answer is cancelled, not interrupted"
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no pipe hears of signals there")
+@pytest.mark.parametrize("step", ["plan_to_load", "load_plan"])
+def test_ctrl_c_ends_a_load_whose_library_does_not_return(step: str) -> None:
+    """Python would hear of it minutes later."""
+    code = (
+        "import hashlib, os, signal, threading\n"
+        "from edgespec.cli.start import cancel_on_interrupt, load_engine\n"
+        "from edgespec.setup import loading\n"
+        "def work(*_, **__):\n"
+        "    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
+        "    hashlib.pbkdf2_hmac('sha256', b'', b'', 2**31 - 1)\n"
+        "loading.plan_to_load = lambda *_: None\n"
+        f"loading.{step} = work\n"
+        "load_engine(None, None, cancel_on_interrupt(), quiet=True)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], timeout=60, check=False)
+    assert done.returncode == 130

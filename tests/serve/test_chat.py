@@ -11,11 +11,9 @@ from decoding_cases import END, VOCAB
 from frozen_times import free_drafts
 from openai import BadRequestError, NotFoundError
 from serving_cases import (
-    CALL,
     CALLS,
     HELLO,
     TEMPLATE,
-    WEATHER,
     Connect,
     Serve,
     Speaker,
@@ -67,22 +65,6 @@ def test_stops_choices_and_biases(serve: Serve, client: Connect) -> None:
     assert answer.usage is not None and answer.usage.completion_tokens == 2 * len("Hello, w")
 
 
-def test_biases_may_name_texts(serve: Serve) -> None:
-    """As llama.cpp's server takes them, in every interface."""
-    address, bias = serve(Speaker("Hello")), {"H": -100}
-    body = {"messages": HELLO, "max_tokens": 1, "logit_bias": bias}
-    for path, more in (
-        ("chat/completions", {}),
-        ("messages", {}),
-        ("responses", {"input": "Hi"}),
-        ("completions", {"prompt": "Hi"}),
-        ("/completion", {"prompt": "Hi", "n_predict": 1}),
-    ):
-        told = httpx.post(f"{address}/v1/{path}".replace("/v1//", "/"), json={**body, **more})
-        assert told.status_code == 200, told.text
-        assert '"H"' not in told.text
-
-
 def test_what_is_not_supported_is_refused_by_name(serve: Serve, client: Connect) -> None:
     talk = client(serve(Speaker())).chat.completions
     with pytest.raises(BadRequestError, match="modalities is not supported") as refused:
@@ -104,15 +86,14 @@ SETUP = Setup(("edgespec",), 2048, Defaults(think_budget=500), Limits())
         ({"reasoning_effort": "none"}, 0, False),
         ({"reasoning_effort": "high"}, 500, None),
         ({"reasoning": {"effort": "low", "summary": "auto"}}, 1024, None),
-        ({"reasoning": {"max_tokens": 70}}, 70, None),
-        ({"reasoning": {"enabled": False}}, 0, False),
         ({"thinking": {"type": "enabled", "budget_tokens": 90}}, 90, True),
         ({"thinking": {"type": "disabled"}}, 0, False),
         ({"chat_template_kwargs": {"enable_thinking": False}}, 0, False),
         ({"think": False}, 0, False),
         ({"think": "high"}, 500, None),
-        ({"thinking_budget": 9, "reasoning_effort": "low"}, 9, None),
-        ({"thinking_budget": -1}, 500, None),
+        ({"thinking": {"budget_tokens": 9}, "reasoning_effort": "low"}, 9, None),
+        ({"thinking": {"budget_tokens": -1}}, 500, None),
+        ({"thinking_budget": 9}, 500, None),
     ],
 )
 def test_clients_say_in_many_ways_how_long_a_model_may_think(
@@ -128,7 +109,7 @@ def test_a_thought_ends_at_its_budget_and_an_answer_comes(serve: Serve) -> None:
     body = {"messages": HELLO, "max_tokens": 60, "temperature": 0}
     told = httpx.post(f"{address}/v1/chat/completions", json=body).json()
     assert told["choices"][0]["message"]["content"] == ""
-    body |= {"thinking_budget": 6}
+    body |= {"thinking": {"budget_tokens": 6}}
     message = httpx.post(f"{address}/v1/chat/completions", json=body).json()["choices"][0][
         "message"
     ]
@@ -146,24 +127,6 @@ def test_a_prediction_is_drafted_and_changes_nothing(serve: Serve) -> None:
     ]
     assert [one["choices"][0]["message"]["content"] for one in made] == [text, text]
     assert made[0]["timings"]["draft_n_accepted"] > 5
-
-
-def test_functions_are_called_by_their_older_name(serve: Serve, client: Connect) -> None:
-    talk = client(serve(Speaker(CALL))).chat.completions
-    asked: Any = {"functions": [WEATHER["function"]], "function_call": "auto"}
-    made = talk.create(model="edgespec", messages=HELLO, temperature=0, **asked)
-    message = made.choices[0].message
-    assert made.choices[0].finish_reason == "function_call"
-    assert message.function_call is not None and message.tool_calls is None
-    assert (message.function_call.name, json.loads(message.function_call.arguments)) == (
-        "weather",
-        {"city": "Rome"},
-    )
-    stream = talk.create(model="edgespec", messages=HELLO, temperature=0, stream=True, **asked)
-    deltas = [chunk.choices[0] for chunk in stream]
-    assert deltas[-1].finish_reason == "function_call"
-    parts = [one.delta.function_call for one in deltas if one.delta.function_call]
-    assert "".join(part.name or "" for part in parts) == "weather", "in one part or several"
 
 
 def taken(*messages: Any) -> list[dict[str, Any]]:
@@ -285,7 +248,7 @@ def test_a_thought_in_channels_ends_at_its_budget(serve: Serve) -> None:
     body = {"messages": HELLO, "max_tokens": 150, "temperature": 0}
     told = httpx.post(f"{address}/v1/chat/completions", json=body).json()
     assert told["choices"][0]["message"]["content"] == ""
-    body |= {"thinking_budget": 6}
+    body |= {"thinking": {"budget_tokens": 6}}
     told = httpx.post(f"{address}/v1/chat/completions", json=body).json()
     message = told["choices"][0]["message"]
     assert message["reasoning_content"] == "hm hm" and "hm hm" in message["content"]

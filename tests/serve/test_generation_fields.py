@@ -117,9 +117,8 @@ ANY = {"json_schema": '{"type": "object"}'}
         ({"json_schema": True}, {"json_schema": "true"}),
         ({"grammar": 'root ::= "a"'}, {"grammar": 'root ::= "a"'}),
         ({"grammar": "", "json_schema": SCHEMA}, {"json_schema": TEXT}),
-        ({"guided_json": TEXT}, {"json_schema": TEXT}),
-        ({"guided_regex": "a+"}, {"regex": "a+"}),
-        ({"guided_grammar": "start: /a/"}, {"grammar": "start: /a/"}),
+        ({"structured_outputs": {"json": TEXT}}, {"json_schema": TEXT}),
+        ({"structured_outputs": {"grammar": "start: /a/"}}, {"grammar": "start: /a/"}),
         ({"structured_outputs": {"json": SCHEMA}}, {"json_schema": TEXT}),
         ({"structured_outputs": {"json_object": True}}, ANY),
         ({"structured_outputs": {"regex": "a+", "disable_fallback": True}}, {"regex": "a+"}),
@@ -132,10 +131,9 @@ def test_forms_are_taken_by_every_name(body: dict[str, Any], form: dict[str, str
     fields.end()
 
 
-@pytest.mark.parametrize("field", ["guided_choice", "choice"])
-def test_a_choice_is_an_expression_of_its_texts(field: str) -> None:
+def test_a_choice_is_an_expression_of_its_texts() -> None:
     choices = ["yes", "no (.*)", 'a"\\\n', "é😀"]
-    body: Any = {field: choices} if field != "choice" else {"structured_outputs": {field: choices}}
+    body = {"structured_outputs": {"choice": choices}}
     expression = take_format(Fields(body), Limits())["regex"]
     python = re.sub(r"\\x\{([0-9a-f]+)\}", lambda code: f"\\U{int(code[1], 16):08x}", expression)
     assert all(re.fullmatch(python, one) for one in choices)
@@ -145,12 +143,16 @@ def test_a_choice_is_an_expression_of_its_texts(field: str) -> None:
 @pytest.mark.parametrize(
     ("body", "problem"),
     [
-        ({"json_schema": SCHEMA, "guided_regex": "a"}, "guided_regex and json_schema cannot both"),
+        ({"json_schema": SCHEMA, "grammar": "a"}, "json_schema and grammar cannot both"),
+        ({"guided_regex": "a"}, "guided_regex is not supported: use structured_outputs"),
         ({"json_schema": 5}, "json_schema must be an object"),
-        ({"guided_choice": []}, "guided_choice must be a list of texts"),
-        ({"guided_choice": [1]}, "guided_choice must be a list of texts"),
-        ({"guided_choice": ["a"] * 1025}, "1025 items"),
-        ({"guided_regex": "a" * 300_000}, "262,144 are the most"),
+        (
+            {"structured_outputs": {"choice": []}},
+            "structured_outputs.choice must be a list of texts",
+        ),
+        ({"structured_outputs": {"choice": [1]}}, "choice must be a list of texts"),
+        ({"structured_outputs": {"choice": ["a"] * 1025}}, "1025 items"),
+        ({"structured_outputs": {"regex": "a" * 300_000}}, "262,144 are the most"),
         ({"json_schema": {"description": "x" * 300_000}}, "262,144 are the most"),
         ({"structured_outputs": {"structural_tag": "x"}}, "structural_tag is not supported"),
         ({"response_format": {"type": "xml"}}, "text, json_object or json_schema"),
@@ -175,7 +177,7 @@ def test_large_schemas_of_the_public_are_taken() -> None:
 @pytest.mark.parametrize(
     ("path", "body", "fits"),
     [
-        ("/v1/chat/completions", {"guided_choice": ["red", "blue"]}, "red|blue"),
+        ("/v1/chat/completions", {"structured_outputs": {"choice": ["red", "blue"]}}, "red|blue"),
         ("/v1/chat/completions", {"json_schema": {"enum": [1, 2]}}, "1|2"),
         ("/v1/completions", {"structured_outputs": {"regex": "[a-c]{3}"}}, "[a-c]{3}"),
         ("/completion", {"grammar": 'root ::= "x" | "y"'}, "x|y"),
@@ -200,7 +202,33 @@ def test_answers_of_a_server_keep_to_them(
             [choice] = answer["choices"]
             text = choice["message"]["content"] if is_chat else choice["text"]
         assert re.fullmatch(fits, text)
-        refused = httpx.post(url, json={**sent, **dict.fromkeys(body, None), "guided_regex": "("})
+        refused = httpx.post(
+            url, json={**sent, **dict.fromkeys(body, None), "structured_outputs": {"regex": "("}}
+        )
         assert refused.status_code == 400 and "unclosed group" in refused.json()["error"]["message"]
     finally:
         server.close()
+
+
+@pytest.mark.model
+def test_a_schema_that_cannot_be_kept_to_names_its_tool_and_the_place(
+    exact_engine: edgespec.Engine,
+) -> None:
+    fine = {"type": "object", "properties": {"city": {"type": "string"}}}
+    bad = {"type": "object", "properties": {"days": {"type": "array", "uniqueItems": True}}}
+    tools = [
+        {"type": "function", "function": {"name": name, "parameters": schema}}
+        for name, schema in (("weather", fine), ("plan", bad), ("rest", fine))
+    ]
+    server = Server(exact_engine)
+    try:
+        body = {"messages": [{"role": "user", "content": "Hi"}], "tools": tools}
+        told = httpx.post(
+            f"{server.start()}/v1/chat/completions", json={**body, "tool_choice": "required"}
+        )
+    finally:
+        server.close()
+    error = told.json()["error"]
+    assert (told.status_code, error["param"]) == (400, "tools")
+    expected = "a call of plan cannot be required: the JSON schema cannot be used at "
+    assert error["message"].startswith(expected + "properties.days: unsupported keywords uniqueIt")

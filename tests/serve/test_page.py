@@ -119,7 +119,7 @@ def test_a_chat_in_a_browser(serve: Serve, browser: Any) -> None:
     for one in (tab, other):
         one.press("#message", "Enter")
     for one in (tab, other):
-        until(one, "document.querySelector('article:last-child .note').innerText")
+        until(one, "document.querySelector('article:last-child .note').innerText === 'cut off'")
     assert problems == []
 
 
@@ -163,6 +163,45 @@ def test_a_reload_loses_neither_a_question_nor_words(serve: Serve, browser: Any)
     assert tab.inner_text("article.user .text") == "A question\n\nand a thought"
     assert "word word word" in tab.inner_text("article.assistant .text")
     assert tab.inner_text("article.assistant .note") == "stopped"
+
+
+def test_a_new_tab_begins_with_the_last_chat_and_without_its_key(
+    serve: Serve, browser: Any
+) -> None:
+    """Closing a tab lost the conversation; two that are open do not mix."""
+    backend, problems = Speaker("Yes."), list[str]()
+    address = serve(backend)
+    tab = opened(browser, address, problems)
+    tab.fill("#key", "secret")
+    tab.fill("#message", "Are you there?")
+    tab.press("#message", "Enter")
+    until(tab, "document.querySelector('article.assistant .text')?.innerText === 'Yes.'")
+    until(tab, "document.querySelector('#stop').hidden")
+    context = tab.context
+    tab.close(run_before_unload=False)
+    again = context.new_page()
+    again.set_default_timeout(10_000)
+    again.goto(address)
+    assert again.inner_text("article.user .text") == "Are you there?"
+    assert again.inner_text("article.assistant .text") == "Yes."
+    again.click("summary")
+    assert again.input_value("#key") == ""
+    assert "secret" not in again.evaluate("JSON.stringify(localStorage)")
+    assert problems == []
+
+
+def test_what_takes_its_time_is_told_until_the_first_token(serve: Serve, browser: Any) -> None:
+    backend, problems = Speaker("Yes."), list[str]()
+    tab = opened(browser, serve(backend), problems)
+    backend.gate.clear()
+    tab.fill("#message", "Hi")
+    tab.press("#message", "Enter")
+    tab.wait_for_selector("article.assistant .note:text('reading the prompt, 1 s')")
+    assert tab.inner_text("#drafters") == "Being written."
+    backend.gate.set()
+    until(tab, "document.querySelector('article.assistant .text').innerText === 'Yes.'")
+    until(tab, "document.querySelector('article.assistant .note').innerText === ''")
+    assert problems == []
 
 
 GIVE = """([data, kind, name]) => {

@@ -178,3 +178,31 @@ def test_an_answer_that_fails_ends_with_its_event(serve: Serve) -> None:
     assert last["type"] == "response.failed" and last["response"]["status"] == "failed"
     assert last["response"]["error"]["code"] == "server_error"
     assert "the server failed: RuntimeError" in last["response"]["error"]["message"]
+
+
+def test_logprobs_are_those_of_the_text(serve: Serve) -> None:
+    """With an answer, its part and its events; a thought has none, nor what asks for none."""
+    address = serve(Speaker("<think>Hm.</think>Yes."))
+    body = {"input": "Hi", "include": ["message.output_text.logprobs"], "top_logprobs": 2}
+
+    def told(part: dict[str, Any]) -> list[str]:
+        assert all(len(one["top_logprobs"]) == 2 for one in part["logprobs"])
+        return [one["token"] for one in part["logprobs"]]
+
+    whole = httpx.post(f"{address}/v1/responses", json=body).json()
+    thought, message = whole["output"]
+    assert "logprobs" not in thought["content"][0]
+    assert told(message["content"][0]) == list("Yes.")
+    streamed = httpx.post(f"{address}/v1/responses", json={**body, "stream": True}).text
+    events = [json.loads(line[6:]) for line in streamed.splitlines() if line.startswith("data: ")]
+    by_kind: dict[str, list[str]] = {}
+    for one in events:
+        if one["type"].startswith("response.output_text."):
+            by_kind.setdefault(one["type"].rpartition(".")[2], []).extend(told(one))
+    assert by_kind == {"delta": list("Yes."), "done": list("Yes.")}
+    part = events[-1]["response"]["output"][1]["content"][0]
+    assert told(part) == list("Yes.")
+    plain = httpx.post(f"{address}/v1/responses", json={"input": "Hi"}).json()
+    assert plain["output"][1]["content"][0]["logprobs"] == []
+    refused = httpx.post(f"{address}/v1/responses", json={"input": "Hi", "top_logprobs": 2})
+    assert refused.status_code == 400 and "top_logprobs needs" in refused.json()["error"]["message"]

@@ -18,7 +18,11 @@ def test_what_a_server_tells_of_itself(serve: Serve) -> None:
     assert httpx.get(f"{address}/props").json()["default_generation_settings"]["n_ctx"] == 2048
     assert httpx.get(f"{address}/slots").status_code == 404
     told = httpx.get(f"{address}/metrics").text
-    assert "edgespec_generated_tokens_total 14\n" in told
+    assert "llamacpp:tokens_predicted_total 14\n" in told
+    assert "edgespec_generations_total 1\n" in told
+    assert "edgespec_time_to_first_token_seconds_total " in told
+    names = [line.split("{")[0].split(" ")[0] for line in told.splitlines() if line[:1] != "#"]
+    assert not [one for one in names if one.startswith("edgespec_") and "_tokens_" in one]
     assert 'edgespec_requests_total{status="200"} 2\n' in told
     state = httpx.get(f"{address}/status").json()
     assert state["totals"]["generations"] == 1 and state["queue"]["waiting"] == 0
@@ -36,6 +40,8 @@ def test_names_are_those_that_clients_of_llama_cpp_read(serve: Serve) -> None:
     props = httpx.get(f"{address}/props").json()
     assert (props["model_path"], props["is_sleeping"]) == ("tiny.gguf", False)
     assert props["build_info"].startswith("edgespec-")
+    params = props["default_generation_settings"]["params"]
+    assert (params["repeat_penalty"], params["repeat_last_n"]) == (1.0, 64)
     httpx.post(f"{address}/completion", json={"prompt": "abc"})
     httpx.post(f"{address}/completion", json={"prompt": "abc"})
     lines = httpx.get(f"{address}/metrics").text.splitlines()

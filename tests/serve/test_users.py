@@ -38,8 +38,6 @@ def test_each_answer_is_the_one_given_alone(serve: Serve) -> None:
     with ThreadPoolExecutor(8) as pool:
         made = [pool.submit(httpx.post, shared + CHAT, json=asked(n), timeout=30) for n in range(8)]
         until(lambda: httpx.get(f"{shared}/status").json()["queue"]["running"] == 4)
-        slots = httpx.get(f"{shared}/slots").json()
-        assert [slot["is_processing"] for slot in slots] == [True] * 4
         backend.gate.set()
         texts = [text_of(one.result(PATIENCE_S)) for one in made]
     assert max(backend.together) > 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from planning_cases import INF, PLENTY, SPEC
 
 from edgespec.backends.fake import FakeBackend
+from edgespec.memory.plan.options import LLAMACPP
 from edgespec.memory.plan.plan import Plan
 from edgespec.memory.plan.request import Request
 from edgespec.memory.plan.settings import settings_of
@@ -90,7 +92,7 @@ def test_a_plan_says_what_it_rests_on(measured: list[float]) -> None:
     plan = plan_of()
     assert "with 50% of its threads, as other programs computed" in plan.speed_source
     load(1.0, plan)
-    assert plan_of().speed_source == "from step times measured on this device"
+    assert re.fullmatch(r"measured on \d+ [A-Z]\w+ 20\d\d", plan_of().speed_source)
 
 
 def test_a_draft_models_times_are_kept_too(measured: list[float]) -> None:
@@ -121,3 +123,24 @@ def test_a_damaged_contention_is_no_curve(contention: Any) -> None:
     document = {**CostCurve([INF, 4.0]).as_json(), "contention": contention}
     with pytest.raises((TypeError, ValueError)):
         CostCurve.from_json(document)
+
+
+def test_a_run_without_drafts_is_measured_for_plans(
+    measured: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once, and no more where steps of drafts were measured."""
+    backend = backend_of(1.0)
+    monkeypatch.setitem(loading._BACKENDS, LLAMACPP, lambda *_: backend)
+    before = plan_of()
+    assert before.speed_source.startswith("estimated") and before.plain_tokens_per_s > 120.0
+    for _ in range(2):
+        loading._load_one(SPEC, plan_of(drafter="none"), lambda *_: None)
+    assert measured == [1.0]
+    after = plan_of()
+    assert after.plain_tokens_per_s == pytest.approx(100.0)
+    assert after.speed_source.startswith("measured on")
+    assert after.speed_source.endswith(", drafts estimated")
+    keep_curve(SPEC, settings_of(after), CostCurve([INF, *ALONE]), replaced=True)
+    cache.remove("plain", settings_key(SPEC, settings_of(after)))
+    loading._load_one(SPEC, plan_of(drafter="none"), lambda *_: None)
+    assert measured == [1.0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from random_gguf import F32, write_model
 
 from edgespec.errors import DoesNotFitError
 from edgespec.memory.bytes.footprint import RUNTIME_BYTES
+from edgespec.memory.bytes.requests import guests_bytes, requests_bytes
 from edgespec.memory.plan.machine import Machine
 from edgespec.memory.plan.request import Request
 from edgespec.models.spec import ModelSpec, read_model_spec
@@ -80,6 +82,16 @@ def test_what_a_process_has_once_is_counted_once(specs: list[ModelSpec]) -> None
     both = beside(two.plan, [one.sizes])
     assert both.predicted_peak_bytes == alone + two.sizes["host"]
     assert beside(two.plan, []) == two.plan
+
+
+def test_guests_are_there_once(specs: list[ModelSpec]) -> None:
+    """All models of a process have the same ones."""
+    request = Request(context_size=256, threads=2, keeps_to_form=True)
+    (alone, *_), without = plan_set(specs, request, MACHINE)
+    (served, *_), capacity = plan_set(specs, replace(request, serves=True), MACHINE)
+    once = requests_bytes(256) + guests_bytes(specs[0].vocab_size, 256)
+    assert capacity.shared_bytes == without.shared_bytes + once
+    assert served.sizes == alone.sizes
 
 
 def test_a_model_is_planned_beside_others_where_that_costs_no_context(

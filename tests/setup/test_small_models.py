@@ -91,6 +91,18 @@ def test_step_times_decide(target: ModelSpec, small: Path) -> None:
     assert reason.endswith(f"; --draft-model {small} uses it")
 
 
+def test_of_one_that_was_named_the_plan_says_what_it_would_bring(
+    target: ModelSpec, small: Path
+) -> None:
+    """It drafts in any case: its ledger closes it where that does not pay."""
+    for times in (FLAT, STEEP):
+        measured(target, times)
+        plan = plan_of(target, draft_model=small)
+        value, reason = told(plan)
+        assert (plan.drafter, value) == ("suffix,model", "small.gguf")
+        assert reason.startswith("as asked; ") and "x of plain decoding predicted" in reason
+
+
 def test_what_it_saved_here_decides(target: ModelSpec, small: Path) -> None:
     draft = read_model_spec(small)
     key = learned_key(target, plan_of(target, drafter="suffix"), draft)
@@ -108,9 +120,30 @@ def test_where_it_does_not_fit_the_plan_says_what_it_needs(target: ModelSpec, sm
     assert plan.drafter == "suffix"
     value, reason = told(plan)
     assert value == "not used" and "but" in reason
-    assert "needs" in reason or "left out for it" in reason
+    assert "needs" in reason or "tokens of context" in reason
     roomy = plan_of(target, budget_bytes=plan_of(target).predicted_peak_bytes)
     assert roomy.draft_model == small
+
+
+def test_context_comes_first_and_the_plan_says_what_would_be_left(
+    target: ModelSpec, small: Path
+) -> None:
+    """With the context that it names, the small model is taken under the same budget."""
+    budget = plan_of(target, context_size=1024).predicted_peak_bytes
+    plan = plan_of(target, context_size=None, budget_bytes=budget)
+    value, reason = told(plan)
+    assert value == "not used" and plan.drafter == "suffix"
+    left = int(reason.split("--ctx ")[1].split()[0])
+    assert left < plan.context_size
+    assert plan_of(target, context_size=left, budget_bytes=budget).draft_model == small
+
+
+def test_several_users_do_without_and_are_told_of_it(target: ModelSpec, small: Path) -> None:
+    plan = plan_of(target, users=4)
+    value, reason = told(plan)
+    assert (plan.users, plan.drafter, value) == (4, "suffix", "not used")
+    assert reason.startswith("small.gguf (") and "--users 1" in reason
+    assert "draft_model" not in plan_of(target, users=4, drafter="suffix").as_json()
 
 
 def test_a_file_with_the_models_vocabulary_comes_first(

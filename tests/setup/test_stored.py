@@ -62,12 +62,12 @@ def test_a_damaged_stored_curve_is_none(base: Any) -> None:
 
 
 def test_a_few_rounds_tell_little() -> None:
-    """From 500 on those of this file count; before, what is usual."""
+    """From 300 on those of this file count; before, what is usual."""
     key = rounds_key(SPEC, "suffix")
     assert stored_rounds(SPEC, "suffix") == DEFAULT_ROUNDS
-    cache.store("rounds", key, {"rounds": RoundHistory([(4, 4, 499.0)]).rounds()})
+    cache.store("rounds", key, {"rounds": RoundHistory([(4, 4, 299.0)]).rounds()})
     assert stored_rounds(SPEC, "suffix") == DEFAULT_ROUNDS
-    cache.store("rounds", key, {"rounds": RoundHistory([(4, 4, 500.0)]).rounds()})
-    assert stored_rounds(SPEC, "suffix") == ((4, 4, 500.0),)
+    cache.store("rounds", key, {"rounds": RoundHistory([(4, 4, 300.0)]).rounds()})
+    assert stored_rounds(SPEC, "suffix") == ((4, 4, 300.0),)
     cache.store("rounds", key, {"rounds": "many"})
     assert stored_rounds(SPEC, "suffix") == DEFAULT_ROUNDS

@@ -26,7 +26,6 @@ from edgespec.memory.store.texts import KeptText
 
 _SLOT_BITS = 15
 _MIX = 0x9E3779B97F4A7C15  # 2^64 / golden ratio, the usual multiplicative hash
-_NO_KEY = -1
 _KEY_MASK = (1 << 63) - 1  # keys are not negative
 
 # Cells of the calibration. A value lands in the bucket of the last border it reaches.
@@ -53,7 +52,7 @@ class _Table:
     nbytes = (8 + 8 * WIDTH) << _SLOT_BITS
 
     def __init__(self) -> None:
-        self._keys = array("q", [_NO_KEY]) * (1 << _SLOT_BITS)
+        self._keys = array("q", [-1]) * (1 << _SLOT_BITS)
         self._tokens = array("i", [0]) * (WIDTH << _SLOT_BITS)
         self._shares = array("f", [0.0]) * (WIDTH << _SLOT_BITS)
 

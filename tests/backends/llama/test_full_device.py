@@ -10,6 +10,10 @@ from pathlib import Path
 import pytest
 from random_gguf import Q8_0, write_model
 
+from edgespec.backends.llama import context
+from edgespec.backends.llama.library import LOG
+from edgespec.errors import DoesNotFitError
+
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits the address space")
 
 # The limit is set once everything is open that a process needs besides.
@@ -46,3 +50,13 @@ def test_a_device_that_is_full_is_an_error_with_a_hint(tmp_path: Path) -> None:
     assert error.startswith("llama.cpp cannot make a context of 1048576 tokens: ")
     assert "failed to allocate" in error
     assert re.fullmatch(r"this process may use \d+ MiB of addresses: raise `ulimit -v` .*", hint)
+
+
+@pytest.mark.parametrize(
+    "words", ["error loading model vocabulary: std::bad_alloc", "unable to allocate X"]
+)
+def test_no_memory_is_no_newer_architecture(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LOG, "problem", lambda: words)
+    assert isinstance(context._failure("it cannot be loaded", "it is newer"), DoesNotFitError)
+    monkeypatch.setattr(LOG, "problem", lambda: "unknown architecture")
+    assert context._failure("it cannot be loaded", "it is newer").hint == "it is newer"

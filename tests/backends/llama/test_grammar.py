@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 import edgespec
 from edgespec.backends.base import AnswerFormat
-from edgespec.backends.llama.grammar import LlamaGrammar, closed_schema
+from edgespec.backends.llama.grammar import LlamaGrammar
+from edgespec.backends.llama.json_schemas import closed_schema
 from edgespec.backends.llama.tokenizer import VocabularyTokenizer
 from edgespec.errors import UnsupportedError
 from edgespec.memory.bytes.footprint import (
@@ -385,6 +386,19 @@ def test_one_of_branches_that_may_both_fit_are_refused(
 
 # -- what is refused ---------------------------------------------------------------------------
 
+
+AT_THE_ITEM = r"at properties\.a\.items\.anyOf\[1\]: "
+
+
+def nested(bad: dict[str, Any]) -> str:
+    """A schema with a bad one within an item of a property, and good ones around it."""
+    item = {"anyOf": [{"type": "string"}, bad]}
+    good = {"type": "object", "properties": {"c": {"type": "integer"}}}
+    return json.dumps(
+        {"type": "object", "properties": {"b": good, "a": {"type": "array", "items": item}}}
+    )
+
+
 REFUSED: tuple[tuple[dict[str, str], str], ...] = (
     ({"grammar": "root ::= ("}, "Expected"),
     ({"grammar": "other ::= 'x'"}, "Expected"),
@@ -403,6 +417,19 @@ REFUSED: tuple[tuple[dict[str, str], str], ...] = (
     ({"json_schema": '{"not": {"type": "array"}}'}, "not"),
     ({"json_schema": '{"oneOf": [{"minimum": 1}, {"type": "integer"}]}'}, "oneOf"),
     ({"json_schema": '{"$ref": "#"}'}, "no text fits it"),
+    (
+        {"json_schema": nested({"not": {}})},
+        AT_THE_ITEM + "unsupported keywords not",
+    ),
+    ({"json_schema": nested({"type": "text"})}, AT_THE_ITEM + "Invalid type"),
+    (
+        {"json_schema": nested({"multipleOf": 1000003})},
+        AT_THE_ITEM + "multipleOf",
+    ),
+    (
+        {"json_schema": '{"$defs": {"x": {"not": {}}}, "items": {"$ref": "#/$defs/x"}}'},
+        r"at \$defs\.x: ",
+    ),
     ({"json_schema": '{"$ref": "http://localhost/x"}'}, "http://localhost/x"),
     ({"json_schema": '{"format": "regex"}'}, "regex"),
     ({"json_schema": '{"multipleOf": 1000003}'}, "1,000,003 remainders"),

@@ -5,7 +5,10 @@ Without the guest most of these end the process of the tests.
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +20,7 @@ from edgespec.backends.llama import grammar as module
 from edgespec.backends.llama.grammar import LlamaGrammar
 from edgespec.backends.llama.tokenizer import VocabularyTokenizer
 from edgespec.errors import UnsupportedError
+from edgespec.memory.bytes.requests import FORM_BYTES, FORM_TOKEN_BYTES
 from edgespec.memory.device.track import peak_resident_bytes
 from edgespec.models.embedded import embedded_model
 
@@ -128,6 +132,14 @@ def test_what_takes_long_with_all_tokens_alone_is_refused(tokenizer: VocabularyT
     text = "\n".join(["root ::= " + " | ".join(f"r{i}" for i in range(1000)), *rules])
     with pytest.raises(UnsupportedError, match="the grammar cannot be used: "):
         LlamaGrammar(tokenizer, AnswerFormat("grammar", text))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="its limit of memory")
+def test_it_may_take_what_plans_of_servers_have(tokenizer: VocabularyTokenizer) -> None:
+    LlamaGrammar(tokenizer, AnswerFormat("regex", "[a-z]{4}"))
+    limits = Path(f"/proc/{module._guest.pid}/limits").read_text()
+    most, *_ = re.search(r"Max data size +(\d+)", limits).groups()  # type: ignore[union-attr]
+    assert int(most) == FORM_BYTES + tokenizer.vocab_size * FORM_TOKEN_BYTES
 
 
 def test_few_forms_are_kept(tokenizer: VocabularyTokenizer) -> None:

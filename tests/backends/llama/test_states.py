@@ -31,7 +31,6 @@ from edgespec.errors import DoesNotFitError
 from edgespec.measure.noise import find_divergence
 from edgespec.memory.plan.request import Request
 from edgespec.models.spec import read_model_spec
-from edgespec.serve.model_file import KeptPrefixes
 from edgespec.setup.planning import make_run_plan
 
 pytestmark = pytest.mark.model
@@ -181,17 +180,20 @@ def test_users_that_answer_at_once_keep_their_own_states(
 
 
 def test_states_go_to_a_file_and_back(path: Path, num_read: list[int]) -> None:
-    """A model that was unloaded goes on from any of them, as it does from its cells."""
-    kept, asked = KeptPrefixes(), [f"{SYSTEM}{said(one)}bot:".encode() for one in range(2)]
+    """A saved conversation goes on from any of them, as it does from its cells."""
+    asked = [f"{SYSTEM}{said(one)}bot:".encode() for one in range(2)]
+    saved = str(path.with_suffix(".saved"))
     with closing(opened(path, states=4)) as backend:
         engine = Engine(backend, cache_key="key")
         engine.generate(list(asked[0]), max_tokens=6, reuse=True)
         expected = list(engine.generate(list(asked[1]), max_tokens=6, reuse=True).token_ids)
         engine.generate(list(asked[0]), max_tokens=6, reuse=True)
-        assert kept.keep(engine, 1.0) > len(SYSTEM)
+        tokens = list(backend.tokens[: backend.length - backend.pending])
+        assert len(tokens) > len(SYSTEM)
+        backend.save_cache(saved)
     with closing(opened(path, states=4)) as backend:
         engine = Engine(backend, cache_key="key")
-        assert kept.restore(engine) > len(SYSTEM)
+        backend.load_cache(saved, tokens)
         answer = engine.generate(list(asked[1]), max_tokens=6, reuse=True)
         assert answer.counters.reused_tokens >= len(SYSTEM) - 1
         assert list(answer.token_ids) == expected

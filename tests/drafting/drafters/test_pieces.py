@@ -7,10 +7,11 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizer_cases import TEXTS, TOKENIZERS, LongestMatch
+from tokenizer_cases import TEXTS, TOKENIZERS, LongestMatch, loaded
 
 from edgespec.backends.llama.tokenizer import LlamaTokenizer, open_tokenizer
 from edgespec.drafting.drafters.pieces import Merges, Pieces, complete
+from edgespec.drafting.drafters.translated import TranslatedText, Translation
 from edgespec.models.embedded import embedded_model
 
 
@@ -71,6 +72,27 @@ def test_words_are_not_asked_for(embedded: LlamaTokenizer, monkeypatch: pytest.M
     for piece in (b" aardvark", b"wolf", b",", b"\n", b" 1984", " Öl".encode(), b" aardvark"):
         assert pieces.tokens(piece) == encode(piece.decode(), add_special=False)
     assert asked == [" 1984", " Öl"]
+
+
+def test_a_round_asks_no_draft_models_tokenizer(
+    embedded: LlamaTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the target wrote of its own is told in tokens that are joined, a word begun included."""
+    target, asked = TOKENIZERS["syllables"], list[str]()
+    text = TranslatedText(
+        loaded(lambda _context: (), TOKENIZERS["bytes"]), Translation(target, embedded), 16
+    )
+    text.begin(target.encode("Say it:\n"))
+    encode = embedded.encode
+
+    def counted(part: str, *, add_special: bool = True) -> list[int]:
+        asked.append(part)
+        return encode(part, add_special=add_special)
+
+    monkeypatch.setattr(embedded, "encode", counted)
+    for token in target.encode(" universe until there"):
+        text.append([token])
+    assert text.tokens[-3:] == encode(" universe until there") and not asked
 
 
 class Listing(LongestMatch):

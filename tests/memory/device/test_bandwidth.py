@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from edgespec.memory.device import bandwidth, host
+from edgespec.memory.device import bandwidth, host, neighbours
 from edgespec.memory.store import cache
 
 MIB = 1 << 20
@@ -73,7 +73,7 @@ def test_the_start_of_threads_is_not_in_the_time(monkeypatch: pytest.MonkeyPatch
 
 
 def test_copies_are_larger_than_the_last_caches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A plan takes no more than its model, and does not keep what caches gave."""
+    """A plan takes no more than its model; what caches gave is kept for models as small alone."""
     asked: list[int] = []
 
     def measure(_threads: int, most_bytes: int) -> float:
@@ -88,6 +88,8 @@ def test_copies_are_larger_than_the_last_caches(monkeypatch: pytest.MonkeyPatch)
         bandwidth.memory_bandwidth(model_mib * MIB)
         assert asked.pop() == copied * MIB
         assert (bandwidth.stored_bandwidth() is None) == (model_mib == 100)
+        assert bandwidth.memory_bandwidth(model_mib * MIB) == 9e9
+        assert not asked, "a second plan says the same"
     bandwidth._total_bytes.cache_clear()
 
 
@@ -139,6 +141,17 @@ def test_a_step_that_was_faster_than_memory_shows_what_memory_can_do(
         assert bandwidth.memory_bandwidth() == 8e9
     bandwidth.saw_step(10**9, 0.05)
     assert bandwidth.memory_bandwidth() == bandwidth.measured_bandwidth() == 20e9
+
+
+def test_whether_other_programs_computed_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    speeds, busy = iter([8e9, 20e9]), iter([1.0, 0.0])
+    monkeypatch.setattr(bandwidth, "_measure", lambda *_: next(speeds))
+    monkeypatch.setattr(neighbours.Neighbours, "share", lambda _self: next(busy))
+    assert not bandwidth.is_from_busy_moment(1 << 40)
+    bandwidth.memory_bandwidth(1 << 40)
+    assert bandwidth.is_from_busy_moment(1 << 40)
+    bandwidth.measured_bandwidth()
+    assert not bandwidth.is_from_busy_moment(1 << 40)
 
 
 @pytest.mark.parametrize("value", [None, "fast", 0, -1.0, [], {}, float("inf"), float("nan")])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from laid_out import machine_with
@@ -12,6 +13,7 @@ from planning_cases import MIB, SPEC, held, outcome, plan_of
 
 from edgespec.errors import DoesNotFitError
 from edgespec.memory.bytes.footprint import RUNTIME_BYTES, Component
+from edgespec.memory.bytes.requests import guests_bytes, requests_bytes
 from edgespec.memory.device import host
 from edgespec.memory.device.track import peak_resident_bytes, private_bytes, resident_bytes
 from edgespec.memory.plan.machine import reachable_bytes, this_machine
@@ -43,6 +45,16 @@ def test_a_command_line_and_its_line_editor_are_counted_once() -> None:
     plan = plan_of(SPEC, machine, interface_bytes=12 * MIB)
     assert "process" not in plan.component_bytes
     assert plan.component_bytes["interface"] == 12 * MIB
+
+
+def test_a_server_counts_its_requests_and_its_guests() -> None:
+    alone = plan_of(SPEC)
+    cells: Any = {"context_size": 1024, "serves": True}
+    assert "guests" not in alone.component_bytes
+    parts = plan_of(SPEC, **cells, keeps_to_form=True).component_bytes
+    assert parts["guests"] == guests_bytes(SPEC.vocab_size, 1024)
+    assert parts["requests"] == requests_bytes(1024)
+    assert plan_of(SPEC, **cells).component_bytes["guests"] == guests_bytes(0, 1024)
 
 
 @pytest.mark.own_memory

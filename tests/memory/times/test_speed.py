@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -166,9 +168,37 @@ def test_without_any_round_speed_is_plain() -> None:
 
 
 def test_a_model_says_what_it_rests_on() -> None:
-    curve = CostCurve([INF, 4.0])
-    assert "measured on this device" in SpeedModel(curve, is_measured=True).source
-    assert "not measured" in SpeedModel(curve, is_measured=False).source
+    noon = datetime(2026, 11, 24, 12).timestamp()
+    curve, dated = CostCurve([INF, 4.0]), CostCurve([INF, 4.0], measured_s=noon)
+    busy = CostCurve([INF, 4.0], contention=2.0, measured_s=noon)
+    day = "measured on 24 November 2026"
+    assert SpeedModel(curve, is_measured=True).source == "measured on this device"
+    assert SpeedModel(dated, is_measured=True).source == day
+    beside = f"{day} with 50% of its threads, as other programs computed"
+    assert SpeedModel(busy, is_measured=True).source == beside
+    assert SpeedModel(curve, is_measured=False).source == "estimated from memory bandwidth"
+    copies = "estimated from memory bandwidth, measured while other programs computed"
+    assert SpeedModel(curve, is_measured=False, is_from_busy_moment=True).source == copies
+    plain = estimated_curve(10**8, 10**10, 4, CostCurve([INF, 4.0], measured_s=noon))
+    assert SpeedModel(plain, is_measured=False).source == f"{day}, drafts estimated"
+    assert plain.base[1] == 4.0 and plain.base[2] == pytest.approx(4.0 * 1.35)
+
+
+def test_a_prediction_is_a_range_that_is_as_wide_as_what_it_rests_on() -> None:
+    """Nine of ten processes lie within 28% of what a quiet machine measured."""
+    curve = CostCurve([INF, 4.0, 5.0, 6.0, 7.0])
+    quiet = SpeedModel(curve, is_measured=True)
+    low, high = quiet.range_of(0, 0)
+    assert (low, high) == pytest.approx((250.0 / 1.279, 250.0 * 1.279), rel=1e-3)
+    drafted_low, drafted_high = quiet.range_of(3, 0)
+    assert low <= drafted_low < low * quiet.tokens_per_s(3, 0) / 250.0
+    assert drafted_high > high * quiet.tokens_per_s(3, 0) / 250.0
+    busy = SpeedModel(replace(curve, contention=2.0), is_measured=True)
+    estimated = SpeedModel(curve, is_measured=False)
+    beside = SpeedModel(curve, is_measured=False, is_from_busy_moment=True)
+    widths = [most / least for least, most in (one.range_of(0, 0) for one in (quiet, busy))]
+    widths += [most / least for least, most in (one.range_of(0, 0) for one in (estimated, beside))]
+    assert widths == sorted(widths) and len(set(widths)) == 4
 
 
 rounds = st.integers(1, 40).flatmap(
