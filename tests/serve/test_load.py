@@ -94,18 +94,17 @@ def num_threads(of_readers: bool) -> int:
 
 @pytest.mark.slow
 @pytest.mark.model
-@pytest.mark.parametrize("users", [1, 8])
-def test_five_hundred_requests_of_sixteen_clients(users: int) -> None:
+def test_requests_of_sixteen_clients_leave_nothing_behind() -> None:
     process = psutil.Process()
-    engine = edgespec.load(context_size=1024, users=users)
+    engine = edgespec.load(context_size=1024, users=8)
     with engine, Server(engine, limits=BUSY) as server:
         address = server.start()
-        load(address, clients=16, requests=4)  # everything is touched once
+        load(address, clients=16, requests=2)  # everything is touched once
         others, before = num_threads(of_readers=False), process.memory_info().rss
-        found = load(address, clients=16, requests=32)
+        found = load(address, clients=16, requests=4)
         time.sleep(1.0)
         assert [what for what in found if what.endswith("False")] == []
-        assert found.total() == 512
+        assert found.total() == 64
         assert process.memory_info().rss < before + (16 << 20)
         assert num_threads(of_readers=False) <= others
         assert num_threads(of_readers=True) <= 16

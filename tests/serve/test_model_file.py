@@ -223,7 +223,7 @@ def test_memory_goes_back_when_a_model_leaves(
     files: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three models take turns in room for one, with grammars: what is held stays as it is."""
-    monkeypatch.setattr("edgespec.serve.pool._LEAST_PATIENCE_S", 0.0)
+    monkeypatch.setattr("edgespec.serve.pool._PATIENCE_S", 0.0)
     paths = [files[0], embedded_model(), files[2]]
     pool, shared = pool_of(paths, fitting=1)
     schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}
