@@ -67,14 +67,14 @@ def test_what_the_answers_do_not_tell_is_a_dash(monkeypatch: pytest.MonkeyPatch)
     text = bench_text(found)
     assert "code           100.0  110.0  -      -    " in text
     assert "summarization  100.0  180.0  1.80x  -    " in text
-    assert render_bench_report(found).count("<svg") == 2
+    assert render_bench_report(found).count("<svg") == 1
 
 
 def test_one_variant_alone_is_shown_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     alone = document(variants=document()["variants"][:1])
     assert "plain, tokens/s" in bench_text(alone)
-    assert render_bench_report(alone).count("<svg") == 2
+    assert render_bench_report(alone).count("<svg") == 1
 
 
 @pytest.mark.model
