@@ -20,12 +20,10 @@ _TOKEN_BYTES = 6  # of a token that a text of a whole context may have, short wo
 
 
 # Of the process that tries grammars (`benchmarks/guests.py held`): it has 12 MiB, and 380 to 450
-# bytes for each token of a vocabulary. Nine of ten hostile grammars that are taken add 6 MiB.
+# bytes for each token of a vocabulary. What is above that is for grammars that are tried.
 FORM_BYTES = 24 << 20
 FORM_TOKEN_BYTES = 450
-_LONGEST_TOKEN_BYTES = (
-    256  # as vocabularies write it; a longer text than a context of it is refused
-)
+_LONGEST_TOKEN_BYTES = 256  # as vocabularies write it; a context of more is refused
 
 
 def requests_bytes(context_size: int) -> int:

@@ -165,8 +165,12 @@ def test_threads_take_turns(guest: Guest) -> None:
     assert answers == [[guest.pid, number] for number in range(64)]
 
 
-def test_an_interrupted_question_leaves_no_answer_behind(guest: Guest) -> None:
+def test_an_interrupted_question_leaves_no_answer_behind(
+    guest: Guest, request: pytest.FixtureRequest
+) -> None:
     """Ctrl-C is obeyed at once, and what the guest says later is no answer to another question."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # some shells ignore it
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
     guest.ask(0)
     timer.start()
