@@ -75,11 +75,10 @@ def guest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Guest]:
 
 
 def is_alive(pid: int | None) -> bool:
-    return (
-        pid is not None
-        and psutil.pid_exists(pid)
-        and (psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
-    )
+    try:
+        return pid is not None and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def test_a_guest_starts_with_the_first_question_and_stays(guest: Guest) -> None:
