@@ -12,10 +12,11 @@ HELD_BODIES = 2  # times the largest body: what may be received meanwhile
 MOST_VALUES = 200_000  # of a body
 TOKEN_CHARS = 16  # of a text for each token of the context, which are not worth a look
 
-# Measured on EPYC with glibc (`benchmarks/attacks.py constants`): what the worst bodies of eight at
-# once add to a process (42 MiB), and what llama.cpp's tokenizers take for a byte of short words.
+# Measured on EPYCs, glibc (`benchmarks/attacks.py constants`): what the worst bodies of eight at
+# once add to a process (31 to 42 MiB), and what llama.cpp's tokenizers take for a byte of short
+# words (70 to 83).
 _READING_BYTES = 48 << 20
-_TOKENIZING_BYTES = 70
+_TOKENIZING_BYTES = 84
 _TOKEN_BYTES = 6  # of a token that a text of a whole context may have, short words counted
 
 
