@@ -101,10 +101,10 @@ def cost() -> None:
             rows.append((drafting - began, thread_time_ns() - told, (calls - before).total()))
             place += kept + 1
     for name, part in (("first 100", rows[:100]), ("all", rows)):
-        drafting, telling, called = (sum(row) / len(part) for row in zip(*part, strict=True))
+        drafting, catch_up, called = (sum(row) / len(part) for row in zip(*part, strict=True))
         print(
-            f"{name}: {(drafting + telling) / 1e3:.0f} us a round: {drafting / 1e3:.0f} drafting, "
-            f"{telling / 1e3:.0f} telling; {called:.2f} calls of tokenizers"
+            f"{name}: {(drafting + catch_up) / 1e3:.0f} us a round: {drafting / 1e3:.0f} drafting, "
+            f"{catch_up / 1e3:.0f} catching up; {called:.2f} calls of tokenizers"
         )
 
 

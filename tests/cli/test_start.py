@@ -87,7 +87,7 @@ def test_ctrl_c_ends_what_reports_nothing(step: str, monkeypatch: pytest.MonkeyP
         signal.signal(signal.SIGINT, before)
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="no pipe hears of signals there")
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows wakes nobody for Ctrl-C")
 @pytest.mark.parametrize("step", ["plan_to_load", "load_plan"])
 def test_ctrl_c_ends_a_load_whose_library_does_not_return(step: str) -> None:
     """Python would hear of it minutes later."""

@@ -96,7 +96,7 @@ def test_a_guest_starts_with_the_first_question_and_stays(guest: Guest) -> None:
         pytest.param(
             "grow",
             "it takes more than 48 MiB",
-            marks=pytest.mark.skipif(sys.platform != "linux", reason="its limit of memory"),
+            marks=pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits memory"),
         ),
         ("chatter", "it writes more than 1024 KiB"),
     ],
@@ -142,7 +142,7 @@ def test_where_the_system_has_no_limits_this_process_looks(
         guest.ask(question)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="its pipes")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a pipe be made larger")
 def test_a_conversation_goes_in_one_part_where_the_system_allows_it(
     guest: Guest, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -134,7 +134,7 @@ def test_what_takes_long_with_all_tokens_alone_is_refused(tokenizer: VocabularyT
         LlamaGrammar(tokenizer, AnswerFormat("grammar", text))
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="its limit of memory")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits memory")
 def test_it_may_take_what_plans_of_servers_have(tokenizer: VocabularyTokenizer) -> None:
     LlamaGrammar(tokenizer, AnswerFormat("regex", "[a-z]{4}"))
     limits = Path(f"/proc/{module._guest.pid}/limits").read_text()
