@@ -17,7 +17,7 @@ import typer
 
 from edgespec.cli import options
 from edgespec.cli.answer_options import FormatOptions, SamplingOptions
-from edgespec.cli.answer_writer import show_answer, with_progress
+from edgespec.cli.answer_writer import repeats, show_answer, with_progress
 from edgespec.cli.options import PROMPT
 from edgespec.cli.render import memory_json, models_text, note, size_text
 from edgespec.cli.start import cancel_on_interrupt, load_engine
@@ -402,6 +402,8 @@ def _summary(report: dict[str, Any]) -> str:
     if report["finish_reason"] in ("length", "context_full"):
         limit = "--max-tokens" if report["finish_reason"] == "length" else "--ctx"
         line += f"; cut off by {limit}"
+        if repeats(report["text"]):
+            line += "\nit repeats itself: --dry-multiplier 0.8 or --temperature 0.8 writes on"
     if report["j_per_token"] is not None:
         line += f"; {report['j_per_token']:.2f} J a token ({report['energy_source']})"
     if report["changed_tokens"]:

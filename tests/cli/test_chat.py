@@ -17,7 +17,7 @@ import pytest
 pexpect = pytest.importorskip("pexpect")
 pytestmark = pytest.mark.model
 
-COMMAND = ["-m", "edgespec.cli.main", "chat", "--ctx", "1024"]
+COMMAND = ["-m", "edgespec.cli.main", "chat", "--ctx", "1024", "--temp", "0"]
 PATIENCE_S = 30
 ENDLESS = "Write a list of ten fruits."  # the embedded model never stops counting them
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[=>]|\r")
@@ -95,6 +95,7 @@ def test_a_conversation_with_its_commands(person: Person, tmp_path: Path) -> Non
     person.sees("ello")
     person.sends("/stats")
     assert "acceptance length" in person.sees("this chat")
+    assert "sampling: greedy; /params changes it" in person.shown
     person.sends("/nonsense")
     person.sees("there is no command /nonsense")
     person.sends("/params temperature=hot")
@@ -265,6 +266,19 @@ def test_a_pipe_gives_answers_and_nothing_else(measured: str) -> None:
     assert "\x1b" not in out and "system:" in err
     assert len(out.split("\n\n")) >= 2
     assert f"error: stdin is not UTF-8 text: byte {len(text)} is 0xff" in err
+
+
+def test_a_loop_is_told_with_what_ends_it(measured: str) -> None:
+    done = subprocess.run(
+        [sys.executable, *COMMAND, "-n", "250"],
+        input=b"Give me a recipe for pancakes.\n/params dry_multiplier=0.8\n/retry\n",
+        capture_output=True,
+        env={**os.environ, "EDGESPEC_CACHE": measured},
+        timeout=PATIENCE_S,
+    )
+    endings = re.findall(r"\[(cut off [^\]]*)", done.stderr.decode())
+    assert endings[0].startswith("cut off while it repeated itself: /params dry_multiplier=0.8")
+    assert not endings[1:] or endings[1].startswith("cut off after 250 tokens")
 
 
 def test_a_pipe_without_an_end_of_line_and_an_empty_one(measured: str) -> None:
