@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from edgespec.measure.noise import Divergence
     from edgespec.memory.plan.plan import Plan
     from edgespec.memory.plan.request import Request
-    from edgespec.models.chat import Message
+    from edgespec.models.chat import ChatMessage
     from edgespec.models.images import Image
     from edgespec.models.spec import ModelSpec
     from edgespec.sampling.params import SamplingParams
@@ -127,7 +127,9 @@ class RunOptions(options.Group):
             for name in names
         ]
 
-    def messages(self, text: str, spec: ModelSpec, images: Sequence[Image]) -> str | list[Message]:
+    def messages(
+        self, text: str, spec: ModelSpec, images: Sequence[Image]
+    ) -> str | list[ChatMessage]:
         """What a model of this process is asked. Raises UnsupportedError without a template."""
         if self.raw or self.system is None:
             return text

@@ -55,6 +55,8 @@ engine = edgespec.load(contextsize=5)
 result = engine.generate("x", json_schema=5)
 engine.generate("x", max_token=5)
 edgespec.Embedder("x.gguf", pooling="sum")
+engine.generate([{"role": "userr", "content": "x"}])
+edgespec.Session(engine, messages=[{"role": "userr", "content": "x"}])
 assert result.finish_reason == "stopped"
 """
 
