@@ -57,7 +57,8 @@ engine.generate("x", max_token=5)
 edgespec.Embedder("x.gguf", pooling="sum")
 engine.generate([{"role": "userr", "content": "x"}])
 edgespec.Session(engine, messages=[{"role": "userr", "content": "x"}])
-assert result.finish_reason == "stopped"
+if result.finish_reason == "stopped":
+    raise SystemExit
 """
 
 

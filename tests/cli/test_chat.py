@@ -268,19 +268,6 @@ def test_a_pipe_gives_answers_and_nothing_else(measured: str) -> None:
     assert f"error: stdin is not UTF-8 text: byte {len(text)} is 0xff" in err
 
 
-def test_a_loop_is_told_with_what_ends_it(measured: str) -> None:
-    done = subprocess.run(
-        [sys.executable, *COMMAND, "-n", "250"],
-        input=b"Give me a recipe for pancakes.\n/params dry_multiplier=0.8\n/retry\n",
-        capture_output=True,
-        env={**os.environ, "EDGESPEC_CACHE": measured},
-        timeout=PATIENCE_S,
-    )
-    endings = re.findall(r"\[(cut off [^\]]*)", done.stderr.decode())
-    assert endings[0].startswith("cut off while it repeated itself: /params dry_multiplier=0.8")
-    assert not endings[1:] or endings[1].startswith("cut off after 250 tokens")
-
-
 def test_a_pipe_without_an_end_of_line_and_an_empty_one(measured: str) -> None:
     for text, answers in ((b"", False), (b"Say hello.", True)):
         done = subprocess.run(
