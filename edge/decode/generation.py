@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from queue import SimpleQueue
 from time import perf_counter
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
 
 from edgespec.backends.base import Grammar, ImageRun, Logits
 from edgespec.decode.stats import ALONE, LARGE, Counters, ModelTurn, Writers
@@ -27,14 +27,19 @@ from edgespec.sampling.constrained import ConstrainedSampler, LimitedThought
 from edgespec.sampling.logprobs import TokenLogprob, logprob_of
 from edgespec.sampling.sampling import Sampler
 
+if TYPE_CHECKING:
+    from edgespec.decode.engine import Engine
+    from edgespec.decode.slots import Slot
+    from edgespec.decode.step import SequenceState
+
 Chunks = Generator["Chunk", None, None]
 
 
 FinishReason: TypeAlias = Literal["stop", "length", "context_full", "cancelled"]
 
 
-class Written(NamedTuple):
-    """What one round wrote, ids first; the first "round" is the last logits of the prompt."""
+class StepOutput(NamedTuple):
+    """What a step wrote for a request, ids first; the first token comes of the prompt's logits."""
 
     tokens: list[int]
     sources: tuple[str, ...]  # who drafted its first tokens
@@ -87,7 +92,7 @@ class PartReader(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """What one round added: text that is safe to show, and the ids behind it."""
+    """What one step added: text that is safe to show, and the ids behind it."""
 
     text: str
     token_ids: tuple[int, ...]
@@ -141,10 +146,11 @@ class Result:
         return 1.0 - other / len(self.token_ids) if self.token_ids else 1.0
 
 
-@dataclass(slots=True, eq=False)
-class Run:
+@dataclass(slots=True, eq=False, kw_only=True)
+class Request:
     """One generation: what is asked for, how far it is, and what its reader has not read yet."""
 
+    engine: Engine
     prompt: list[int]
     sampler: Sampler | ConstrainedSampler | LimitedThought
     draft_sampler: Sampler | None  # draws drafts, independently of the sampler
@@ -167,6 +173,8 @@ class Run:
     images: Mapping[int, ImageRun] = field(default_factory=dict)  # by where they begin
     num_best: int | None = None  # of each place, told with a token's logprob; None tells none
     # How far it is.
+    slot: Slot | None = None  # the sequence of the cache that it has
+    state: SequenceState | None = None  # of the model that writes in it
     was_closed: bool = False
     asked_s: float = field(default_factory=perf_counter)  # when it was called
     began_s: float = 0.0  # by the clock of the scheduler
@@ -177,6 +185,17 @@ class Run:
     finish_reason: FinishReason = "cancelled"
     has_ended: bool = False
     problem: Exception | None = None
+
+    @property
+    def sequence(self) -> SequenceState:
+        """The state of the model that writes."""
+        assert self.state is not None, "it has begun"
+        return self.state
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether its prompt is not in the cache yet."""
+        return self.state is not None and self.state.num_pending > 0
 
     @property
     def is_cancelled(self) -> bool:
@@ -197,8 +216,8 @@ class Run:
         pairs = zip(path, emitted, strict=False)
         return tuple(logprob_of(rows[node], token, self.num_best) for node, token in pairs)
 
-    def add(self, written: Written, now_s: float) -> None:
-        """Take what a round wrote; its text is made here, where the vocabulary is there."""
+    def add(self, written: StepOutput, now_s: float) -> None:
+        """Take what a step wrote; its text is made here, where the vocabulary is there."""
         counters = self.counters
         if counters.rounds == 0:
             self.first_s, counters.prompt_s = now_s, now_s - self.began_s
@@ -224,8 +243,8 @@ class Run:
         self.chunks.put(None)
 
 
-def _chunk(written: Written, pieces: Sequence[str], model: str) -> Chunk:
-    """A round's tokens as far as their text goes."""
+def _chunk(written: StepOutput, pieces: Sequence[str], model: str) -> Chunk:
+    """A step's tokens as far as their text goes."""
     tokens, names, logprobs = written
     used, text = len(pieces), "".join(pieces)
     ids, logprobs = tuple(tokens[:used]), logprobs[:used]
@@ -247,46 +266,46 @@ class Stream:
 
     def __init__(
         self,
-        run: Run,
+        request: Request,
         chunks: Chunks,
         drop_cancelled: Callable[[], None],
         reader: PartReader | None = None,
     ) -> None:
-        self._run, self._chunks, self._drop_cancelled = run, chunks, drop_cancelled
+        self._request, self._chunks, self._drop_cancelled = request, chunks, drop_cancelled
         self._reader, self._is_finished = reader, False
         self._read: list[Chunk] = []
 
     @property
     def seed(self) -> int | None:
         """Seed the sampler draws with; repeat it to get the same tokens."""
-        return self._run.sampler.seed
+        return self._request.sampler.seed
 
     @property
     def prompt_ids(self) -> tuple[int, ...]:
         """The prompt."""
-        return tuple(self._run.prompt)
+        return tuple(self._request.prompt)
 
     @property
     def num_read(self) -> tuple[int, int]:
         """Tokens of the prompt that are in the cache, and how many were there before."""
-        return self._run.num_read, self._run.num_reused
+        return self._request.num_read, self._request.num_reused
 
     @property
     def result(self) -> Result:
         """The generation so far; its finish reason is "cancelled" while it is not complete."""
-        run, chunks = self._run, tuple(self._read)
-        reason = run.finish_reason  # which is set behind the last chunk
-        is_read = len(chunks) >= run.num_chunks
+        request, chunks = self._request, tuple(self._read)
+        reason = request.finish_reason  # which is set behind the last chunk
+        is_read = len(chunks) >= request.num_chunks
         ids = tuple(token for chunk in chunks for token in chunk.token_ids)
         return Result(
             "".join(chunk.text for chunk in chunks),
             ids,
             reason if is_read else "cancelled",
-            replace(run.counters, generated_tokens=len(ids)),
+            replace(request.counters, generated_tokens=len(ids)),
             _spans(chunks),
-            _turns(run.writers.turns, len(ids)),
+            _turns(request.writers.turns, len(ids)),
             tuple(one for chunk in chunks for one in chunk.logprobs),
-            run.text.stop_string if is_read else None,
+            request.text.stop_string if is_read else None,
             "".join(chunk.reasoning for chunk in chunks),
             _joined(call for chunk in chunks for call in chunk.tool_calls),
         )
@@ -298,11 +317,11 @@ class Stream:
         try:
             chunk = self._with_parts(next(self._chunks))
         except StopIteration:
-            run = self._run
+            request = self._request
             # What may have begun a stop string has not, now that no more comes.
-            is_read = len(self._read) >= run.num_chunks
-            rest = run.text.finish() if run.has_ended and is_read else ""
-            chunk = self._with_parts(Chunk(rest, ()), is_last=run.has_ended and is_read)
+            is_read = len(self._read) >= request.num_chunks
+            rest = request.text.finish() if request.has_ended and is_read else ""
+            chunk = self._with_parts(Chunk(rest, ()), is_last=request.has_ended and is_read)
             if not (chunk.text or chunk.reasoning or chunk.tool_calls):
                 raise
         self._read.append(chunk)
@@ -334,7 +353,7 @@ class Stream:
 
         From another thread than the reading one this cancels: the step under way is finished.
         """
-        self._run.was_closed = True
+        self._request.was_closed = True
         with suppress(ValueError):  # it is being read
             self._chunks.close()
         self._drop_cancelled()

@@ -17,9 +17,8 @@ from edgespec.backends.base import Logits
 from edgespec.backends.fake import FakeBackend
 from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
-from edgespec.decode.generation import Result
+from edgespec.decode.generation import Request, Result
 from edgespec.decode.options import GenerationOptions
-from edgespec.decode.scheduler import Job
 from edgespec.drafting.drafters.base import Drafter
 from edgespec.drafting.drafters.recycling import RecyclingDrafter
 from edgespec.drafting.drafters.suffix import SuffixDrafter
@@ -408,7 +407,7 @@ def test_a_mistake_at_the_end_is_told_and_gives_everything_back(users: int) -> N
     fails = True
 
     class Ending(Engine):
-        def end(self, job: Job) -> None:
+        def end(self, request: Request) -> None:
             if fails:
                 raise RuntimeError("a mistake at the end")
 
