@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Protocol, TypeGuard
 
 from edgespec.backends.base import Backend, ImageRun, KeepsSnapshots, SeesImages
@@ -164,17 +165,30 @@ class Engine(Target):
             UnsupportedError: an option cannot be honoured.
         """
         self._scheduler.check()
-        asked, reader = GenerationOptions.of(options, **changes), None
-        if asked.tools:
+        asked = GenerationOptions.of(options, **changes)
+        if self.uses_tools(prompt, asked):
             found = self.with_tools(prompt, asked)
-            shown = self.shown("", found.options.shown)
-            ids, asked, reader = shown.encode(found.text), found.options, found.make_reader()
-        else:
-            shown = self.shown(prompt, asked.shown)
-            ids = self.encode(prompt, raw=asked.raw, images=asked.shown)
-        request = self._request(ids, asked, shown.places(ids))
-        return Stream(
-            request, self._scheduler.chunks(request), self._scheduler.drop_cancelled, reader
+            ids = self.shown("", found.options.shown).encode(found.text)
+            return self.continued(ids, found.options, found.make_reader())
+        ids = self.encode(prompt, raw=asked.raw, images=asked.shown)
+        shown = () if isinstance(prompt, str) else images_of(prompt)
+        return self.continued(ids, replace(asked, images=(*asked.shown, *shown)))
+
+    def continued(
+        self, ids: list[int], asked: GenerationOptions, reader: PartReader | None = None
+    ) -> Stream:
+        """The continuation of a prompt's ids. What finds calls in the answer is a `reader`."""
+        request = self._request(ids, asked, self.shown("", asked.shown).places(ids))
+        chunks = self._scheduler.chunks(request)
+        return Stream(request, chunks, self._scheduler.drop_cancelled, reader)
+
+    @staticmethod
+    def uses_tools(prompt: Prompt, asked: GenerationOptions) -> bool:
+        """Whether tools are offered or were called, so that `with_tools` makes the prompt."""
+        messages = () if isinstance(prompt, str) else prompt
+        return bool(asked.tools) or any(
+            isinstance(one, Mapping) and (one.get("role") == "tool" or one.get("tool_calls"))
+            for one in messages
         )
 
     def _bytes_with(self, markers: Sequence[str]) -> Callable[[int], bytes]:
