@@ -16,17 +16,15 @@ from edgespec.backends.base import Backend, ImageRun, KeepsSnapshots, SeesImages
 from edgespec.decode.generation import (
     Chunk,
     PartReader,
-    Request,
     Result,
-    Stream,
     TextStream,
-    chunks_of,
 )
 from edgespec.decode.options import GenerationOptions
 from edgespec.decode.scheduler import Scheduler, never
+from edgespec.decode.sequence import Job, Target
 from edgespec.decode.slots import Slots
 from edgespec.decode.stats import Counters
-from edgespec.decode.step import SequenceState, Target
+from edgespec.decode.stream import Stream, chunks_of
 from edgespec.drafting.drafters.base import Drafter
 from edgespec.drafting.ledger import RoundHistory
 from edgespec.errors import ContextFullError, UnsupportedError
@@ -178,9 +176,9 @@ class Engine(Target):
         self, ids: list[int], asked: GenerationOptions, reader: PartReader | None = None
     ) -> Stream:
         """The continuation of a prompt's ids. What finds calls in the answer is a `reader`."""
-        request = self._request(ids, asked, self.shown("", asked.shown).places(ids))
-        chunks = self._scheduler.chunks(request)
-        return Stream(request, chunks, self._scheduler.drop_cancelled, reader)
+        job = self._job(ids, asked, self.shown("", asked.shown).places(ids))
+        chunks = self._scheduler.chunks(job)
+        return Stream(job, chunks, self._scheduler.drop_cancelled, reader)
 
     @staticmethod
     def uses_tools(prompt: Prompt, asked: GenerationOptions) -> bool:
@@ -202,9 +200,9 @@ class Engine(Target):
             return tokenizer.token_bytes
         return lambda token: shown.get(token) or tokenizer.token_bytes(token)
 
-    def _request(
+    def _job(
         self, ids: list[int], asked: GenerationOptions, images: Mapping[int, ImageRun] | None = None
-    ) -> Request:
+    ) -> Job:
         """State of a generation that has not begun."""
         room = self.backend.context_size - len(ids)
         if room < 1:
@@ -224,8 +222,8 @@ class Engine(Target):
         grammar = make_grammar(tokenizer, asked.answer_format, asked.begun)
         is_free = params.draws_freely and grammar is None and asked.thought is None
         picks = sampler if grammar is None else ConstrainedSampler(sampler, grammar)
-        return Request(
-            engine=self,
+        return Job(
+            target=self,
             prompt=ids,
             text=TextStream(self._bytes_with(asked.markers), asked.stop),
             is_end=tokenizer.is_end,
@@ -395,31 +393,13 @@ class Engine(Target):
 
     # -- details ---------------------------------------------------------------------------
 
-    # What follows is for the scheduler. Another model may write on in a subclass.
-
-    def begin(self, request: Request) -> None:
-        """Give a request its first state; none where it was cancelled meanwhile."""
-        assert request.slot is not None
+    def begin(self, job: Job) -> None:
+        """As of `Target`."""
         if self.users == 1:
-            self._give_up_snapshots(request)
-        self.decode(request, self, request.slot.number, request.reuse)
+            self._give_up_snapshots(job)
+        super().begin(job)
 
-    def decode(self, request: Request, target: Target, number: int, reuse: bool) -> None:
-        """Let a model go on, in a sequence of its cache, with all that there is of a request."""
-        request.state = SequenceState(target, number, request, reuse)
-        request.state.begin()
-
-    def go_on(self, request: Request) -> None:
-        """Another model writes next: give the request its state."""
-
-    def survives(self, request: Request, problem: Exception) -> bool:
-        """Whether another model goes on where one has failed."""
-        return False
-
-    def end(self, request: Request) -> None:
-        """No model writes any more; may be said twice."""
-
-    def _give_up_snapshots(self, request: Request) -> None:
+    def _give_up_snapshots(self, job: Job) -> None:
         """Keep none, and with that draft no more, where drafts were not worth what they cost.
 
         Not where this empties a cache that the prompt goes on from.
@@ -427,7 +407,7 @@ class Engine(Target):
         backend = self.backend
         if not isinstance(backend, KeepsSnapshots) or self.are_snapshots_worth_it:
             return
-        if request.reuse and common_prefix_length(backend.tokens, request.prompt) > _FEW:
+        if job.reuse and common_prefix_length(backend.tokens, job.prompt) > _FEW:
             return
         backend.keep_snapshots(0)
         self.drafter = None

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from time import perf_counter
 
-from edgespec.decode.generation import Chunks, Request
+from edgespec.decode.sequence import Chunks, Job
 from edgespec.decode.slots import Slots
 from edgespec.decode.step import Outcome, PromptChunk, make_step
 from edgespec.errors import BackendError, EdgespecError, UnsupportedError
@@ -58,8 +58,8 @@ class Scheduler:
         self._mixes, self._splits = slots.shares and splits, splits
         self.pace = Pace(apart=not self._mixes, curve=curve)
         self._slots = slots
-        self._waiting: deque[Request] = deque()
-        self._running: list[Request] = []
+        self._waiting: deque[Job] = deque()
+        self._running: list[Job] = []
         self._thread: threading.Thread | None = None
         self._pid = os.getpid()
         self._usual_tokens = _USUAL_TOKENS  # of answers
@@ -70,27 +70,27 @@ class Scheduler:
         self._change = threading.Condition(self._lock)
         self.is_closed = False
         self._owner: threading.Thread | None = None  # makes a turn, or works on the cache
-        self._guest_until_s = 0.0  # no request is admitted before: `exclusive` waits for the cache
+        self._guest_until_s = 0.0  # no job is admitted before: `exclusive` waits for the cache
 
     # -- for readers -----------------------------------------------------------------------
 
-    def chunks(self, request: Request) -> Chunks:
+    def chunks(self, job: Job) -> Chunks:
         """Yield what a generation writes; ends early where it is cancelled."""
         has_thread = self._slots.count > 1
         try:
-            self._submit(request)
+            self._submit(job)
             while True:
-                while not has_thread and request.chunks.empty():
-                    if request.is_cancelled and self._leave_queue(request):
+                while not has_thread and job.chunks.empty():
+                    if job.is_cancelled and self._leave_queue(job):
                         break
-                    self._advance(request.chunks.qsize, request)
-                if (chunk := request.chunks.get()) is None:
+                    self._advance(job.chunks.qsize, job)
+                if (chunk := job.chunks.get()) is None:
                     break
                 yield chunk
-            if request.problem is not None:
-                raise request.problem
+            if job.problem is not None:
+                raise job.problem
         finally:
-            request.was_closed = True
+            job.was_closed = True
             if not has_thread and self.is_of_this_process:  # the one that may have made steps
                 self._slots.rest()
 
@@ -165,16 +165,16 @@ class Scheduler:
             self.is_closed = True
             while self._waiting:
                 self._waiting.popleft().finish(_closed())
-            for request in self._running:
-                request.was_closed = True
+            for job in self._running:
+                job.was_closed = True
             self._change.notify_all()
             self._refuse_owner("closed")
             while self._owner is not None:
                 self._change.wait(_PATIENCE_S)
             self._owner = me
         try:
-            for request in self._running[:]:
-                self._end(request)
+            for job in self._running[:]:
+                self._end(job)
             yield
         finally:
             self._release(me)
@@ -187,33 +187,33 @@ class Scheduler:
                 hint="do it in another thread, or when that has ended",
             )
 
-    def _submit(self, request: Request) -> None:
+    def _submit(self, job: Job) -> None:
         self.check()  # before the lock, which somebody may have had when this process forked
         with self._change:
             self.check()
             self._refuse_owner("used")
-            self._waiting.append(request)
+            self._waiting.append(job)
             if self._slots.count > 1 and self._thread is None:
                 self._thread = threading.Thread(
                     target=self._work, name="edgespec-steps", daemon=True
                 )
                 self._thread.start()
 
-    def _leave_queue(self, request: Request) -> bool:
-        """End a request that was cancelled, if it has not begun."""
+    def _leave_queue(self, job: Job) -> bool:
+        """End a job that was cancelled, if it has not begun."""
         with self._lock:
-            if request not in self._waiting:
+            if job not in self._waiting:
                 return False
-            self._waiting.remove(request)
-            request.finish()
+            self._waiting.remove(job)
+            job.finish()
             return True
 
     # -- turns -----------------------------------------------------------------------------
 
-    def _advance(self, is_so: Callable[[], object], request: Request | None = None) -> None:
+    def _advance(self, is_so: Callable[[], object], job: Job | None = None) -> None:
         """Make a turn, or wait a moment for who makes it; neither where something is so already.
 
-        `request` is what the calling thread reads.
+        `job` is what the calling thread reads.
         """
         me, is_mine = threading.current_thread(), False
         try:
@@ -229,7 +229,7 @@ class Scheduler:
                 self._clock_s -= perf_counter()
             self._make_turn()
             self._clock_s += perf_counter()
-            self._release(me, wakes=self._running != [request])
+            self._release(me, wakes=self._running != [job])
         except BaseException as problem:  # an interrupt, in the middle of anything
             if is_mine and self._owner is me:
                 for one in self._running[:]:
@@ -265,8 +265,8 @@ class Scheduler:
         except BaseException as problem:  # nobody must wait for a thread that is gone
             with self._change:
                 self._thread, self.is_closed = None, True
-                for request in self._waiting:
-                    request.finish(BackendError(f"the engine failed: {problem!r}"))
+                for job in self._waiting:
+                    job.finish(BackendError(f"the engine failed: {problem!r}"))
                 self._change.notify_all()
             raise
 
@@ -276,87 +276,81 @@ class Scheduler:
 
     def _end_cancelled(self) -> None:
         with self._lock:
-            for request in [one for one in self._waiting if one.is_cancelled]:
-                self._waiting.remove(request)
-                request.finish()
-        for request in [one for one in self._running if one.is_cancelled]:
-            self._end(request)
+            for job in [one for one in self._waiting if one.is_cancelled]:
+                self._waiting.remove(job)
+                job.finish()
+        for job in [one for one in self._running if one.is_cancelled]:
+            self._end(job)
 
     def _make_turn(self) -> None:
         """Let others begin, and a step of all that run."""
-        requests = self._running
-        if len(requests) == self._slots.count == 1 and not requests[0].is_cancelled:
-            request = requests[0]
-            if not request.sequence.num_pending:  # mostly: no more is looked at between its steps
+        jobs = self._running
+        if len(jobs) == self._slots.count == 1 and not jobs[0].is_cancelled:
+            job = jobs[0]
+            if not job.sequence.num_pending:  # mostly: no more is looked at between its steps
                 try:
-                    self._process(request, make_step((request.sequence,))[0])
+                    self._process(job, make_step((job.sequence,))[0])
                 except Exception as problem:
-                    self._fail(request, problem)
+                    self._fail(job, problem)
                 return
         self._end_cancelled()
         while (one := self._admitted()) is not None:
             self._begin(one)
-        if requests:
+        if jobs:
             self._turn()
 
-    def _begin(self, request: Request) -> None:
+    def _begin(self, job: Job) -> None:
         try:
-            request.engine.begin(request)
+            job.target.begin(job)
         except Exception as problem:
-            self._fail(request, problem)
+            self._fail(job, problem)
         else:
-            if request.state is None:  # it was cancelled meanwhile
-                self._end(request)
+            if job.state is None:  # it was cancelled meanwhile
+                self._end(job)
 
-    def _admitted(self) -> Request | None:
+    def _admitted(self) -> Job | None:
         """Who begins, if there is room and no other prefill brings more of its prompt."""
         with self._change:
             if not self._waiting or self._has_guest or self._is_short:
                 return None
-            request = self._waiting[0]
-            alike = [one for one in self._running if one.is_reading and one.salt == request.salt]
+            job = self._waiting[0]
+            alike = [one for one in self._running if one.is_reading and one.salt == job.salt]
             coming = [one.prompt for one in alike]
-            if (
-                coming
-                and request.reuse
-                and self._slots.gains_by_waiting(request.prompt, coming, request.salt)
-            ):
+            if coming and job.reuse and self._slots.gains_by_waiting(job.prompt, coming, job.salt):
                 return None
-            size, usual = len(request.prompt), round(self._usual_tokens)
-            need, most = size + min(request.limit, usual), size + request.limit
-            slot = self._slots.take(request.prompt, need, request.reuse, request.salt, most=most)
+            size, usual = len(job.prompt), round(self._usual_tokens)
+            need, most = size + min(job.limit, usual), size + job.limit
+            slot = self._slots.take(job.prompt, need, job.reuse, job.salt, most=most)
             if slot is None:
                 if not self._running:  # where all of the cache is free
-                    self._waiting.popleft().finish(
-                        self._slots.too_few(request.prompt, request.limit)
-                    )
+                    self._waiting.popleft().finish(self._slots.too_few(job.prompt, job.limit))
                 return None
-            request.slot, request.began_s = slot, self._now_s()
-            self._running.append(request)
+            job.slot, job.began_s = slot, self._now_s()
+            self._running.append(job)
             self._waiting.popleft()
-            return request
+            return job
 
-    def _end(self, request: Request, problem: Exception | None = None) -> None:
+    def _end(self, job: Job, problem: Exception | None = None) -> None:
         """Give back what it has; what fails on the way is told to its reader, if nothing was."""
-        assert request.slot is not None
+        assert job.slot is not None
         try:
-            if request.state is not None:
-                request.state.drop_image()
-                request.state.flush()
-            request.engine.end(request)
+            if job.state is not None:
+                job.state.drop_image()
+                job.state.flush()
+            job.target.end(job)
         except Exception as caught:
             problem = problem or caught
         except BaseException as caught:
             problem = problem or BackendError(f"the end was interrupted: {caught!r}")
             raise
         finally:
-            self._slots.give_back(request.slot)
-            self._is_short, request.state = False, None
-            if request.is_over:
-                written = request.counters.generated_tokens
+            self._slots.give_back(job.slot)
+            self._is_short, job.state = False, None
+            if job.is_over:
+                written = job.counters.generated_tokens
                 self._usual_tokens += _USUAL_RATE * (written - self._usual_tokens)
-            request.finish(problem)
-            self._running.remove(request)
+            job.finish(problem)
+            self._running.remove(job)
 
     def _turn(self) -> None:
         """A step of the answers, with chunks of prompts in it, or else in a run of their own."""
@@ -367,8 +361,8 @@ class Scheduler:
         reading = [one for one in self._running if one.is_reading]
         seeing = [one for one in reading if one.sequence.is_at_image]
         wait_s = _ENCODING_S if len(seeing) + num_short == len(self._running) else 0.0
-        for request in seeing:
-            self._read_image(request, wait_s)
+        for job in seeing:
+            self._read_image(job, wait_s)
         reading = [one for one in self._running if one.is_reading and not one.sequence.is_at_image]
         groups = list(_groups(writing))
         if reading and not (self._mixes and groups and len(groups[-1]) < _most_rows(reading)):
@@ -376,24 +370,22 @@ class Scheduler:
         for number, group in enumerate(groups, 1):
             self._step(group, reading if number == len(groups) else [], len(writing))
 
-    def _has_room(self, request: Request) -> bool:
+    def _has_room(self, job: Job) -> bool:
         """Whether there are cells for its next step; else it waits for who ends."""
-        assert request.slot is not None
-        sequence = request.sequence
+        assert job.slot is not None
+        sequence = job.sequence
         need = sequence.backend.length + sequence.target.max_nodes + 1
-        return self._slots.grow(request.slot, need)
+        return self._slots.grow(job.slot, need)
 
-    def _read_image(self, request: Request, wait_s: float) -> None:
+    def _read_image(self, job: Job, wait_s: float) -> None:
         """A part of it; others go on while it is encoded, or may begin after `wait_s`."""
         try:
-            if self._slots.count == 1 or request.sequence.is_encoded(wait_s):
-                request.sequence.read_image()
+            if self._slots.count == 1 or job.sequence.is_encoded(wait_s):
+                job.sequence.read_image()
         except Exception as problem:
-            self._fail(request, problem)
+            self._fail(job, problem)
 
-    def _step(
-        self, writing: Sequence[Request], reading: Sequence[Request], num_writing: int
-    ) -> None:
+    def _step(self, writing: Sequence[Job], reading: Sequence[Job], num_writing: int) -> None:
         """One step; `num_writing` answers go on in this turn."""
         chunks: list[PromptChunk] = []  # of the first ones that read
 
@@ -403,25 +395,25 @@ class Scheduler:
 
         began, depth = perf_counter(), _depth(reading)
         try:
-            sequences = [request.sequence for request in writing]
+            sequences = [job.sequence for job in writing]
             outcomes = make_step(sequences, chunks_beside if reading else None)
         except Exception as problem:  # of the backend: nobody's step was made
-            for request in (*writing, *reading[: len(chunks)]):
-                self._fail(request, problem)
+            for job in (*writing, *reading[: len(chunks)]):
+                self._fail(job, problem)
             return
         if num_writing and self._slots.count > 1:
             num_read = sum(len(tokens) for _, tokens in chunks)
             num_nodes = max((one.previous - num_read for one in sequences), default=0)
             if num_nodes or num_read:
                 self.pace.has_stepped(num_nodes, num_read, (perf_counter() - began) * 1e3, depth)
-        for request, outcome in zip(writing, outcomes, strict=True):
-            self._process(request, outcome)
-        for request in reading[: len(chunks)]:
-            if not request.is_reading:
-                self._process(request, _first_of(request))
+        for job, outcome in zip(writing, outcomes, strict=True):
+            self._process(job, outcome)
+        for job in reading[: len(chunks)]:
+            if not job.is_reading:
+                self._process(job, _first_of(job))
 
     def _chunks(
-        self, reading: Sequence[Request], num_nodes: int, num_writing: int
+        self, reading: Sequence[Job], num_nodes: int, num_writing: int
     ) -> list[PromptChunk]:
         """What is prefilled beside so many nodes: all there is room for if no answer waits."""
         chunks: list[PromptChunk] = []
@@ -429,65 +421,65 @@ class Scheduler:
         if num_writing and self._splits:
             nodes, depth = num_nodes or num_writing, _depth(reading)
             most = self.pace.chunk_size(nodes, most, len(reading), depth)
-        for request in reading[: _most_rows(reading) - num_nodes if self._mixes else 1]:
+        for job in reading[: _most_rows(reading) - num_nodes if self._mixes else 1]:
             if most <= 0:
                 break
-            sequence = request.sequence
+            sequence = job.sequence
             chunks.append((sequence, sequence.next_chunk(most)))
             most -= len(chunks[-1][1]) + sequence.backend.pending
         return chunks
 
-    def _process(self, request: Request, outcome: Outcome) -> None:
+    def _process(self, job: Job, outcome: Outcome) -> None:
         """Give a reader what a step wrote, and see who writes next, if anybody."""
         try:
             if isinstance(outcome, Exception):
                 raise outcome
             if outcome is not None:
-                request.add(outcome, self._now_s())
-            if request.is_over:
-                self._end(request)
-            elif outcome is None or request.writers.is_due:
-                request.sequence.flush()
-                request.engine.go_on(request)
+                job.add(outcome, self._now_s())
+            if job.is_over:
+                self._end(job)
+            elif outcome is None or job.writers.is_due:
+                job.sequence.flush()
+                job.target.go_on(job)
         except Exception as problem:
-            self._fail(request, problem)
+            self._fail(job, problem)
 
-    def _fail(self, request: Request, problem: Exception) -> None:
+    def _fail(self, job: Job, problem: Exception) -> None:
         """End one whose cells may be in any state, unless another model goes on."""
         try:
-            if request.engine.survives(request, problem):
+            if job.target.survives(job, problem):
                 return
         except Exception as another:
             problem = another
         with suppress(EdgespecError):
-            if request.slot is not None:
-                request.slot.backend.truncate(0)
-        if request in self._running:
-            self._end(request, problem)
+            if job.slot is not None:
+                job.slot.backend.truncate(0)
+        if job in self._running:
+            self._end(job, problem)
 
 
-def _first_of(request: Request) -> Outcome:
+def _first_of(job: Job) -> Outcome:
     try:
-        return request.sequence.first()
+        return job.sequence.first()
     except Exception as problem:
         return problem
 
 
-def _depth(reading: Sequence[Request]) -> int:
+def _depth(reading: Sequence[Job]) -> int:
     """Tokens before what is read next: most of a step's chunks are of the first prompt."""
     return len(reading[0].prompt) - reading[0].sequence.num_pending if reading else 0
 
 
-def _most_rows(reading: Sequence[Request]) -> int:
+def _most_rows(reading: Sequence[Job]) -> int:
     """Rows of logits that a step of the whole cache has room for."""
     return reading[0].sequence.target.backend.max_nodes
 
 
-def _groups(requests: Sequence[Request]) -> Iterator[Sequence[Request]]:
+def _groups(jobs: Sequence[Job]) -> Iterator[Sequence[Job]]:
     """As many at a time as a step has room for."""
-    most = min((request.sequence.target.max_nodes for request in requests), default=1)
-    for start in range(0, len(requests), most):
-        yield requests[start : start + most]
+    most = min((job.sequence.target.max_nodes for job in jobs), default=1)
+    for start in range(0, len(jobs), most):
+        yield jobs[start : start + most]
 
 
 def _closed() -> UnsupportedError:

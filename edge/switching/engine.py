@@ -14,7 +14,7 @@ from warnings import warn
 
 from edgespec.backends.base import Backend
 from edgespec.decode.engine import Engine
-from edgespec.decode.generation import Request
+from edgespec.decode.sequence import Job
 from edgespec.decode.stats import LARGE
 from edgespec.errors import BackendError, EdgespecWarning
 from edgespec.switching.policy import SwitchPolicy
@@ -66,44 +66,42 @@ class SwitchingEngine(Engine):
     def vocab_size(self) -> int:
         return min(super().vocab_size, self.small.vocab_size)
 
-    def begin(self, request: Request) -> None:
-        """As of `Engine`; others cannot use the small model until the end."""
-        if not self._held.enter_context(self.small.exclusive(lambda: request.is_cancelled)):
+    def begin(self, job: Job) -> None:
+        """As of `Target`; others cannot use the small model until the end."""
+        if not self._held.enter_context(self.small.exclusive(lambda: job.is_cancelled)):
             return
-        request.writers = Switch(
-            self.policy if self._failure is None else SwitchPolicy.always(LARGE)
-        )
+        job.writers = Switch(self.policy if self._failure is None else SwitchPolicy.always(LARGE))
         self._have_written.clear()
-        self._let_write(request)
+        self._let_write(job)
 
-    def go_on(self, request: Request) -> None:
-        """As of `Engine`."""
-        assert isinstance(request.writers, Switch), "it has begun"
-        request.writers.change()
-        request.counters.switches += 1
-        self._let_write(request)
+    def go_on(self, job: Job) -> None:
+        """As of `Target`."""
+        assert isinstance(job.writers, Switch), "it has begun"
+        job.writers.change()
+        job.counters.switches += 1
+        self._let_write(job)
 
-    def survives(self, request: Request, problem: Exception) -> bool:
-        """As of `Engine`: the large model goes on with what was written."""
-        if not isinstance(problem, BackendError) or not isinstance(request.writers, Switch):
+    def survives(self, job: Job, problem: Exception) -> bool:
+        """As of `Target`: the large model goes on with what was written."""
+        if not isinstance(problem, BackendError) or not isinstance(job.writers, Switch):
             return False
-        if request.writers.writer == LARGE or request.sequence.has_unwritten:
+        if job.writers.writer == LARGE or job.sequence.has_unwritten:
             return False
         self._failure = str(problem)
         said = f"the small model failed and is left out: {problem}"
         warn(said, EdgespecWarning, stacklevel=2)
-        request.writers.leave_out_small()
-        request.counters.switches += 1
-        self._let_write(request)
+        job.writers.leave_out_small()
+        job.counters.switches += 1
+        self._let_write(job)
         return True
 
-    def end(self, request: Request) -> None:
-        """As of `Engine`."""
+    def end(self, job: Job) -> None:
+        """As of `Target`."""
         self._held.close()
 
-    def _let_write(self, request: Request) -> None:
-        writer = request.writers.writer
+    def _let_write(self, job: Job) -> None:
+        writer = job.writers.writer
         target = self if writer == LARGE else self.small
-        reuse = request.reuse or writer in self._have_written
+        reuse = job.reuse or writer in self._have_written
         self._have_written.add(writer)
-        self.decode(request, target, 0, reuse)
+        job.start(target, 0, reuse)

@@ -17,8 +17,9 @@ from edgespec.backends.base import Logits
 from edgespec.backends.fake import FakeBackend
 from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
-from edgespec.decode.generation import Request, Result
+from edgespec.decode.generation import Result
 from edgespec.decode.options import GenerationOptions
+from edgespec.decode.sequence import Job
 from edgespec.drafting.drafters.base import Drafter
 from edgespec.drafting.drafters.recycling import RecyclingDrafter
 from edgespec.drafting.drafters.suffix import SuffixDrafter
@@ -407,7 +408,7 @@ def test_a_mistake_at_the_end_is_told_and_gives_everything_back(users: int) -> N
     fails = True
 
     class Ending(Engine):
-        def end(self, request: Request) -> None:
+        def end(self, job: Job) -> None:
             if fails:
                 raise RuntimeError("a mistake at the end")
 
@@ -585,7 +586,7 @@ def test_closing_waits_for_who_works_on_the_cache() -> None:
 
 
 def drafted_again(users: int, histories: Sequence[str]) -> tuple[list[int], list[int]]:
-    """One request a history, one after the other: how much each drafted, and accepted."""
+    """One job a history, one after the other: how much each drafted, and accepted."""
     prompt = [n % (VOCAB - 1) for n in range(0, 90, 7)]
     first, *more = [SuffixDrafter() for _ in range(users)]
     for other in more:
@@ -606,7 +607,7 @@ def never_again(context: tuple[int, ...]) -> Sequence[float]:
 
 
 def test_what_one_user_wrote_drafts_for_all() -> None:
-    """The second request has another sequence of the cache than the first one."""
+    """The second job has another sequence of the cache than the first one."""
     drafted, accepted = drafted_again(4, ["", "", ""])
     assert accepted[0] < 10 and accepted[1] == drafted[1] > 45
 
