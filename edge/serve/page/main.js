@@ -61,7 +61,9 @@ function openCalls() {
   return (path[last]?.calls ?? []).filter((one) => path.slice(last + 1).every((o) => o.role === "tool")
     && !given.includes(one.id));
 }
+/** What may be typed and done next. */
 function hint() {
+  $("export-one").disabled = !state.chat.nodes.size;
   const [call] = openCalls();
   $("message").placeholder = call ? `Result of ${call.name}` : HINT;
 }
@@ -70,7 +72,6 @@ async function showList() {
   try { there = await chats.list(); } catch (error) { storageFails(error); }
   $("no-chats").hidden = there.length > 0;
   $("export-all").disabled = !there.length;
-  $("export-one").disabled = !state.chat.nodes.size;
   $("list").replaceChildren(...there.map(({ id, title }) => {
     const row = element("li"), name = title || "Chat";
     const go = button(name, () => { leave(); openChat(id); });
