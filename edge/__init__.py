@@ -112,7 +112,7 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     found = getattr(import_module(f"edgespec.{_MODULES.get(name, 'errors')}"), name)
-    if name in ("Engine", "load"):
+    if name in ("Engine", "Session", "load"):
         import_module("edgespec.decode.engine").Engine.with_tools = _with_tools
     return found
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Protocol, TypeGuard
 
 from edgespec.backends.base import Backend, ImageRun, KeepsSnapshots, SeesImages, sequences_of
@@ -154,16 +155,30 @@ class Engine(Models):
             UnsupportedError: an option cannot be honoured.
         """
         self._scheduler.check()
-        asked, reader = GenerationOptions.of(options, **changes), None
-        if asked.tools:
+        asked = GenerationOptions.of(options, **changes)
+        if self.uses_tools(prompt, asked):
             found = self.with_tools(prompt, asked)
-            shown = self.shown("", found.options.shown)
-            ids, asked, reader = shown.encode(found.text), found.options, found.make_reader()
-        else:
-            shown = self.shown(prompt, asked.shown)
-            ids = self.encode(prompt, raw=asked.raw, images=asked.shown)
-        job = self._job(ids, asked, shown.places(ids))
+            ids = self.shown("", found.options.shown).encode(found.text)
+            return self.continued(ids, found.options, found.make_reader())
+        ids = self.encode(prompt, raw=asked.raw, images=asked.shown)
+        shown = () if isinstance(prompt, str) else images_of(prompt)
+        return self.continued(ids, replace(asked, images=(*asked.shown, *shown)))
+
+    def continued(
+        self, ids: list[int], asked: GenerationOptions, reader: PartReader | None = None
+    ) -> Stream:
+        """The continuation of a prompt's ids. What finds calls in the answer is a `reader`."""
+        job = self._job(ids, asked, self.shown("", asked.shown).places(ids))
         return Stream(job, self._scheduler.chunks(job), self._scheduler.drop_cancelled, reader)
+
+    @staticmethod
+    def uses_tools(prompt: Prompt, asked: GenerationOptions) -> bool:
+        """Whether tools are offered or were called, so that `with_tools` makes the prompt."""
+        messages = () if isinstance(prompt, str) else prompt
+        return bool(asked.tools) or any(
+            isinstance(one, Mapping) and (one.get("role") == "tool" or one.get("tool_calls"))
+            for one in messages
+        )
 
     def _bytes_with(self, markers: Sequence[str]) -> Callable[[int], bytes]:
         """The bytes of tokens, those of some control tokens being their texts."""

@@ -61,6 +61,11 @@ class ToolCall:
             raise ValueError(f"the arguments of {self.name} are no object: {self.arguments[:80]}")
         return found
 
+    def result(self, value: object) -> dict[str, Any]:
+        """The message that tells the model what the call gave: a text, or what JSON can hold."""
+        content = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        return {"role": "tool", "tool_call_id": self.id, "content": content}
+
 
 class Parts(Protocol):
     """What a part of an answer adds: to its text, to the thought before it, and to calls."""
@@ -133,6 +138,21 @@ class Result:
     stop_string: str | None = None  # which came
     reasoning: str = ""  # what was thought before, where tools were offered
     tool_calls: tuple[ToolCall, ...] = ()
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The answer as a message of a conversation, with the calls in it."""
+        calls = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for call in self.tool_calls
+        ]
+        said = {"role": "assistant", "content": self.text}
+        thought = {"reasoning_content": self.reasoning} if self.reasoning else {}
+        return {**said, **thought, **({"tool_calls": calls} if calls else {})}
 
     @property
     def large_share(self) -> float:
@@ -265,6 +285,11 @@ class Stream:
     def prompt_ids(self) -> tuple[int, ...]:
         """The prompt."""
         return tuple(self._run.prompt)
+
+    @property
+    def written(self) -> str:
+        """What was written so far, thoughts and calls included."""
+        return self._run.text.text
 
     @property
     def num_read(self) -> tuple[int, int]:
