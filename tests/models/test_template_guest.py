@@ -166,7 +166,7 @@ PIECES: list[Any] = [
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.sampled_from(PIECES), max_size=8))
 def test_whatever_is_put_together_renders_or_is_a_sentence(pieces: list[str]) -> None:
     try:

@@ -215,7 +215,7 @@ _GRAMMARS = st.tuples(_RULES, _RULES, _RULES, _RULES).map(
 def test_whatever_is_put_together_is_compiled_or_a_sentence(tokenizer: VocabularyTokenizer) -> None:
     before = peak_resident_bytes()
 
-    @settings(max_examples=200, deadline=None, derandomize=True, database=None)
+    @settings(max_examples=200)
     @given(_GRAMMARS)
     def check(text: str) -> None:
         try:
