@@ -18,12 +18,13 @@ import struct
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from edgespec.backends.base import KeepsCache, Tokenizer, sequences_of
 from edgespec.decode.engine import Engine, ShownImages
-from edgespec.decode.generation import Chunk, Result, Stream, chunks_of
-from edgespec.decode.options import GenerationOptions
+from edgespec.decode.generation import Chunk, PartReader, Result
+from edgespec.decode.options import GenerationOptions, Tool
+from edgespec.decode.stream import Stream, chunks_of
 from edgespec.errors import BackendError, ContextFullError, SessionFileError, UnsupportedError
 from edgespec.models.chat import Message, plain_message
 from edgespec.models.images import (
@@ -54,8 +55,8 @@ class Session:
     Args:
         system: the system message; None leaves it to the model's chat format.
         messages: what was said before, as `{"role": ..., "content": ...}`.
-        sampling, max_tokens, stop: as in `Engine.stream`, for every turn; they may be changed
-            between turns.
+        sampling, max_tokens, stop, tools: as in `Engine.stream`, for every turn; they may be
+            changed between turns. Files of sessions have no tools.
         shift: False refuses a turn for which the context is too short, with ContextFullError,
             where True hides the oldest turns from the model.
 
@@ -71,6 +72,7 @@ class Session:
         sampling: SamplingParams | None = None,
         max_tokens: int = 512,
         stop: Sequence[str] = (),
+        tools: Sequence[Tool] = (),
         shift: bool = True,
     ) -> None:
         if engine.chat_template is None:
@@ -83,6 +85,7 @@ class Session:
         self.sampling = sampling or SamplingParams()
         self.max_tokens = max_tokens
         self.stop = tuple(stop)
+        self.tools = tuple(tools)
         self.shift = shift
         self._images = {image.digest: image for image in images_of(messages)}
         self._messages = [plain_message(message) for message in messages]
@@ -147,28 +150,48 @@ class Session:
 
         Args:
             content: text, or a list of `{"type": "text", "text": ...}` and of images, as
-                `{"type": "image", "image": "photo.jpg"}`.
+                `{"type": "image", "image": "photo.jpg"}`. After calls of tools, the list of their
+                results: `call.result(value)`, or OpenAI's messages of the role "tool".
             changes: fields of `GenerationOptions`, in place of those of the session.
 
         Raises as `Engine.stream`.
         """
-        if changes.get("tools"):
-            raise UnsupportedError(
-                "a session offers no tools: keep the messages, and pass them to Engine.generate"
-            )
-        given = {"role": "user", "content": content}
-        self._images |= {image.digest: image for image in images_of([given])}
-        user = plain_message(given)
-        text, ids, hidden = self._fit([*self._messages, user])
+        said = self._said(content)
+        self._images |= {image.digest: image for image in images_of(said)}
+        said = [plain_message(one) for one in said]
         options = GenerationOptions(
             max_tokens=self.max_tokens,
             sampling=self.sampling,
             stop=self.stop,
+            tools=self.tools,
             reuse=True,
-            images=shown_in(text, self._images.values()),
         )
-        stream = self.engine.stream(ids, options, **changes)
-        return Turn(self, stream, user, text, tuple(ids), hidden)
+        asked = GenerationOptions.of(options, **changes)
+        prompt = self._fit([*self._messages, *said], asked)
+        reader = None if prompt.make_reader is None else prompt.make_reader()
+        stream = self.engine.continued(prompt.ids, prompt.options, reader)
+        return Turn(self, stream, said, prompt)
+
+    def _said(self, content: Content) -> list[dict[str, Any]]:
+        """The messages of a turn: the user's, or the results of all calls that were made."""
+        results = [] if isinstance(content, str) else [one for one in content if "role" in one]
+        if not results:
+            return [{"role": "user", "content": content}]
+        last = self._messages[-1] if self._messages else {}
+        made = [str(call.get("id")) for call in last.get("tool_calls", ())]
+        given = [str(one.get("tool_call_id")) for one in results if one["role"] == "tool"]
+        if len(results) != len(content) or len(given) != len(content):
+            raise UnsupportedError(
+                "the messages of a turn are results of tools, and nothing else",
+                hint='send a text, or [{"role": "tool", "tool_call_id": ..., "content": ...}]',
+            )
+        if sorted(given) != sorted(made):
+            raise UnsupportedError(
+                f"the results are those of {', '.join(given)[:200]}, and the calls that were made "
+                f"are {', '.join(made) or 'none'}",
+                hint="send one result of each call of the last answer: call.result(value)",
+            )
+        return results
 
     def send(self, content: Content, **changes: Unpack[GenerationKeywords]) -> Result:
         """Say something and get the whole answer. Arguments as in `stream`."""
@@ -201,6 +224,7 @@ class Session:
             sampling=self.sampling,
             max_tokens=self.max_tokens,
             stop=self.stop,
+            tools=self.tools,
             shift=self.shift,
         )
         session._hidden = self._hidden
@@ -321,34 +345,42 @@ class Session:
     def _system_message(self) -> list[dict[str, Any]]:
         return [] if self.system is None else [{"role": "system", "content": self.system}]
 
-    def _fit(self, messages: list[dict[str, Any]]) -> tuple[str, list[int], int]:
-        """Text and ids of the prompt, and how many messages are hidden so that it fits."""
+    def _fit(self, messages: list[dict[str, Any]], asked: GenerationOptions) -> _Prompt:
+        """The prompt, with as many messages hidden as it takes for it to fit."""
         size = self.engine.backend.context_size
         room = min(self.max_tokens, size // 4)  # that an answer should have
-        hidden = self._hidden
-        text, ids = self._encode(messages[hidden:])
-        if len(ids) + room <= size:
-            return text, ids, hidden
+        prompt = self._encode(messages, self._hidden, asked)
+        if len(prompt.ids) + room <= size:
+            return prompt
         if not self.shift:
             raise ContextFullError(
-                f"the conversation takes {len(ids)} of {size} tokens, which leaves too few for an "
-                "answer",
+                f"the conversation takes {len(prompt.ids)} of {size} tokens, which leaves too few "
+                "for an answer",
                 hint="raise --ctx, start anew, or let the oldest turns be dropped",
             )
-        starts = [i for i, m in enumerate(messages) if m["role"] == "user" and i > hidden]
-        for start in starts:
-            hidden = start
-            text, ids = self._encode(messages[hidden:])
-            if len(ids) <= size // 2:
-                break
-        return text, ids, hidden
+        for start, message in enumerate(messages):
+            if message["role"] == "user" and start > self._hidden:
+                prompt = self._encode(messages, start, asked)
+                if len(prompt.ids) <= size // 2:
+                    break
+        return prompt
 
-    def _encode(self, messages: list[dict[str, Any]]) -> tuple[str, list[int]]:
-        """The prompt's text and ids; known ids where the text is the same."""
-        text = self.engine.prompt_text([*self._system_message(), *messages])
+    def _encode(
+        self, messages: list[dict[str, Any]], hidden: int, asked: GenerationOptions
+    ) -> _Prompt:
+        """The prompt without the hidden messages; known ids where the text is the same."""
+        engine, make_reader = self.engine, None
+        said = [*self._system_message(), *messages[hidden:]]
+        if engine.uses_tools(said, asked):
+            found = engine.with_tools(said, asked)
+            text, asked, make_reader = found.text, found.options, found.make_reader
+        else:
+            text = engine.prompt_text(said)
         images = shown_in(text, self._images.values())
-        ids = self._known.encode(text, self.engine.shown("", images))
-        return text, self.engine.encode(ids, images=images)
+        ids = self._known.encode(text, engine.shown("", images))
+        ids = engine.encode(ids, images=images)
+        asked = replace(asked, images=(*asked.images, *images))
+        return _Prompt(text, ids, hidden, asked, make_reader)
 
     def _end_turn(self, turn: Turn) -> None:
         """Take message and answer into the conversation."""
@@ -357,10 +389,22 @@ class Session:
             return
         if turn.replaced:
             del self._messages[-turn.replaced :]
-        self._messages += [turn.user, {"role": "assistant", "content": result.text}]
-        self._hidden = turn.hidden
+        self._messages += [*turn.said, result.message]
+        self._hidden = turn.prompt.hidden
         tokenizer = self.engine.backend.tokenizer
-        self._known.learn(turn.text, turn.prompt_ids, result.text, result.token_ids, tokenizer)
+        self._known.learn(
+            turn.prompt.text, turn.prompt_ids, turn.written, result.token_ids, tokenizer
+        )
+
+
+class _Prompt(NamedTuple):
+    """What the model is asked in a turn, how, and what finds calls in its answer."""
+
+    text: str
+    ids: list[int]
+    hidden: int  # messages before it that the model does not see
+    options: GenerationOptions
+    make_reader: Callable[[], PartReader] | None
 
 
 def _are_cells(images: list[Any], ids: list[int]) -> bool:
@@ -385,26 +429,24 @@ class Turn:
     """
 
     def __init__(
-        self,
-        session: Session,
-        stream: Stream,
-        user: dict[str, Any],
-        text: str,
-        prompt_ids: tuple[int, ...],
-        hidden: int,
+        self, session: Session, stream: Stream, said: list[dict[str, Any]], prompt: _Prompt
     ) -> None:
-        self.user = user
-        self.text = text
-        self.prompt_ids = prompt_ids
-        self.hidden = hidden
+        self.said = said
+        self.prompt = prompt
+        self.prompt_ids = tuple(prompt.ids)
         self.replaced = 0
         self._session = session
         self._stream = stream
         self.num_before = len(session._messages)
         self._ended = False
         before = session.hidden_turns
-        shown = session._messages[:hidden]
+        shown = session._messages[: prompt.hidden]
         self.dropped_turns = sum(message["role"] == "user" for message in shown) - before
+
+    @property
+    def written(self) -> str:
+        """As of `Stream`."""
+        return self._stream.written
 
     @property
     def seed(self) -> int | None:

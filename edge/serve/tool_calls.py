@@ -12,6 +12,7 @@ from typing import Any
 from edgespec.decode.engine import Engine, Prompt
 from edgespec.decode.options import GenerationOptions
 from edgespec.errors import UnsupportedError
+from edgespec.models.chat import plain_message
 from edgespec.models.images import images_of
 from edgespec.serve.api_error import ApiError
 from edgespec.serve.asked import Defaults, Setup
@@ -28,19 +29,17 @@ def conversation(engine: Engine, prompt: Prompt, options: GenerationOptions) -> 
 
     Raises UnsupportedError for tools or messages that are none, and for a prompt without messages.
     """
-    images = [image.part for image in options.shown]
-    if isinstance(prompt, str) and not options.raw:
-        content = [*images, {"type": "text", "text": prompt}] if images else prompt
-        messages: list[Any] = [{"role": "user", "content": content}]
-    else:
-        messages = [] if isinstance(prompt, str) else list(prompt)
-    if options.raw or not all(isinstance(one, Mapping) for one in messages):
+    if isinstance(prompt, str):
+        marks = "".join(image.mark for image in options.shown)
+        prompt = [{"role": "user", "content": marks + prompt}]
+    messages = [one for one in prompt if isinstance(one, Mapping)]
+    if options.raw or len(messages) < len(prompt):
         raise UnsupportedError("tools need messages, or a text in the model's chat format")
     choice: Any = options.tool_choice
     if isinstance(choice, str) and choice not in ("auto", "required", "none"):
         choice = {"type": "function", "function": {"name": choice}}
     body = {
-        "messages": [dict(one) for one in messages],
+        "messages": [plain_message(one) for one in messages],
         "tools": [definition(one) for one in options.tools],
         "tool_choice": dict(choice) if isinstance(choice, Mapping) else choice,
     }
@@ -52,7 +51,8 @@ def conversation(engine: Engine, prompt: Prompt, options: GenerationOptions) -> 
         found = conversation_of(replace(asked, options=options), prompts, template)
     except ApiError as problem:
         raise UnsupportedError(str(problem)) from None
-    return replace(found, options=replace(found.options, images=images_of(asked.messages)))
+    images = (*options.shown, *images_of(messages))
+    return replace(found, options=replace(found.options, images=images))
 
 
 def definition(tool: Mapping[str, Any] | Callable[..., Any]) -> dict[str, Any]:

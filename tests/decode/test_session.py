@@ -128,7 +128,7 @@ def test_ids_and_text_stay_together_where_a_turn_is_encoded_anew() -> None:
     assert spelled(session._known.ids).decode() == session._known.text
     turn = session.stream("and on")
     list(turn)
-    assert spelled(turn.prompt_ids).decode() == turn.text
+    assert spelled(turn.prompt_ids).decode() == turn.prompt.text
 
 
 def test_drafts_come_from_earlier_turns() -> None:

@@ -17,7 +17,9 @@ from vision_cases import open_engine
 from vision_gguf import images, picture, png
 from waiting import PATIENCE_S
 
+import edgespec
 from edgespec.decode.engine import Engine
+from edgespec.decode.options import Tool
 from edgespec.models.images import read_image
 from edgespec.serve.parsing import Limits
 from edgespec.serve.server import Server
@@ -243,3 +245,14 @@ def check_modalities(address: str, *, sees: bool) -> None:
     expected = {"vision": sees, "audio": False}
     assert httpx.get(f"{address}/props").json()["modalities"] == expected
     assert httpx.get(f"{address}/v1/models").json()["data"][0]["modalities"] == expected
+
+
+def test_images_and_tools_beside_each_other_in_python(seeing: tuple[Engine, str]) -> None:
+    engine, image = seeing[0], read_image(png(picture(40)))
+    tools: list[Tool] = [{"type": "function", "function": {"name": "zoom"}}]
+    content: list[Part] = [image.part, {"type": "text", "text": QUESTION}]
+    messages = [{"role": "user", "content": content}]
+    turn = edgespec.Session(engine, tools=tools, max_tokens=1).stream(content)
+    as_parts = engine.stream(messages, tools=tools, max_tokens=1).prompt_ids
+    as_option = engine.stream(QUESTION, images=[image], tools=tools, max_tokens=1).prompt_ids
+    assert as_parts == as_option == turn.prompt_ids and min(as_parts) < 0

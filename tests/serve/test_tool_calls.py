@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -11,6 +11,7 @@ import pytest
 
 import edgespec
 from edgespec.decode.engine import Engine
+from edgespec.decode.options import Tool
 from edgespec.serve.tool_calls import definition
 
 pytestmark = pytest.mark.model
@@ -147,8 +148,83 @@ def test_what_cannot_be_offered_is_refused(
         engine.generate("x", max_tokens=2, **given)
 
 
-def test_a_session_has_no_tools(engine: Engine) -> None:
-    session, tools = edgespec.Session(engine), list[Callable[..., Any]]([weather])
-    with pytest.raises(edgespec.UnsupportedError, match="pass them to Engine"):
-        session.send("x", tools=tools)
-    assert session.messages == []
+def test_a_session_takes_calls_and_sends_their_results_by_id(engine: Engine) -> None:
+    session = edgespec.Session(engine, tools=[weather], max_tokens=60)
+    asked = session.send("What is the weather in Paris?", tool_choice="weather")
+    (call,) = asked.tool_calls
+    turn = session.stream([call.result({"sun": True})], max_tokens=8)
+    assert list(turn) and session.messages[1:3] == [
+        {"role": "assistant", "content": "", "tool_calls": [told_of(call)]},
+        {"role": "tool", "tool_call_id": call.id, "content": '{"sun": true}'},
+    ]
+    assert weather.__name__ in turn.prompt.text and '{"sun": true}' in turn.prompt.text
+    reused = turn.result.counters.reused_tokens  # also most of what the model wrote
+    assert reused > asked.counters.prompt_tokens + len(asked.token_ids) // 2
+    assert session.undo() == "What is the weather in Paris?" and session.messages == []
+
+
+def told_of(call: edgespec.ToolCall) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.id, "type": "function", "function": function}
+
+
+def test_turns_of_a_session_hand_out_parts_of_calls(engine: Engine) -> None:
+    session, tools = edgespec.Session(engine), list[Tool]([DEFINED, weather])
+    turn = session.stream("Look up moon.", tools=tools, tool_choice="lookup", max_tokens=60)
+    parts = [call for chunk in turn for call in chunk.tool_calls]
+    (call,) = turn.result.tool_calls
+    assert len(parts) > 1 and "".join(one.arguments for one in parts) == call.arguments
+    retried = session.retry(tools=tools, tool_choice="weather", max_tokens=80)
+    assert next(one.name for chunk in retried for one in chunk.tool_calls) == "weather"
+    assert [one["role"] for one in session.messages] == ["user", "assistant"]
+
+
+def test_calls_of_a_session_survive_a_file_and_another_engine(
+    engine: Engine, tmp_path: Path
+) -> None:
+    session = edgespec.Session(engine, tools=[weather])
+    result = session.send("Weather in Rome?", tool_choice="weather", max_tokens=60)
+    session.save(tmp_path / "talk")
+    loaded = edgespec.Session.load(engine, tmp_path / "talk")
+    assert loaded.messages == session.messages and loaded.tools == ()
+    answers = [call.result("warm") for call in result.tool_calls]
+    for one in (loaded, session.moved_to(engine)):
+        assert one.send(answers, max_tokens=4).token_ids
+        assert one.messages[2]["content"] == "warm"
+
+
+@pytest.mark.parametrize(
+    ("results", "told"),
+    [
+        ([{"role": "tool", "tool_call_id": "other", "content": "1"}], "those of other, and the"),
+        ([{"role": "user", "content": "1"}], "and nothing else"),
+        ([{"type": "text", "text": "1"}, {"role": "tool"}], "and nothing else"),
+    ],
+)
+def test_results_of_other_calls_are_refused(
+    engine: Engine, results: list[dict[str, Any]], told: str
+) -> None:
+    session = edgespec.Session(engine, tools=[weather])
+    with pytest.raises(edgespec.UnsupportedError, match=r"made are none|nothing else"):
+        session.send(results)
+    session.send("Weather in Rome?", tool_choice="weather", max_tokens=60)
+    before = session.messages
+    with pytest.raises(edgespec.UnsupportedError, match=told):
+        session.send(results)
+    assert session.messages == before
+
+
+def test_calls_are_told_where_no_tools_are_offered_any_more(engine: Engine) -> None:
+    """The embedded model's template drops them; they are told in words then."""
+    call = edgespec.ToolCall("a", "weather", '{"city": "Paris"}')
+    said = [{"role": "user", "content": "?"}, message_of(call), call.result("31 degrees")]
+    prompt = engine.stream(said, max_tokens=1).prompt_ids
+    text = b"".join(map(engine.backend.tokenizer.token_bytes, prompt)).decode()
+    assert '"city"' in text and "<tool_response>\n31 degrees" in text
+    session = edgespec.Session(engine, messages=said[:-1])
+    turn = session.stream(said[-1:], max_tokens=1)
+    assert turn.prompt_ids == prompt
+
+
+def message_of(call: edgespec.ToolCall) -> dict[str, Any]:
+    return {"role": "assistant", "content": None, "tool_calls": [told_of(call)]}
