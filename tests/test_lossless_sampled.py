@@ -124,7 +124,7 @@ def test_the_same_seed_gives_the_same_tokens(model: str, params: str, drafter: s
     assert max(backend.steps) > 1
 
 
-@settings(max_examples=100, deadline=None, derandomize=True, database=None)
+@settings(max_examples=100)
 @given(shapes_of_trees, st.sampled_from(sorted(PARAMS)), st.integers(1, 30))
 def test_no_shape_of_tree_moves_the_dice(
     shapes: list[list[tuple[int, int]]], params: str, count: int

@@ -50,7 +50,7 @@ def test_a_wheel_holds_every_module_and_what_they_read(wheel: Path) -> None:
     folders = {"edge": "edgespec", **{one: f"edgespec/{one}" for one in PARTS[:2] + PARTS[3:6]}}
     for folder, package in folders.items():
         for file in (ROOT / folder).rglob("*"):
-            if file.suffix in (".py", ".typed", ".html"):
+            if file.suffix in (".py", ".typed", ".html", ".css", ".js"):
                 assert f"{package}/{file.relative_to(ROOT / folder).as_posix()}" in names
     assert "edgespec/models/smollm2-135m-head.gguf" in names
     assert "-cp310-abi3-" in wheel.name  # one for all versions

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import datetime, timezone
 from functools import partial
-from importlib.resources import files
 from typing import Any
 
 import anyio
@@ -29,6 +27,8 @@ from edgespec.serve.embeddings import check_embeddings, check_rerank, embeddings
 from edgespec.serve.guard import Guard
 from edgespec.serve.llama import read_infill, read_llama
 from edgespec.serve.messages import read_messages
+from edgespec.serve.page import HEADERS as PAGE_HEADERS
+from edgespec.serve.page import page_files
 from edgespec.serve.parsing import read_json
 from edgespec.serve.pool import ANY, CHAT, EMBED, Member, Pool
 from edgespec.serve.prepare import (
@@ -123,9 +123,9 @@ class Routes:
             ("/v1/models", "GET", self._models),
             ("/v1/models/unload", "POST", self._unload_model),
             ("/v1/models/{name:path}", "GET", self._model),
-            ("/", "GET", self._page),
         ]
         handlers += [(path, "GET", self._told(tell)) for path, tell in _TELLING.items()]
+        handlers += [(path, "GET", _of_page(path)) for path in page_files()]
         asked = {**_ASKED, "/v1/models/load": (ANY, _nothing, self._loaded)}
         interfaces = {
             path: Interface(kind, check, prepare, error_form(path), _FAILING.get(path))
@@ -154,9 +154,6 @@ class Routes:
     async def _health(self, _request: Request) -> Response:
         self._pool.check()
         return JSONResponse({"status": "ok"})
-
-    async def _page(self, _request: Request) -> Response:
-        return Response(page(), media_type="text/html", headers=PAGE_HEADERS)
 
     def _told(self, tell: Callable[[Pool, Shared, Member], Any]) -> Handler:
         async def handle(request: Request) -> Response:
@@ -218,10 +215,18 @@ class _Endpoint:
         await self._answered(self._interface, scope, receive, send)
 
 
+def _of_page(path: str) -> Handler:
+    async def handle(_request: Request) -> Response:
+        kind, content = page_files()[path]
+        return Response(content, media_type=kind, headers=PAGE_HEADERS)
+
+    return handle
+
+
 def _places(path: str) -> set[str]:
-    """A path with /v1 and without it; the page has one place."""
+    """A path with /v1 and without it; the page's files have one place."""
     short = path.removeprefix("/v1")
-    return {path} if path == "/" else {short, f"/v1{short}"}
+    return {path} if path in page_files() else {short, f"/v1{short}"}
 
 
 async def _unknown(request: Request, problem: Exception) -> Response:
@@ -239,22 +244,3 @@ async def _failed(request: Request, problem: Exception) -> Response:
 def _error(request: Request, error: ApiError) -> Response:
     headers = {"retry-after": "1"} if error.status in COME_AGAIN else {}
     return JSONResponse(error_form(request.scope["path"])(error), error.status, headers)
-
-
-# -- the page at `/` ---------------------------------------------------------------------------
-
-PAGE_HEADERS = {
-    "content-security-policy": (
-        "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
-        "img-src data:; media-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
-        "frame-ancestors 'none'"
-    ),
-    "referrer-policy": "no-referrer",
-    "cache-control": "no-cache",
-}
-
-
-@functools.cache
-def page() -> bytes:
-    """One file that needs nothing from outside, and fetches from its server alone."""
-    return files("edgespec.serve").joinpath("page.html").read_bytes()

@@ -18,10 +18,12 @@ from edgespec.log import REQUEST_ID
 from edgespec.serve.access import CACHE_SALT, HISTORY, Access, history_of
 from edgespec.serve.answers import send_error
 from edgespec.serve.api_error import LOGGER, ApiError, api_error_of, error_form
+from edgespec.serve.page import page_files
 from edgespec.serve.service import Shared
 from edgespec.serve.shapes import new_id
 
-_OPEN_PATHS = ("/", "/health", "/v1/health")  # for everybody: they tell nothing of anybody
+# For everybody: they tell nothing of anybody.
+_OPEN_PATHS = {"/health", "/v1/health", *page_files()}
 _METHODS = ("GET", "POST", "OPTIONS")
 _TOLD_HEADERS = (
     "x-request-id",

@@ -293,6 +293,8 @@ def props(_pool: Pool, _shared: Shared, member: Member) -> dict[str, Any]:
     template, sampling = engine.chat_template or "", setup.defaults.sampling
     names = [one.name for one in fields(sampling) if one.name != "logit_bias"]
     params = {FIELD_NAMES.get(name, name): getattr(sampling, name) for name in names}
+    most = setup.defaults.max_tokens
+    params["n_predict"] = -1 if most is None else most
     return {
         **told,
         "default_generation_settings": {"n_ctx": setup.context_size, "params": params},

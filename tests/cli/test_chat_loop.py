@@ -82,7 +82,7 @@ class Held:
             "- 1 cup milk\n" * 9,
             "repeated itself: /params dry_multiplier=0.8, then /retry",
         ),
-        ("context_full", "- 1 cup milk\n" * 9, "repeated itself"),
+        ("context_full", "- 1 cup milk\n" * 9, "then /retry"),
         ("length", "A list: one, two", "cut off after 3 tokens: /params max_tokens=N"),
         ("context_full", "A list", "the context is full"),
         ("stop", "ha" * 99, ""),

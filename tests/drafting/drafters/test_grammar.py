@@ -230,7 +230,7 @@ templates = st.lists(
 ).filter(any)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@settings(max_examples=60)
 @given(
     parts=templates,
     drafter=st.sampled_from(sorted(DRAFTERS)),
