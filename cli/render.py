@@ -147,13 +147,15 @@ def table(rows: Sequence[Sequence[str]]) -> str:
     """Left-aligned columns; the last one is wrapped to the terminal, or stands below."""
     columns = max(20, shutil.get_terminal_size((100, 24)).columns)
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
-    indent = sum(widths) + 2 * len(widths)
+    # 40 columns hold more with one blank between two.
+    gap = 2 if sum(widths) + 2 * (len(widths) - 1) <= columns else 1
+    indent = sum(widths) + gap * len(widths)
     room = columns - indent
     below = room < 16 < max(len(row[-1]) for row in rows)  # no room for its words beside the others
     indent = 4 if below else indent
     lines = []
     for row in rows:
-        head = "".join(cell.ljust(width + 2) for cell, width in zip(row, widths, strict=False))
+        head = "".join(cell.ljust(width + gap) for cell, width in zip(row, widths, strict=False))
         wrapped = textwrap.wrap(row[-1], columns - 5 if below else max(16, room - 1))
         beside = "" if below or not wrapped else wrapped.pop(0)
         lines += [(head + beside).rstrip(), *(" " * indent + line for line in wrapped)]

@@ -168,3 +168,16 @@ def test_the_last_column_stands_below_where_there_is_no_room(
         "    a model of many words, and more",
         "z",
     ]
+
+
+def test_a_table_that_is_a_little_too_wide_has_one_blank_between_its_columns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The last letter of a heading stood in a line of its own."""
+    monkeypatch.setenv("COLUMNS", "40")
+    rows = [
+        ("model", "type", "size", "takes", "tokens/s", "what it is"),
+        ("embedded", "Q4_1", "94 MiB", "277 MiB", "122", "a small model that comes along"),
+    ]
+    head, *_, last = table(rows).splitlines()
+    assert head == "model    type size   takes   tokens/s" and last.strip() == rows[1][-1]
