@@ -140,7 +140,7 @@ def _decode_in_steps(backend: Backend, text: list[int], depth: int, size: int) -
 
 def _digests(rows: Iterable[Logits]) -> list[bytes]:
     """A fingerprint of each row: a plan has no room for copies of rows, not even for one."""
-    return [blake2b(row, digest_size=16).digest() for row in rows]
+    return [blake2b(row.data, digest_size=16).digest() for row in rows]
 
 
 class _Best:
