@@ -65,29 +65,38 @@ def test_the_reference_reads_blocks_as_ggml_does(program: Path) -> None:
 
 
 @pytest.mark.long
-def test_products_by_emulated_tiles(objects: list[Path], tmp_path: Path) -> None:
-    """AMX's part of the products, its tiles in software; the rest needs AVX-512."""
+@pytest.mark.parametrize(
+    ("source", "instructions", "header", "needed"),
+    [
+        ("amx", "amx_int8", "emulated_amx.h", "AVX-512 VNNI"),
+        ("avx_vnni", "avx_vnni", "emulated_vnni.h", "AVX2"),
+    ],
+)
+def test_products_by_emulated_instructions(
+    objects: list[Path], tmp_path: Path, source: str, instructions: str, header: str, needed: str
+) -> None:
+    """AMX's tiles and AVX-VNNI's products in software; the rest is this processor's."""
     if platform.machine() != "x86_64" or platform.system() != "Linux":
         pytest.skip("AMX exists on x86-64 alone, and a program asks Linux for it")
-    made, header = tmp_path / "amx.o", CHECKS / "emulated_amx.h"
+    made = tmp_path / f"{source}.o"
     command = [
         "c++",
         *FLAGS,
         "-O1",
         "-include",
-        header,
+        CHECKS / header,
         "-Wno-unused-variable",
         "-c",
-        KERNELS / "amx.cpp",
+        KERNELS / f"{source}.cpp",
         "-o",
         made,
     ]
     subprocess.run(list(map(str, command)), check=True, timeout=300)
-    others = [path for path in objects if path.name != "amx.o"]
+    others = [path for path in objects if path.name != made.name]
     checked = link_check(tmp_path, "check_products", [made, *others], "c++")
-    shown = run(checked, instructions="amx_int8")
-    if "instructions: amx_int8," not in shown:
-        pytest.skip("this processor has no AVX-512 VNNI")
+    shown = run(checked, instructions=instructions)
+    if f"instructions: {instructions}," not in shown:
+        pytest.skip(f"this processor has no {needed}")
     assert shown.endswith("\n0 failures\n")
 
 
