@@ -163,6 +163,7 @@ def test_a_chat_in_a_browser(serve: Serve, browser: Any) -> None:
     assert problems == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("step_s", [0.0, 0.002])  # several tokens an event, and one
 def test_a_thought_is_folded_and_no_word_is_lost(serve: Serve, browser: Any, step_s: float) -> None:
     backend = Speaker("<think>\nHm, tags.\n</think>\n\nThe first words.")
@@ -181,6 +182,7 @@ def test_a_thought_is_folded_and_no_word_is_lost(serve: Serve, browser: Any, ste
     assert problems == []
 
 
+@pytest.mark.long
 def test_a_reload_loses_neither_a_question_nor_words(serve: Serve, browser: Any) -> None:
     backend, problems = Speaker("word ", loops=True), list[str]()
     tab = opened(browser, serve(backend), problems)
@@ -203,6 +205,7 @@ def test_a_reload_loses_neither_a_question_nor_words(serve: Serve, browser: Any)
     assert "word word word" in texts(tab)[0]
 
 
+@pytest.mark.long
 def test_a_new_tab_begins_with_the_last_chat_and_without_its_key(
     serve: Serve, browser: Any
 ) -> None:
@@ -225,6 +228,7 @@ def test_a_new_tab_begins_with_the_last_chat_and_without_its_key(
     assert problems == []
 
 
+@pytest.mark.long
 def test_what_takes_its_time_is_told_until_the_first_token(serve: Serve, browser: Any) -> None:
     backend, problems = Speaker("Yes."), list[str]()
     tab = opened(browser, serve(backend), problems)
@@ -279,8 +283,8 @@ def test_markdown_is_shown_and_nothing_of_it_is_html(serve: Serve, browser: Any)
         'print("U+202E<b>")',  # a block that nothing ends
     ]
     links = tab.locator(text + "a").all()  # an image is fetched from nowhere
-    found = [one.get_attribute("href") for one in links]
-    assert found == ["https://example.com/", "https://example.com/x.png"]
+    targets = [one.get_attribute("href") for one in links]
+    assert targets == ["https://example.com/", "https://example.com/x.png"]
     assert {one.get_attribute("rel") for one in links} == {"noopener noreferrer"}
     assert "[no link](javascript:alert(1))" in texts(tab)[0]
     assert "<script>alert(1)</script> <img src=x onerror=alert(1)>" in texts(tab)[0]
@@ -303,6 +307,7 @@ SHOWN = """([text, pieces, step]) => import("./page/markdown.js").then(({ Markdo
 })"""
 
 
+@pytest.mark.long
 def test_what_grows_is_shown_as_if_it_came_at_once_and_tinted(serve: Serve, browser: Any) -> None:
     tab = opened(browser, serve(Speaker()), list[str]())
     text = f"{MARKDOWN}```\n\n{MARKDOWN}"
@@ -392,6 +397,7 @@ def test_versions_are_made_and_kept(serve: Serve, browser: Any) -> None:
     assert problems == []
 
 
+@pytest.mark.long
 def test_chats_are_listed_opened_deleted_and_undone(serve: Serve, browser: Any) -> None:
     backend, problems = Speaker("Yes."), list[str]()
     tab = opened(browser, serve(backend), problems)
@@ -417,6 +423,7 @@ def test_chats_are_listed_opened_deleted_and_undone(serve: Serve, browser: Any) 
     assert problems == []
 
 
+@pytest.mark.long
 def test_two_tabs_of_one_chat_lose_nothing(serve: Serve, browser: Any) -> None:
     backend, problems = Speaker("Yes."), list[str]()
     address = serve(backend)
@@ -456,6 +463,7 @@ def put_in(tab: Any, name: str, document: object) -> None:
     tab.set_input_files("#import-file", {"name": name, "mimeType": "", "buffer": data})
 
 
+@pytest.mark.long
 def test_chats_are_exported_and_imported(serve: Serve, browser: Any) -> None:
     address, problems = serve(Speaker("Yes.")), list[str]()
     tab = opened(browser, address, problems)
@@ -501,6 +509,7 @@ def test_chats_are_exported_and_imported(serve: Serve, browser: Any) -> None:
     assert problems == []
 
 
+@pytest.mark.long
 def test_full_storage_is_told_and_nothing_is_lost(
     serve: Serve, browser: Any, tmp_path: Path
 ) -> None:
@@ -528,6 +537,7 @@ def test_full_storage_is_told_and_nothing_is_lost(
 # -- settings and tools ----------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_schema_and_settings_are_sent_and_kept(serve: Serve, browser: Any) -> None:
     problems, sent = list[str](), list[Any]()
     tab = opened(browser, serve(Speaker("Yes.")), problems)
@@ -549,6 +559,7 @@ def test_a_schema_and_settings_are_sent_and_kept(serve: Serve, browser: Any) -> 
     assert sent[0]["top_p"] == 0.5 and "temperature" not in sent[0]
 
 
+@pytest.mark.long
 def test_calls_are_shown_and_their_results_are_asked_for(serve: Serve, browser: Any) -> None:
     problems, sent = list[str](), list[Any]()
     backend = Speaker(CALL)
@@ -574,6 +585,7 @@ def test_calls_are_shown_and_their_results_are_asked_for(serve: Serve, browser: 
 # -- files -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_text_file_goes_with_a_message(serve: Serve, browser: Any) -> None:
     problems, sent = list[str](), list[Any]()
     tab = opened(browser, serve(Speaker("Yes.")), problems)
@@ -594,6 +606,7 @@ def test_a_text_file_goes_with_a_message(serve: Serve, browser: Any) -> None:
     assert problems == []
 
 
+@pytest.mark.long
 def test_everything_is_reached_by_keys_and_has_a_name(serve: Serve, browser: Any) -> None:
     tab = opened(browser, serve(Speaker("```\ncode\n```")), list[str]())
     tab.click("#chats-shown")
@@ -627,6 +640,7 @@ def give(tab: Any, kind: str, data: bytes, name: str) -> None:
     assert tab.evaluate(GIVE, [base64.b64encode(data).decode(), kind, name])
 
 
+@pytest.mark.long
 def test_an_image_by_drop_paste_and_choice(browser: Any, vision_folder: Path) -> None:
     """What is dropped is shown, sent with the next message, and there again after a reload."""
     problems, sent = list[str](), list[Any]()
@@ -660,6 +674,7 @@ def test_an_image_by_drop_paste_and_choice(browser: Any, vision_folder: Path) ->
     assert problems == []
 
 
+@pytest.mark.long
 def test_a_sound_by_drop_paste_and_choice(browser: Any, tmp_path: Path) -> None:
     """What is sent is one channel of 16,000 samples a second, as long as what was given."""
     write_hearing(tmp_path, "qwen2a")
@@ -698,6 +713,7 @@ def test_a_sound_by_drop_paste_and_choice(browser: Any, tmp_path: Path) -> None:
     assert problems == []
 
 
+@pytest.mark.long
 def test_a_model_that_sees_alone_takes_no_sound(browser: Any, vision_folder: Path) -> None:
     problems = list[str]()
     with open_engine(vision_folder, "gemma3") as engine, Server(engine) as server:
@@ -709,6 +725,7 @@ def test_a_model_that_sees_alone_takes_no_sound(browser: Any, vision_folder: Pat
     assert problems == []
 
 
+@pytest.mark.long
 def test_a_model_that_reads_text_alone_takes_no_image(serve: Serve, browser: Any) -> None:
     tab = opened(browser, serve(Speaker()), list[str]())
     assert tab.inner_text("#attach") == "File"
@@ -720,6 +737,7 @@ def test_a_model_that_reads_text_alone_takes_no_image(serve: Serve, browser: Any
 WIDE = f"| {'wide | ' * 30}\n|{'---|' * 30}\n\n```\n{'code ' * 40}\n```\n" + "The end. " * 20
 
 
+@pytest.mark.long
 def test_wide_lines_scroll_in_a_box_with_a_shadow(serve: Serve, browser: Any) -> None:
     problems = list[str]()
     tab = opened(browser, serve(Speaker(WIDE)), problems, width=360)
@@ -736,6 +754,7 @@ def test_wide_lines_scroll_in_a_box_with_a_shadow(serve: Serve, browser: Any) ->
     assert problems == []
 
 
+@pytest.mark.long
 def test_a_server_that_goes_away_is_told(serve: Serve, browser: Any) -> None:
     address, problems = serve(Speaker()), list[str]()
     tab = opened(browser, address, problems)
@@ -750,6 +769,7 @@ def test_a_server_that_goes_away_is_told(serve: Serve, browser: Any) -> None:
     assert tab.is_hidden("#problem")
 
 
+@pytest.mark.long
 def test_several_models_are_shown_and_one_is_chosen(start: Start, browser: Any) -> None:
     server, problems = start(), list[str]()
     tab = opened(browser, server.address, problems)
