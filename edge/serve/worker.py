@@ -16,6 +16,7 @@ from typing import NamedTuple
 from edgespec.decode.generation import Chunk, Result, Stream
 from edgespec.log import REQUEST_ID
 from edgespec.serve.api_error import ApiError
+from edgespec.serve.shapes import ReadingProgress
 
 # Between two wake-ups of the event loop: it shares its cores, and the interpreter's lock, with the
 # steps, and sending an event takes 0.4 ms. What a faster model writes meanwhile is sent together.
@@ -58,6 +59,7 @@ class Generation:
         self.ran_out = False  # of time, which ended it
         self._cancel, self._most_s = cancel, most_s
         self._first_s: float | None = None
+        self._asked_s = perf_counter()
         self._has_line = False
         self._loop = loop
         self._news = asyncio.Event()
@@ -71,6 +73,18 @@ class Generation:
     def cancel(self) -> None:
         """Stop it after the step under way, or before its first one."""
         self._cancel.set()
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether its first token has not come."""
+        return self._first_s is None
+
+    @property
+    def reading(self) -> ReadingProgress:
+        """How much of its prompt was read, since it was asked for."""
+        processed, cache = self.stream.num_read
+        time_ms = round(1e3 * (perf_counter() - self._asked_s))
+        return ReadingProgress(len(self.prompt_ids), cache, processed, time_ms)
 
     @property
     def result(self) -> Result:
