@@ -57,8 +57,9 @@ class Prepared:
 
     def choice(self, index: int, reader: AnswerReader) -> Choice:
         """The answer of a generation that has ended."""
-        found = reader.choice(index, self.generations[index].result)
-        return found if self.writes else unwritten(found)
+        generation = self.generations[index]
+        found = reader.choice(index, generation.result)
+        return found if self.writes else unwritten(found, may_be_cut=generation.yields)
 
 
 class Interface(NamedTuple):

@@ -19,6 +19,7 @@ from edgespec.serve.parsing import (
     take_max_tokens,
     take_sampling,
     take_stops,
+    takes_prewarm,
 )
 from edgespec.serve.shapes import (
     Choice,
@@ -70,8 +71,10 @@ def read_chat(body: Any, setup: Setup) -> ChatAsked:
     output = take_output(fields, setup.limits)
     names = "max_completion_tokens", "max_tokens"
     most = take_max_tokens(fields, setup.defaults.max_tokens, setup.context_size, *names)
+    prewarms = takes_prewarm(fields)
     options = GenerationOptions(
         max_tokens=max(1, most),
+        ahead=prewarms,
         sampling=take_sampling(fields, setup.defaults.sampling, setup.limits),
         stop=take_stops(fields, setup.limits),
         raw=True,
@@ -86,7 +89,7 @@ def read_chat(body: Any, setup: Setup) -> ChatAsked:
     fields.ignore(*NO_EFFECT)
     fields.refuse_set(NOT_THERE)
     fields.end()
-    return ChatAsked(messages, options, output, variables, tools, budget, most > 0)
+    return ChatAsked(messages, options, output, variables, tools, budget, most > 0 and not prewarms)
 
 
 def _logprobs(fields: Fields, limits: Limits) -> int | None:

@@ -410,18 +410,20 @@ def _texts(fields: Fields, field: str, limits: Limits) -> tuple[str, ...]:
 def take_max_tokens(fields: Fields, default: int | None, context: int, *names: str) -> int:
     """Most tokens of an answer, by the first of `names` that is there.
 
-    -1, as some clients write it, goes on to the end of the context. 0 only reads the prompt, as
-    OpenAI's `prompt_cache_options: {"prewarm": true}` does, whatever `names` say.
+    -1, as some clients write it, goes on to the end of the context. 0 only reads the prompt.
     """
     values = [fields.whole(name, -1, -1, 1 << 31) for name in names if name in fields]
     most = values[0] if values else default
-    if "prompt_cache_options" in fields:
-        inner = fields.object("prompt_cache_options")
-        if inner.flag("prewarm"):
-            most = 0
-        inner.ignore("mode", "ttl")
-        inner.end()
     return context if most is None or most < 0 else most
+
+
+def takes_prewarm(fields: Fields) -> bool:
+    """OpenAI's `prompt_cache_options.prewarm`: the prompt is read while nobody else waits."""
+    options = fields.object("prompt_cache_options")
+    prewarms = options.flag("prewarm")
+    options.ignore("mode", "ttl")
+    options.end()
+    return prewarms
 
 
 def _biases(fields: Fields, limits: Limits) -> tuple[tuple[int, float], ...]:

@@ -23,6 +23,7 @@ from edgespec.serve.parsing import (
     shown,
     take_max_tokens,
     take_sampling,
+    takes_prewarm,
 )
 from edgespec.serve.shapes import (
     Choice,
@@ -79,8 +80,10 @@ def read_response(body: Any, setup: Setup) -> tuple[ChatAsked, dict[str, Any], b
     budget, variables = take_thinking(fields, setup)
     limit, size = setup.defaults.max_tokens, setup.context_size
     most = take_max_tokens(fields, limit, size, "max_output_tokens")
+    prewarms = takes_prewarm(fields)
     options = GenerationOptions(
         max_tokens=max(1, most),
+        ahead=prewarms,
         sampling=take_sampling(fields, setup.defaults.sampling, setup.limits),
         raw=True,
         reuse=True,
@@ -90,7 +93,9 @@ def read_response(body: Any, setup: Setup) -> tuple[ChatAsked, dict[str, Any], b
     tools = take_tools(fields, setup.limits)
     output = Output(streams=fields.flag("stream"))
     _end(fields)
-    asked = ChatAsked(messages, options, output, variables, tools, budget, most > 0, "input")
+    asked = ChatAsked(
+        messages, options, output, variables, tools, budget, most > 0 and not prewarms, "input"
+    )
     return asked, repeated, summarises
 
 

@@ -91,10 +91,11 @@ class Choice:
             raise ApiError("the answer was cancelled", status=503, code="cancelled")
 
 
-def unwritten(choice: Choice) -> Choice:
+def unwritten(choice: Choice, *, may_be_cut: bool = False) -> Choice:
     """An answer of which the prompt alone was asked for, without the token that an engine writes.
 
-    Its counters have what reading the prompt took, and nothing that was decoded.
+    Its counters have what reading the prompt took, and nothing that was decoded. One that
+    `may_be_cut` was answered even if somebody else came before all was read.
     """
     counters = choice.result.counters
     read = Counters(
@@ -104,7 +105,7 @@ def unwritten(choice: Choice) -> Choice:
         prompt_s=counters.prompt_s,
     )
     result = replace(choice.result, text="", token_ids=(), logprobs=(), counters=read)
-    if result.finish_reason != "cancelled":
+    if may_be_cut or result.finish_reason != "cancelled":
         result = replace(result, finish_reason="length", stop_string=None)
     return replace(choice, content="", reasoning="", calls=(), thought_tokens=0, result=result)
 

@@ -115,6 +115,17 @@ def until(tab: Any, is_so: str) -> None:
         tab.wait_for_timeout(20)
 
 
+def listen(tab: Any, sent: list[Any]) -> None:
+    """Put what is asked into a list, but for what is read ahead."""
+
+    def take(request: Any) -> None:
+        asked = request.post_data_json if request.post_data else {}
+        if asked and "prompt_cache_options" not in asked:
+            sent.append(asked)
+
+    tab.on("request", take)
+
+
 def say(tab: Any, text: str) -> None:
     """Send a message and wait for the end of its answer."""
     tab.fill("#message", text)
@@ -243,6 +254,38 @@ def test_what_takes_its_time_is_told_until_the_first_token(serve: Serve, browser
     assert problems == []
 
 
+def test_what_is_typed_is_read_before_it_is_sent(serve: Serve, browser: Any) -> None:
+    problems, sent = list[str](), list[Any]()
+    address = serve(Speaker("Yes."))
+    tab = opened(browser, address, problems)
+    listen(tab, sent)
+
+    def totals() -> dict[str, int]:
+        found: dict[str, int] = httpx.get(f"{address}/status").json()["totals"]
+        return found
+
+    tab.select_option("#ahead", "never")
+    tab.type("#message", "These are ")
+    tab.wait_for_timeout(500)
+    assert totals()["read_ahead"] == 0
+    tab.select_option("#ahead", "always")
+    tab.wait_for_timeout(100)
+    tab.type("#message", "words that are typed")
+    end = time.monotonic() + PATIENCE_S
+    while totals()["read_ahead"] < len("<user>These are words that are<assistant>"):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    assert sent == [] and tab.locator("article").count() == 0
+    tab.press("#message", "Enter")
+    until(tab, "document.querySelector('article.assistant .text')?.innerText === 'Yes.'")
+    assert totals()["read_ahead_used"] >= len("<user>These are words that are")
+    before = totals()["read_ahead"]  # and behind the answer, what comes before the next one
+    while totals()["read_ahead"] <= before:
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    assert problems == []
+
+
 # -- Markdown --------------------------------------------------------------------------------------
 
 MARKDOWN = """# A *title*
@@ -279,8 +322,10 @@ def test_markdown_is_shown_and_nothing_of_it_is_html(serve: Serve, browser: Any)
         'print("U+202E<b>")',  # a block that nothing ends
     ]
     links = tab.locator(text + "a").all()  # an image is fetched from nowhere
-    found = [one.get_attribute("href") for one in links]
-    assert found == ["https://example.com/", "https://example.com/x.png"]
+    assert [one.get_attribute("href") for one in links] == [
+        "https://example.com/",
+        "https://example.com/x.png",
+    ]
     assert {one.get_attribute("rel") for one in links} == {"noopener noreferrer"}
     assert "[no link](javascript:alert(1))" in texts(tab)[0]
     assert "<script>alert(1)</script> <img src=x onerror=alert(1)>" in texts(tab)[0]
@@ -531,7 +576,7 @@ def test_full_storage_is_told_and_nothing_is_lost(
 def test_a_schema_and_settings_are_sent_and_kept(serve: Serve, browser: Any) -> None:
     problems, sent = list[str](), list[Any]()
     tab = opened(browser, serve(Speaker("Yes.")), problems)
-    tab.on("request", lambda one: sent.append(one.post_data_json) if one.post_data else None)
+    listen(tab, sent)
     tab.fill("#schema", "{")
     tab.fill("#message", "Hi")
     tab.press("#message", "Enter")
@@ -553,7 +598,7 @@ def test_calls_are_shown_and_their_results_are_asked_for(serve: Serve, browser: 
     problems, sent = list[str](), list[Any]()
     backend = Speaker(CALL)
     tab = opened(browser, serve(backend), problems)
-    tab.on("request", lambda one: sent.append(one.post_data_json) if one.post_data else None)
+    listen(tab, sent)
     tab.fill("#tools", '[{"type": "function", "function": {"name": "weather"}}]')
     say(tab, "Weather?")
     assert tab.inner_text(".call summary") == "Calls weather"
@@ -577,7 +622,7 @@ def test_calls_are_shown_and_their_results_are_asked_for(serve: Serve, browser: 
 def test_a_text_file_goes_with_a_message(serve: Serve, browser: Any) -> None:
     problems, sent = list[str](), list[Any]()
     tab = opened(browser, serve(Speaker("Yes.")), problems)
-    tab.on("request", lambda one: sent.append(one.post_data_json) if one.post_data else None)
+    listen(tab, sent)
     for name, data in (("a.py", b"x = '```'\n"), ("b.txt", b"Two\n")):
         tab.set_input_files("#file", {"name": name, "mimeType": "", "buffer": data})
     until(tab, "document.querySelectorAll('#images button').length === 2")
@@ -632,7 +677,7 @@ def test_an_image_by_drop_paste_and_choice(browser: Any, vision_folder: Path) ->
     problems, sent = list[str](), list[Any]()
     with open_engine(vision_folder, "gemma3") as engine, Server(engine) as server:
         tab = opened(browser, server.start(), problems)
-        tab.on("request", lambda one: sent.append(one.post_data_json) if one.post_data else None)
+        listen(tab, sent)
         tab.wait_for_selector("#attach:text('Image, file')")
         tab.fill("#most", "24")
         give(tab, "drop", png(picture(1)), "one.png")
@@ -667,7 +712,7 @@ def test_a_sound_by_drop_paste_and_choice(browser: Any, tmp_path: Path) -> None:
     engine = open_engine(tmp_path, "qwen2a", context_size=2048)
     with engine, Server(engine) as server:
         tab = opened(browser, server.start(), problems)
-        tab.on("request", lambda one: sent.append(one.post_data_json) if one.post_data else None)
+        listen(tab, sent)
         tab.wait_for_selector("#attach:text('Sound, file')")
         tab.fill("#most", "8")
         give(tab, "drop", wav(samples(1), 16000), "one.wav")

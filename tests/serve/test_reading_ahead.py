@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import httpx
 import pytest
 from serving_cases import HELLO, Connect, ConnectAnthropic, Serve, Speaker
+from waiting import PATIENCE_S
 
 NOTHING: list[tuple[str, dict[str, Any]]] = [
     ("chat/completions", {"messages": HELLO, "max_tokens": 0}),
@@ -77,3 +81,46 @@ def test_how_much_was_read_is_told_while_it_is_read(serve: Serve) -> None:
     progress = told[0]["prompt_progress"]
     assert (progress["total"], progress["cache"], progress["processed"]) == (19, 0, 0)
     assert progress["time_ms"] >= 400
+
+
+PREWARM: dict[str, Any] = {"messages": HELLO, "prompt_cache_options": {"prewarm": True}}
+
+
+def wait_for(address: str, what: str) -> None:
+    """Wait until a request is running, or waiting."""
+    end = time.monotonic() + PATIENCE_S
+    while httpx.get(f"{address}/status").json()["queue"][what] == 0:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_a_prompt_that_is_read_ahead_gives_way(serve: Serve) -> None:
+    """It ends where somebody comes, whose answer begins; beside somebody it does not begin."""
+    backend = Speaker("word ", loops=True)
+    address = serve(backend)
+    backend.gate.clear()
+    with ThreadPoolExecutor() as threads:
+        asked = partial(httpx.post, f"{address}/v1/chat/completions", timeout=30)
+        ahead = threads.submit(asked, json=PREWARM)
+        wait_for(address, "running")
+        other = threads.submit(asked, json={"messages": HELLO, "max_tokens": 8})
+        wait_for(address, "waiting")
+        late = asked(json=PREWARM)  # at once, with nothing read
+        assert late.status_code == 200 and late.json()["usage"]["completion_tokens"] == 0
+        backend.gate.set()
+        assert ahead.result().status_code == other.result().status_code == 200
+        assert other.result().json()["choices"][0]["message"]["content"] == "word wor"
+    totals = httpx.get(f"{address}/status").json()["totals"]
+    assert totals["generations"] == 1
+    assert totals["read_ahead_used"] <= totals["read_ahead"] <= 19
+
+
+def test_what_was_read_ahead_is_counted(serve: Serve) -> None:
+    address = serve(Speaker("Hello"))
+    httpx.post(f"{address}/v1/chat/completions", json=PREWARM)
+    told = httpx.get(f"{address}/metrics").text
+    assert "edgespec_read_ahead_total 19\n" in told
+    assert "edgespec_read_ahead_used_total 0\n" in told
+    httpx.post(f"{address}/v1/chat/completions", json={"messages": HELLO, "max_tokens": 2})
+    totals = httpx.get(f"{address}/status").json()["totals"]
+    assert (totals["read_ahead"], totals["read_ahead_used"]) == (19, 18)
