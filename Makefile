@@ -13,6 +13,7 @@ COMPILED := $(sort $(wildcard backends/kernels/*.cpp backends/kernels/*.h))
 STATE := $(shell { echo $(FILES) $(RPC); cat pyproject.toml $(COMPILED); } | cksum | cut -d' ' -f1)
 STAMP := $(VENV)/installed-$(STATE)
 RUN_STAMP := $(VENV)/run-installed-$(STATE)
+LONG_STAMP := $(VENV)/long-installed-$(STATE)
 LOG := $(VENV)/install.log
 comma := ,
 RUN_EXTRAS := demo$(comma)hub$(comma)serve
@@ -84,7 +85,7 @@ $(CHECK_PYTHON)
 	[ -n "$$found" ] || { printf '%s\n' "$$NO_COMPILER" >&2; exit 1; }
 @test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) >&2 || { \
 	printf '\nhint: on Debian and Ubuntu: sudo apt install python3-venv\n' >&2; exit 1; }
-@rm -f $(VENV)/installed-* $(VENV)/run-installed-*
+@rm -f $(VENV)/*installed-*
 @echo "setting up $(VENV): the first time takes minutes, as llama.cpp is compiled" >&2
 @{ $(BIN)/python -m pip install --upgrade pip && $(WITH_RPC) \
 	$(BIN)/python -m pip install -e '.[$(1)]' --config-settings editable_mode=strict; \
@@ -98,7 +99,7 @@ $(CHECK_PYTHON)
 @touch $@
 endef
 
-.PHONY: run test install size clean
+.PHONY: run test test-long install size clean
 
 run: $(if $(wildcard $(STAMP)),,$(RUN_STAMP))
 ifdef PROMPT
@@ -108,24 +109,36 @@ else
 	@$(BIN)/edgespec run --file docs/example.txt --color drafted --check
 endif
 
+# Modules are compiled once, whatever the environment says: tests start hundreds of processes.
+test test-long: export PYTHONDONTWRITEBYTECODE :=
+PYTEST = $(BIN)/pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+
 test: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy -p edgespec
 	$(BIN)/mypy tests benchmarks docs
-	$(BIN)/pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+	$(PYTEST)
+
+# What need not run at each change (docs/contributing.md), and more examples of what does.
+test-long: $(if $(wildcard $(LONG_STAMP)),,$(LONG_STAMP))
+	EDGESPEC_FUZZ=$${EDGESPEC_FUZZ:-10} $(PYTEST) --slow --long -m "long or hypothesis"
 
 install: $(STAMP)
 
 # Lines, words, and how many files a token passes: to look at, not a check.
-size: $(STAMP)
-	@$(BIN)/python benchmarks/size.py
+size:
+	@$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) benchmarks/size.py
 
 $(RUN_STAMP):
 	$(call INSTALL,$(RUN_EXTRAS))
 
 $(STAMP):
 	$(call INSTALL,$(RUN_EXTRAS)$(comma)test)
+
+$(LONG_STAMP):
+	$(call INSTALL,$(RUN_EXTRAS)$(comma)test$(comma)train$(comma)export)
+	@touch $(STAMP)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

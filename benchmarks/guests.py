@@ -55,7 +55,8 @@ _MESSAGES = [{"role": "user", "content": "Hello"}, {"role": "assistant", "conten
 # -- grammars ------------------------------------------------------------------------------
 
 _ATOMS = ('"x"', '"é"', "[a-z]", '[^"]', '"abc"', "[0-9a-fA-F]", '""', '"\\n"')
-_COUNTS = ("", "", "", "*", "+", "?", "{3}", "{0,99}", "{2,3000}", "{60000}")
+_COUNTS = ("", "", "", "*", "+", "?", "{%d}", "{0,%d}", "{2,%d}", "{%d,}")
+_MOST_TIMES = 60_000
 _LINKS = (
     "{}",
     '"x" {}',
@@ -70,8 +71,13 @@ _LINKS = (
 
 
 def _size(draw: random.Random, most: int) -> int:
-    """As often of any order of magnitude."""
+    """As often of any order of magnitude: most are small, as most of what is tried should be."""
     return int(2 ** draw.uniform(0, np.log2(most)))
+
+
+def _count(draw: random.Random) -> str:
+    count = draw.choice(_COUNTS)
+    return count % max(2, _size(draw, _MOST_TIMES)) if "%" in count else count
 
 
 def _rule(draw: random.Random, depth: int = 0) -> str:
@@ -79,13 +85,13 @@ def _rule(draw: random.Random, depth: int = 0) -> str:
     for _ in range(draw.choice((1, 1, 2, 3, 8))):
         is_inner = depth < 6 and draw.random() < 0.4
         part = f"({_rule(draw, depth + 1)})" if is_inner else draw.choice((*_ATOMS, "root", "b"))
-        parts.append(part + draw.choice(_COUNTS))
+        parts.append(part + _count(draw))
     return draw.choice((" ", " | ")).join(parts)
 
 
 def _grammar(draw: random.Random) -> tuple[str, str]:
     kind, size = draw.randrange(8), _size(draw, 16_000)
-    link, atom, count = draw.choice(_LINKS), draw.choice(_ATOMS), draw.choice(_COUNTS)
+    link, atom, count = draw.choice(_LINKS), draw.choice(_ATOMS), _count(draw)
     is_lark = draw.random() < 0.4
     root, is_, name = ("start", ":", "a") if is_lark else ("root", "::=", "a")
     if kind == 0:  # a chain
@@ -105,7 +111,7 @@ def _grammar(draw: random.Random) -> tuple[str, str]:
     elif kind == 5:
         lines = [f"{root} {is_} {_rule(draw)}", f"b {is_} {_rule(draw)}"]
     elif kind == 6:
-        atoms = [f"{draw.choice('ab.')}{draw.choice(_COUNTS)}" for _ in range(min(size, 3000))]
+        atoms = [f"{draw.choice('ab.')}{_count(draw)}" for _ in range(min(size, 3000))]
         return "regex", draw.choice(("", "|")).join(atoms)
     else:
         size = min(size, 4000)

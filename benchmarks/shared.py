@@ -135,9 +135,10 @@ class Reader:
                     break
 
     def tell(self, when: str) -> None:
-        """Print the median and the longest waits."""
-        longest = [round(one * 1e3, 1) for one in sorted(self._waits)[-5:]]
-        print(f"{when}: median {median(self._waits) * 1e3:.1f} ms, longest {longest} ms")
+        """Print the median, one in a hundred, and the longest waits."""
+        waits = [round(one * 1e3, 1) for one in sorted(self._waits)]
+        print(f"{when}: {len(waits)} waits, median {median(waits)} ms, ", end="")
+        print(f"1% over {waits[-len(waits) // 100]}, longest {waits[-5:]} ms", flush=True)
 
 
 # -- results ---------------------------------------------------------------------------------

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from edgespec.decode.engine import Engine
-    from edgespec.decode.generation import Chunk, Result, Span, Stream, ToolCall
+    from edgespec.decode.generation import Chunk, Result, Span, ToolCall
     from edgespec.decode.options import GenerationOptions
     from edgespec.decode.session import Session, Turn
     from edgespec.decode.stats import Counters
+    from edgespec.decode.stream import Stream
     from edgespec.errors import (
         BackendError,
         ContextFullError,
@@ -81,7 +82,7 @@ _MODULES = {
     "GenerationOptions": "decode.options",
     "LoadOptions": "memory.plan.options",
     "Result": "decode.generation",
-    "Stream": "decode.generation",
+    "Stream": "decode.stream",
     "Plan": "memory.plan.plan",
     "SamplingParams": "sampling.params",
     "Server": "serve.server",

@@ -33,7 +33,7 @@ _MODULE = "edgespec.models.template_guest"
 # 4 MiB with a letter of four bytes in each message takes 66 more (`benchmarks/guests.py held`). Of
 # 70 templates of models none took 0.1 s to compile and render.
 TEMPLATE_LIMITS = GuestLimits(36 << 20, seconds=2.0, patience_s=10.0, bytes_per_byte=20)
-_MOST_APART = 4  # templates that have a guest of their own
+_LEAST_S = 0.1  # which none of these 70 took
 
 
 def prompt_text(
@@ -158,17 +158,24 @@ def in_call_order(messages: Sequence[_M]) -> list[_M]:
 
 
 def _rendered(template: str, values: Mapping[str, Any], controls: ControlTexts) -> str:
-    """What the guest makes of a template; one that it did not live through gets its own guest."""
+    """What the guest makes of a template."""
     question: dict[str, Any] = {"template": template, "values": values, "controls": []}
     if "replace" in template:  # the only thing that a template does with them
         question["controls"] = sorted(controls.texts)
+    seconds = _seconds.pop(template, TEMPLATE_LIMITS.seconds)
     try:
-        told = _guest_of(template).ask(question)
+        told = _guest.ask(question, seconds)
+        seconds *= 2
     except GuestEndedError as error:
-        _set_apart(template)
+        seconds = max(seconds / 2, _LEAST_S)
         raise ModelFileError(f"the model's chat template fails: {error}", hint=_RAW) from error
     except (TypeError, ValueError, RecursionError) as error:
         raise UnsupportedError(f"a message or a variable has what JSON has not: {error}") from error
+    finally:
+        if seconds < TEMPLATE_LIMITS.seconds:
+            _seconds[template] = seconds
+        while len(_seconds) > _MOST_HURRIED:
+            _seconds.pop(next(iter(_seconds)), None)
     if "raised" in told:
         raise UnsupportedError(f"the model's chat template refuses: {told['raised']}")
     if "failure" in told:
@@ -177,18 +184,10 @@ def _rendered(template: str, values: Mapping[str, Any], controls: ControlTexts) 
 
 
 _guest = Guest(_MODULE, TEMPLATE_LIMITS)
-# Templates that ended their guest hold up their own models alone: each has one, the latest last.
-_apart: dict[str, Guest] = {}
-
-
-def _guest_of(template: str) -> Guest:
-    return _apart.get(template, _guest)
-
-
-def _set_apart(template: str) -> None:
-    _apart.setdefault(template, Guest(_MODULE, TEMPLATE_LIMITS))
-    while len(_apart) > _MOST_APART:
-        _apart.pop(next(iter(_apart)), None)
+# Templates that ended the guest have half as long after each time, and twice as long after one that
+# went well: nobody waits for them long. The latest are last.
+_seconds: dict[str, float] = {}
+_MOST_HURRIED = 16
 
 
 def prepare_template(template: str) -> None:
@@ -199,7 +198,7 @@ def prepare_template(template: str) -> None:
 
     def prepare() -> None:
         with suppress(GuestEndedError, BackendError):
-            _guest_of(template).ask({"template": template})
+            _guest.ask({"template": template})
 
     threading.Thread(target=prepare, name="edgespec-template", daemon=True).start()
 

@@ -20,6 +20,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from math import inf
 from typing import IO, Any, BinaryIO, NamedTuple
 
 from edgespec.errors import BackendError
@@ -117,9 +118,9 @@ class GuestEndedError(Exception):
 class Guest:
     """A process that answers questions one after another, for any number of threads.
 
-    It starts with the first question, and anew with the one after its end. A fork of this process
-    gets its own. Questions and answers are what JSON has, as the process may come to do whatever
-    a stranger wants.
+    It starts with the first question; where one ended it, another one is started for the next. A
+    fork of this process gets its own. Questions and answers are what JSON has, as the process may
+    come to do whatever a stranger wants.
 
     Args:
         module: calls `answer_questions` when it is run.
@@ -136,33 +137,35 @@ class Guest:
         self._lock = threading.RLock()
         _guests.add(self)
 
-    def ask(self, question: Any) -> Any:
-        """The answer to a question.
+    def ask(self, question: Any, seconds: float = inf) -> Any:
+        """The answer to a question, which may take less time than others.
 
         Raises GuestEndedError, BackendError where no process can be started, and as `json.dumps`.
         """
         data = json.dumps(question, ensure_ascii=False).encode("utf-8", "surrogatepass")
+        limits = self._limits._replace(seconds=min(seconds, self._limits.seconds))
         answered, reasons = threading.Event(), list[str]()
         with self._lock:
             process = self._started()
             assert process.stdin is not None and process.stdout is not None
-            watch = self._watch, (process, answered, self._limits.most_bytes(len(data)), reasons)
+            watch = _watch, (process, answered, limits, limits.most_bytes(len(data)), reasons)
             threading.Thread(target=watch[0], args=watch[1], daemon=True).start()
             try:
+                process.stdin.write(b"%g " % limits.seconds)
                 _write(process.stdin, data)
                 text = _read(process.stdout, most := _most_answer(len(data)))
                 if text is None:
                     reasons.append(f"it writes more than {most >> 10} KiB")
                 answer: dict[str, Any] = json.loads((text or b"").decode("utf-8", "surrogatepass"))
             except (OSError, ValueError, RecursionError):  # no whole answer
-                raise self._problem(process, reasons) from None
+                raise self._problem(process, limits, reasons) from None
             except BaseException:  # an answer that nobody reads would be taken for the next one
                 self.end()
                 raise
             finally:
                 answered.set()
             if "problem" in answer:
-                self.end()  # which has no memory left to be trusted with
+                self._replace()  # it has no memory left to be trusted with
                 raise GuestEndedError(answer["problem"])
         return answer["answer"]
 
@@ -172,6 +175,12 @@ class Guest:
             if self._ended is not None:
                 self._ended()
             self._process = self._ended = None
+
+    def _replace(self) -> None:
+        """End the process, and start the one that the next question finds ready."""
+        self.end()
+        with suppress(BackendError):  # which the next question tells
+            self._started()
 
     @property
     def pid(self) -> int | None:
@@ -197,38 +206,16 @@ class Guest:
             _widen(self._process)
         return self._process
 
-    def _watch(
-        self,
-        process: subprocess.Popen[bytes],
-        answered: threading.Event,
-        most_bytes: int,
-        reasons: list[str],
-    ) -> None:
-        """End a process that takes longer than anybody waits, or more than the system limits."""
-        end = time.monotonic() + self._limits.patience_s
-        first_s: float | None = None
-        while not answered.wait(_LOOK_S):
-            if time.monotonic() > end:
-                reasons.append(_too_long(self._limits.patience_s))
-            elif not _LIMITS_ITSELF:
-                resident, spent_s = _taken(process.pid)
-                first_s = spent_s if first_s is None else first_s
-                if resident > most_bytes:
-                    reasons.append(_too_much(most_bytes))
-                elif spent_s - first_s > self._limits.seconds:
-                    reasons.append(_too_long(self._limits.seconds))
-            if reasons:
-                process.kill()
-                return
-
-    def _problem(self, process: subprocess.Popen[bytes], reasons: list[str]) -> GuestEndedError:
-        """Why a process gave no answer; it is gone then."""
+    def _problem(
+        self, process: subprocess.Popen[bytes], limits: GuestLimits, reasons: list[str]
+    ) -> GuestEndedError:
+        """Why a process gave no answer; it is gone then, and another one is there."""
         with suppress(subprocess.TimeoutExpired):
             process.wait(_LOOK_S)
         status = process.returncode
-        self.end()
+        self._replace()
         if sys.platform != "win32" and status == -signal.SIGPROF:
-            reasons.append(_too_long(self._limits.seconds))
+            reasons.append(_too_long(limits.seconds))
         if reasons:
             return GuestEndedError(reasons[0])
         reason = f"it ends the process that reads it (status {status})"
@@ -254,6 +241,31 @@ def _forget_guests() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_guests)
+
+
+def _watch(
+    process: subprocess.Popen[bytes],
+    answered: threading.Event,
+    limits: GuestLimits,
+    most_bytes: int,
+    reasons: list[str],
+) -> None:
+    """End a process that takes longer than anybody waits, or more than the system limits."""
+    end = time.monotonic() + limits.patience_s
+    first_s: float | None = None
+    while not answered.wait(_LOOK_S):
+        if time.monotonic() > end:
+            reasons.append(_too_long(limits.patience_s))
+        elif not _LIMITS_ITSELF:
+            resident, spent_s = _taken(process.pid)
+            first_s = spent_s if first_s is None else first_s
+            if resident > most_bytes:
+                reasons.append(_too_much(most_bytes))
+            elif spent_s - first_s > limits.seconds:
+                reasons.append(_too_long(limits.seconds))
+        if reasons:
+            process.kill()
+            return
 
 
 def _too_long(seconds: float) -> str:
@@ -314,10 +326,11 @@ def answer_questions(answer: Callable[[Any], Any]) -> None:
     """What a guest does: answer until nobody asks any more, each within the limits it was given."""
     out, questions = messages_out(), sys.stdin.buffer
     limits = GuestLimits(*json.loads(sys.argv[1]))
-    while size := questions.readline():
+    while head := questions.readline():
+        seconds, size = head.split()
         most_bytes = limits.most_bytes(int(size))
         limit_memory(most_bytes)
-        limit_time(limits.seconds)
+        limit_time(float(seconds))
         try:
             data = _answered(answer, questions.read(int(size)))
         except MemoryError:

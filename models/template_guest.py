@@ -162,4 +162,6 @@ _FORMS = (
 )
 
 if __name__ == "__main__":
+    import edgespec.models.template_sandbox  # noqa: F401 - it takes 0.1 s, before anybody asks
+
     answer_questions(_answer)

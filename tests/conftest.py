@@ -1,13 +1,15 @@
-"""What all tests share: no test reads or writes the user's cache, and slow tests are asked for."""
+"""What all tests share: their caches, which of them run, and which of them may skip."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from allowed_skips import UnknownSkips
 from filelock import FileLock
 from hypothesis import settings
 from shared_folders import shared_folder
@@ -40,15 +42,39 @@ LONGEST_FIRST = (
 )
 
 
+# Examples are other ones each time; a failure prints how to see the same one again.
+settings.register_profile("new", deadline=None, database=None, print_blob=True)
+settings.load_profile("new")
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="also run the slow tests, as CI does")
+    parser.addoption("--long", action="store_true", help="also those of `make test-long`")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if os.environ.get("CI") and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(UnknownSkips())
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     places = {name: place for place, name in enumerate(LONGEST_FIRST)}
     folder = Path(__file__).parent
-    items.sort(key=lambda item: places.get(item.path.relative_to(folder).as_posix(), len(places)))
+
+    def place(item: pytest.Item) -> int:
+        inside = item.path.is_relative_to(folder)
+        name = item.path.relative_to(folder).as_posix() if inside else ""
+        return places.get(name, len(places))
+
+    items.sort(key=place)
     _look_further(items)
+    long = [item for item in items if item.get_closest_marker("long")]
+    if config.getoption("--long"):
+        for item in long:
+            item.add_marker(pytest.mark.timeout(900))
+        return
+    config.hook.pytest_deselected(items=long)
+    items[:] = [item for item in items if not item.get_closest_marker("long")]
     if config.getoption("--slow") or os.environ.get("CI"):
         return
     for item in items:
@@ -57,14 +83,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _look_further(items: list[pytest.Item]) -> None:
-    """With EDGESPEC_FUZZ=20, tests by hypothesis try 20 times as many examples, and other ones."""
+    """With EDGESPEC_FUZZ=20, tests by hypothesis try 20 times as many examples."""
     factor = int(os.environ.get("EDGESPEC_FUZZ", "1"))
     for item in items:
         function = getattr(item, "obj", None)
         used = getattr(function, "_hypothesis_internal_use_settings", None)
         if factor > 1 and used is not None:
-            count = factor * used.max_examples
-            more = settings(used, max_examples=count, derandomize=False, deadline=None)
+            more = settings(used, max_examples=factor * used.max_examples)
             _function_of(function)._hypothesis_internal_use_settings = more
 
 
@@ -78,6 +103,16 @@ def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "edgespec-cache"
     monkeypatch.setenv("EDGESPEC_CACHE", str(folder))
     return folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_tls_context() -> Iterator[None]:
+    """Clients of httpx read the system's certificates once, not 50 ms long for each request."""
+    from httpx._transports import default
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(default, "create_ssl_context", cache(default.create_ssl_context))
+        yield
 
 
 @pytest.fixture(autouse=True)

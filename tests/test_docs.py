@@ -59,7 +59,7 @@ assert result.finish_reason == "stopped"
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_type_checkers_take_the_examples_and_refuse_wrong_values(tmp_path: Path) -> None:
     """Any text was taken for a drafter, a preference, a type of the cache, a reason to finish."""
     programs = {"right": "\n".join(EXAMPLES), "wrong": WRONG}

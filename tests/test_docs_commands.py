@@ -76,21 +76,17 @@ def parsed(command: str) -> None:
     assert options <= known | {"--help", "-h", "--version"}, command
 
 
-@pytest.mark.parametrize("command", [*TYPED, *NAMED])
-def test_a_command_is_one_that_there_is(command: str) -> None:
-    if re.search(r"[\[\]…]|\.\.\.$|\bCOMMAND\b", command):
-        pytest.skip("a form, and no command")
-    parsed(command)
+def test_a_command_is_one_that_there_is() -> None:
+    for command in (*TYPED, *NAMED):
+        if not re.search(r"[\[\]…]|\.\.\.$|\bCOMMAND\b", command):  # else a form of commands
+            parsed(command)
 
 
-@pytest.mark.parametrize("command", TYPED)
-def test_a_command_is_run_somewhere(command: str) -> None:
-    """The places are tests; a command that is new has to be run, or say why not."""
-    places = [place for form, place in ELSEWHERE.items() if re.match(form, command)]
-    for place in places:
+def test_a_command_is_run_somewhere() -> None:
+    """The places are tests that there are; all others are run here."""
+    for place in ELSEWHERE.values():
         for path in re.findall(r"tests/[\w/.]+", place):
-            assert (ROOT / path.rstrip(".")).exists()
-    assert places or command in HERE
+            assert (ROOT / path.rstrip(".")).exists(), place
 
 
 HERE = [one for one in TYPED if not any(re.match(form, one) for form in ELSEWHERE)]

@@ -163,7 +163,7 @@ def test_the_right_branch_of_a_tree_is_taken_wherever_it_is() -> None:
     assert result.counters.accepted_tokens == 5 * 3
 
 
-@settings(max_examples=150, deadline=None, derandomize=True, database=None)
+@settings(max_examples=150)
 @given(
     shapes_of_trees,
     st.sampled_from(sorted(MODELS)),

@@ -17,8 +17,6 @@ namespace {
 // bits wide. Weights of 8 bits go as their size, with their sign on the activation: 2 x 128 x 127 fits once.
 struct Pairs {
     static constexpr bool signed_wide = true;
-    template <class F>
-    static constexpr int widest(int panels) { return panels == 2 ? 0 : 6; }
 
     // Compilers would first multiply all and then add, for which 16 registers are not enough.
     static INLINE __m256i in_order(__m256i sum) {
@@ -52,8 +50,7 @@ static bool runs_here() {
 }
 
 const InstructionSet kAvx2 =
-    table<Products<Vector256<Pairs, 0>, Vector256<Pairs, 1>>::Of>("avx2", runs_here, quantize_avx2, &kAttentionAvx2,
-                                                                  kFloatsAvx2);
+    table<Products<Vector256<Pairs>>::Of>("avx2", runs_here, quantize_avx2, &kAttentionAvx2, kFloatsAvx2);
 
 }  // namespace edgespec
 #endif

@@ -15,8 +15,6 @@ namespace {
 
 struct Quads {
     static constexpr bool signed_wide = false;
-    template <class F>
-    static constexpr int widest(int panels) { return panels == 2 ? 4 : F::has_halves ? 3 : 6; }
 
     static constexpr int room(int) { return 8; }
     static INLINE __m256i begin(__m256i sum) { return sum; }
@@ -38,8 +36,7 @@ static bool runs_here() {
 }
 
 const InstructionSet kAvxVnni =
-    table<Products<Vector256<Quads, 0>, Vector256<Quads, 1>>::Of>("avx_vnni", runs_here, quantize_avx2, &kAttentionAvx2,
-                                                                  kFloatsAvx2);
+    table<Products<Vector256<Quads>>::Of>("avx_vnni", runs_here, quantize_avx2, &kAttentionAvx2, kFloatsAvx2);
 
 }  // namespace edgespec
 #endif

@@ -10,7 +10,8 @@ from edgespec.errors import UnsupportedError
 _ANY = f"[\\x00-{chr(0x10FFFF)}]"
 _ESCAPE = re.compile(r"\\u([0-9a-fA-F]{4})|\\U([0-9a-fA-F]{8})|\\.", re.DOTALL)
 # Texts, classes of characters and comments, which may have anything in them; then what is left.
-_PARTS = r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|#[^\n]*'
+# One without an end goes on to that of the grammar: else each quote in it would be tried as one.
+_PARTS = r'"(?:\\.|[^"\\])*(?:"|\\?\Z)|\[(?:\\.|[^\]\\])*(?:\]|\\?\Z)|#[^\n]*'
 _PART = re.compile(
     rf"{_PARTS}|(?P<not>!?)<(?:\[(?P<id>\d{{1,9}})\]|(?P<name>[^<>]+))>|\.", re.DOTALL
 )
@@ -77,6 +78,8 @@ def lark_of(grammar: str) -> str:
         # A rule that names itself is none of characters alone, which would be read as one of them.
         rules = [f'{name} ::= {name} "a" | "b"' for name in tokens.values()]
         lark = gbnf_to_lark("\n".join([text, *rules]) if rules else text)
+    except MemoryError:
+        raise
     except Exception as problem:  # of any kind: it raises bare ones
         reason = "it is nested too deeply" if isinstance(problem, RecursionError) else str(problem)
         raise UnsupportedError(

@@ -39,6 +39,7 @@ _MOST_CHARS = 256 << 10  # of a schema or a grammar
 # its memory, and masks are as fast.
 _SLICES = [r'[^"\\\x00-\x1F\x7F]{1,10}', r'[^"\\\x00-\x1F\x7F]+']
 _MOST_AHEAD = 64  # forced tokens that are told at once
+_MOST_FORCED = 8 << 10  # bytes that are cut into tokens at once: 8 ms in which nobody else writes
 _AFTER_THOUGHT = r"/\n{0,2}/"  # what models write between a thought and the answer
 
 
@@ -82,6 +83,7 @@ class LlamaGrammar:
             place = unusable_place(wanted.text) if wanted.kind == "json_schema" else ""
             raise unusable(self._kind, self._matcher.get_error(), place)
         self._sure: deque[int] = deque()  # what is forced, as the tokenizer cuts it
+        self._find_forced()
 
     def allows(self, token: int) -> bool:
         """Whether `token` may come next; an end token may when the text is complete."""
@@ -131,6 +133,11 @@ class LlamaGrammar:
     def _find_forced(self) -> bool:
         """Whether the next token is forced; found out once for each run of forced ones."""
         if not self._sure:
+            if (size := len(self._matcher.compute_ff_bytes())) > _MOST_FORCED:
+                raise UnsupportedError(
+                    f"the {self._kind} forces {size:,} bytes of an answer at once, "
+                    f"{_MOST_FORCED:,} are the most"
+                )
             with self._tokenizer.vocabulary():
                 self._sure.extend(self._matcher.compute_ff_tokens())
         return bool(self._sure)

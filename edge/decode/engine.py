@@ -12,20 +12,19 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Protocol, TypeGuard
 
-from edgespec.backends.base import (
-    Backend,
-    ImageRun,
-    KeepsSnapshots,
-    KeepsStates,
-    SeesImages,
-    sequences_of,
+from edgespec.backends.base import Backend, ImageRun, KeepsSnapshots, KeepsStates, SeesImages
+from edgespec.decode.generation import (
+    Chunk,
+    PartReader,
+    Result,
+    TextStream,
 )
-from edgespec.decode.generation import Chunk, PartReader, Result, Stream, TextStream, chunks_of
 from edgespec.decode.options import GenerationOptions
-from edgespec.decode.scheduler import Job, Models, Scheduler, never
+from edgespec.decode.scheduler import Scheduler, never
+from edgespec.decode.sequence import Job, Target
 from edgespec.decode.slots import Slots
 from edgespec.decode.stats import Counters
-from edgespec.decode.step import Decoding, Known, Model
+from edgespec.decode.stream import Stream, chunks_of
 from edgespec.drafting.drafters.base import Drafter
 from edgespec.drafting.ledger import RoundHistory
 from edgespec.errors import ContextFullError, UnsupportedError
@@ -61,7 +60,7 @@ class WithTools(Protocol):
     def make_reader(self) -> Callable[[], PartReader]: ...
 
 
-class Engine(Models):
+class Engine(Target):
     """A loaded model. Use `edgespec.load` to make one from a file.
 
     Args:
@@ -102,27 +101,29 @@ class Engine(Models):
         cache_key: str = "",
         on_close: Callable[[], None] | None = None,
     ) -> None:
-        self.backend = backend
-        self.curve = curve
-        self.drafter = drafter if backend.capabilities.rollback and curve is not None else None
-        self.history = history if history is not None else RoundHistory()
+        super().__init__(
+            backend,
+            curve=curve,
+            drafter=drafter,
+            more_drafters=more_drafters,
+            max_nodes=max_nodes,
+            history=history,
+            snapshots_cost=snapshots_cost,
+        )
         self.chat_template = chat_template
         self.tool_template = tool_template
         self.reuses_cache = reuses_cache
         self._is_exact = is_exact
         self.cache_key = cache_key
-        self._max_nodes = min(backend.max_nodes, max_nodes or backend.max_nodes)
         self._on_close = on_close
         self._is_freed = False
-        self._known = Known(snapshots_cost=snapshots_cost)
-        self._more_drafters = more_drafters
         self._slots = Slots(backend)
         self._scheduler = Scheduler(self._slots, curve=curve, splits=reuses_cache)
 
     @property
     def users(self) -> int:
         """Generations that may run at once."""
-        return len(sequences_of(self.backend))
+        return len(self.sequences)
 
     @property
     def vocab_size(self) -> int:
@@ -206,7 +207,8 @@ class Engine(Models):
     ) -> Stream:
         """The continuation of a prompt's ids. What finds calls in the answer is a `reader`."""
         job = self._job(ids, asked, self.shown("", asked.shown).places(ids))
-        return Stream(job, self._scheduler.chunks(job), self._scheduler.drop_cancelled, reader)
+        chunks = self._scheduler.chunks(job)
+        return Stream(job, chunks, self._scheduler.drop_cancelled, reader)
 
     @staticmethod
     def uses_tools(prompt: Prompt, asked: GenerationOptions) -> bool:
@@ -251,7 +253,7 @@ class Engine(Models):
         is_free = params.draws_freely and grammar is None and asked.thought is None
         picks = sampler if grammar is None else ConstrainedSampler(sampler, grammar)
         return Job(
-            models=self,
+            target=self,
             prompt=ids,
             text=TextStream(self._bytes_with(asked.markers), asked.stop),
             is_end=tokenizer.is_end,
@@ -422,44 +424,21 @@ class Engine(Models):
 
     # -- details ---------------------------------------------------------------------------
 
-    def model(self, number: int = 0) -> Model:
-        """What writes in a sequence of the cache, as it is now."""
-        drafters = [self.drafter, *(self._more_drafters if self.drafter is not None else ())]
-        return Model(
-            sequences_of(self.backend)[number],
-            self.curve,
-            drafters[number] if number < len(drafters) else None,
-            self._max_nodes,
-            max(0, self.backend.max_nodes - self.users),
-            self.history,
-            self._known,
-            self.backend,
-            number,
-        )
-
     def begin(self, job: Job) -> None:
-        """As of `Models`: a text begins in its sequence."""
-        assert job.slot is not None
+        """As of `Target`."""
         if self.users == 1:
-            self._give_up_snapshots(job.prompt, job)
-        self.decode(job, self.model(job.slot.number), job.reuse)
+            self._give_up_snapshots(job)
+        super().begin(job)
 
-    def decode(self, job: Job, model: Model, reuse: bool) -> None:
-        """Let a model go on with all that there is of a text."""
-        job.decoding = Decoding(model, job, [*job.prompt, *job.tokens], reuse)
-        job.decoding.begin()
-
-    def _give_up_snapshots(self, prompt: Sequence[int], job: Job) -> None:
+    def _give_up_snapshots(self, job: Job) -> None:
         """Keep none, and with that draft no more, where drafts were not worth what they cost.
 
         Not where this empties a cache that the prompt goes on from.
         """
         backend = self.backend
-        if self.drafter is None or not isinstance(backend, KeepsSnapshots):
+        if not isinstance(backend, KeepsSnapshots) or self.are_snapshots_worth_it:
             return
-        if self._known.are_snapshots_worth_it(self.drafter):
-            return
-        if job.reuse and common_prefix_length(backend.tokens, prompt) > _FEW:
+        if job.reuse and common_prefix_length(backend.tokens, job.prompt) > _FEW:
             return
         backend.keep_snapshots(0)
         self.drafter = None

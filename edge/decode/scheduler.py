@@ -18,12 +18,11 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from time import perf_counter
 
-from edgespec.decode.generation import Chunks, Run
-from edgespec.decode.slots import Slot, Slots
-from edgespec.decode.step import Decoding, Outcome, Piece, make_step
+from edgespec.decode.sequence import Chunks, Job
+from edgespec.decode.slots import Slots
+from edgespec.decode.step import Outcome, PromptChunk, make_step
 from edgespec.errors import BackendError, EdgespecError, UnsupportedError
 from edgespec.memory.times.curve import Chunk, CostCurve
 
@@ -42,55 +41,12 @@ def never() -> bool:
     return False
 
 
-class Models:
-    """The models that write a text: one, unless a subclass has another."""
-
-    def begin(self, job: Job) -> None:
-        """Give it its first decoding; none where it was cancelled meanwhile."""
-
-    def go_on(self, job: Job) -> None:
-        """Another model writes next: give the job its decoding."""
-
-    def survives(self, job: Job, problem: Exception) -> bool:
-        """Whether another model goes on where one has failed."""
-        return False
-
-    def end(self, job: Job) -> None:
-        """No model writes any more; may be said twice."""
-
-
-@dataclass(slots=True, eq=False, kw_only=True)
-class Job(Run):
-    """A generation, and where it is computed."""
-
-    models: Models
-    slot: Slot | None = None
-    decoding: Decoding | None = None
-
-    @property
-    def sequence(self) -> Decoding:
-        """The decoding under way."""
-        assert self.decoding is not None, "it has begun"
-        return self.decoding
-
-    @property
-    def is_reading(self) -> bool:
-        """Whether its prompt is not in the cache yet."""
-        return self.decoding is not None and self.decoding.num_unread > 0
-
-    @property
-    def most_rows(self) -> int:
-        """Rows of logits that a step of the whole cache has room for."""
-        model = self.sequence.model
-        return (model.whole or model.backend).max_nodes
-
-
 class Scheduler:
     """Runs any number of generations on the sequences of one cache.
 
     Args:
         curve: step times of the model, where they were measured.
-        splits: whether a prompt may be read in pieces of any size; not where logits depend on it.
+        splits: whether a prompt may be read in chunks of any size; not where logits depend on it.
     """
 
     def __init__(
@@ -116,7 +72,7 @@ class Scheduler:
         self._change = threading.Condition(self._lock)
         self.is_closed = False
         self._owner: threading.Thread | None = None  # makes a turn, or works on the cache
-        self._guest_until_s = 0.0  # no request is admitted before: `exclusive` waits for the cache
+        self._guest_until_s = 0.0  # no job is admitted before: `exclusive` waits for the cache
 
     # -- for readers -----------------------------------------------------------------------
 
@@ -322,10 +278,10 @@ class Scheduler:
 
     def _end_cancelled(self) -> None:
         with self._lock:
-            for job in [job for job in self._waiting if job.is_cancelled]:
+            for job in [one for one in self._waiting if one.is_cancelled]:
                 self._waiting.remove(job)
                 job.finish()
-        for job in [job for job in self._running if job.is_cancelled]:
+        for job in [one for one in self._running if one.is_cancelled]:
             self._end(job)
 
     def _make_turn(self) -> None:
@@ -333,7 +289,7 @@ class Scheduler:
         jobs = self._running
         if len(jobs) == self._slots.count == 1 and not jobs[0].is_cancelled:
             job = jobs[0]
-            if not job.sequence.num_unread:  # mostly: nothing else is looked at between its steps
+            if not job.sequence.num_pending:  # mostly: no more is looked at between its steps
                 try:
                     self._process(job, make_step((job.sequence,))[0])
                 except Exception as problem:
@@ -347,15 +303,15 @@ class Scheduler:
 
     def _begin(self, job: Job) -> None:
         try:
-            job.models.begin(job)
+            job.target.begin(job)
         except Exception as problem:
             self._fail(job, problem)
         else:
-            if job.decoding is None:  # it was cancelled meanwhile
+            if job.state is None:  # it was cancelled meanwhile
                 self._end(job)
 
     def _admitted(self) -> Job | None:
-        """Who begins, if there is room and nothing of the text is about to come."""
+        """Who begins, if there is room and no other prefill brings more of its prompt."""
         with self._change:
             if not self._waiting or self._has_guest or self._is_short:
                 return None
@@ -380,10 +336,10 @@ class Scheduler:
         """Give back what it has; what fails on the way is told to its reader, if nothing was."""
         assert job.slot is not None
         try:
-            if job.decoding is not None:
-                job.decoding.drop_image()
-                job.decoding.tell()
-            job.models.end(job)
+            if job.state is not None:
+                job.state.drop_image()
+                job.state.flush()
+            job.target.end(job)
         except Exception as caught:
             problem = problem or caught
         except BaseException as caught:
@@ -391,7 +347,7 @@ class Scheduler:
             raise
         finally:
             self._slots.give_back(job.slot)
-            self._is_short, job.decoding = False, None
+            self._is_short, job.state = False, None
             if job.is_over and not job.ahead:
                 written = job.counters.generated_tokens
                 self._usual_tokens += _USUAL_RATE * (written - self._usual_tokens)
@@ -399,19 +355,19 @@ class Scheduler:
             self._running.remove(job)
 
     def _turn(self) -> None:
-        """A step of the answers, with pieces of prompts in it, or else in a run of their own."""
-        those = [job for job in self._running if not job.is_reading]
-        writing = [job for job in those if self._has_room(job)]
+        """A step of the answers, with chunks of prompts in it, or else in a run of their own."""
+        those = [one for one in self._running if not one.is_reading]
+        writing = [one for one in those if self._has_room(one)]
         num_short = len(those) - len(writing)
         self._is_short = num_short > 0
-        seeing = [job for job in self._running if job.is_reading and job.sequence.is_at_image]
+        reading = [one for one in self._running if one.is_reading]
+        seeing = [one for one in reading if one.sequence.is_at_image]
         wait_s = _ENCODING_S if len(seeing) + num_short == len(self._running) else 0.0
         for job in seeing:
             self._read_image(job, wait_s)
-        reading = [job for job in self._running if job.is_reading]
-        reading = [job for job in reading if not job.sequence.is_at_image]
+        reading = [one for one in self._running if one.is_reading and not one.sequence.is_at_image]
         groups = list(_groups(writing))
-        if reading and not (self._mixes and groups and len(groups[-1]) < reading[0].most_rows):
+        if reading and not (self._mixes and groups and len(groups[-1]) < _most_rows(reading)):
             groups.append([])
         for number, group in enumerate(groups, 1):
             self._step(group, reading if number == len(groups) else [], len(writing))
@@ -419,8 +375,9 @@ class Scheduler:
     def _has_room(self, job: Job) -> bool:
         """Whether there are cells for its next step; else it waits for who ends."""
         assert job.slot is not None
-        model = job.sequence.model
-        return self._slots.grow(job.slot, model.backend.length + model.max_nodes + 1)
+        sequence = job.sequence
+        need = sequence.backend.length + sequence.target.max_nodes + 1
+        return self._slots.grow(job.slot, need)
 
     def _read_image(self, job: Job, wait_s: float) -> None:
         """A part of it; others go on while it is encoded, or may begin after `wait_s`."""
@@ -432,47 +389,49 @@ class Scheduler:
 
     def _step(self, writing: Sequence[Job], reading: Sequence[Job], num_writing: int) -> None:
         """One step; `num_writing` answers go on in this turn."""
-        pieces: list[Piece] = []  # of the first ones that read
+        chunks: list[PromptChunk] = []  # of the first ones that read
 
-        def read_beside(nodes: int) -> list[Piece]:
-            pieces.extend(self._pieces(reading, nodes, num_writing))
-            return pieces
+        def chunks_beside(nodes: int) -> list[PromptChunk]:
+            chunks.extend(self._chunks(reading, nodes, num_writing))
+            return chunks
 
         began, depth = perf_counter(), _depth(reading)
         try:
-            decodings = [job.sequence for job in writing]
-            outcomes = make_step(decodings, read_beside if reading else None)
+            sequences = [job.sequence for job in writing]
+            outcomes = make_step(sequences, chunks_beside if reading else None)
         except Exception as problem:  # of the backend: nobody's step was made
-            for job in (*writing, *reading[: len(pieces)]):
+            for job in (*writing, *reading[: len(chunks)]):
                 self._fail(job, problem)
             return
         if num_writing and self._slots.count > 1:
-            num_read = sum(len(tokens) for _, tokens in pieces)
-            num_nodes = max((one.previous - num_read for one in decodings), default=0)
+            num_read = sum(len(tokens) for _, tokens in chunks)
+            num_nodes = max((one.previous - num_read for one in sequences), default=0)
             if num_nodes or num_read:
                 self.pace.has_stepped(num_nodes, num_read, (perf_counter() - began) * 1e3, depth)
         for job, outcome in zip(writing, outcomes, strict=True):
             self._process(job, outcome)
-        for job in reading[: len(pieces)]:
+        for job in reading[: len(chunks)]:
             if not job.is_reading:
                 self._process(job, _first_of(job))
 
-    def _pieces(self, reading: Sequence[Job], num_nodes: int, num_writing: int) -> list[Piece]:
-        """What is read in a step over so many nodes: as much as can be where no answer waits."""
-        pieces: list[Piece] = []
+    def _chunks(
+        self, reading: Sequence[Job], num_nodes: int, num_writing: int
+    ) -> list[PromptChunk]:
+        """What is prefilled beside so many nodes: all there is room for if no answer waits."""
+        chunks: list[PromptChunk] = []
         most = max(1, reading[0].sequence.backend.batch_size - num_nodes)
         if num_writing and self._splits:
             nodes, depth = num_nodes or num_writing, _depth(reading)
-            most = self.pace.piece(nodes, most, len(reading), depth)
+            most = self.pace.chunk_size(nodes, most, len(reading), depth)
         if self._splits and all(job.ahead for job in reading):
             most = min(most, _AHEAD_TOKENS)
-        for job in reading[: reading[0].most_rows - num_nodes if self._mixes else 1]:
+        for job in reading[: _most_rows(reading) - num_nodes if self._mixes else 1]:
             if most <= 0:
                 break
-            decoding = job.sequence
-            pieces.append((decoding, decoding.next_piece(most)))
-            most -= len(pieces[-1][1]) + decoding.backend.pending
-        return pieces
+            sequence = job.sequence
+            chunks.append((sequence, sequence.next_chunk(most)))
+            most -= len(chunks[-1][1]) + sequence.backend.pending
+        return chunks
 
     def _process(self, job: Job, outcome: Outcome) -> None:
         """Give a reader what a step wrote, and see who writes next, if anybody."""
@@ -484,15 +443,15 @@ class Scheduler:
             if job.is_over:
                 self._end(job)
             elif outcome is None or job.writers.is_due:
-                job.sequence.tell()
-                job.models.go_on(job)
+                job.sequence.flush()
+                job.target.go_on(job)
         except Exception as problem:
             self._fail(job, problem)
 
     def _fail(self, job: Job, problem: Exception) -> None:
         """End one whose cells may be in any state, unless another model goes on."""
         try:
-            if job.models.survives(job, problem):
+            if job.target.survives(job, problem):
                 return
         except Exception as another:
             problem = another
@@ -511,13 +470,18 @@ def _first_of(job: Job) -> Outcome:
 
 
 def _depth(reading: Sequence[Job]) -> int:
-    """Tokens before what is read next: most of a step's pieces are of the first prompt."""
-    return len(reading[0].prompt) - reading[0].sequence.num_unread if reading else 0
+    """Tokens before what is read next: most of a step's chunks are of the first prompt."""
+    return len(reading[0].prompt) - reading[0].sequence.num_pending if reading else 0
+
+
+def _most_rows(reading: Sequence[Job]) -> int:
+    """Rows of logits that a step of the whole cache has room for."""
+    return reading[0].sequence.target.backend.max_nodes
 
 
 def _groups(jobs: Sequence[Job]) -> Iterator[Sequence[Job]]:
     """As many at a time as a step has room for."""
-    most = min((job.sequence.model.max_nodes for job in jobs), default=1)
+    most = min((job.sequence.target.max_nodes for job in jobs), default=1)
     for start in range(0, len(jobs), most):
         yield jobs[start : start + most]
 
@@ -549,7 +513,7 @@ class Pace:
         self._curve = CostCurve.unmeasured() if curve is None else curve.together(1)
         self._since_plain = 0  # steps with chunks
 
-    def piece(self, num_nodes: int, most: int, waiting: int = 1, depth: int = 0) -> int:
+    def chunk_size(self, num_nodes: int, most: int, waiting: int = 1, depth: int = 0) -> int:
         """Tokens of `waiting` prompts to be read with a step over so many nodes, at most `most`.
 
         The first of them stands behind `depth` others of its text. 0: with the next step.

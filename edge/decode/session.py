@@ -23,8 +23,9 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from edgespec.backends.base import KeepsCache, Tokenizer, sequences_of
 from edgespec.decode.engine import Engine, ShownImages
-from edgespec.decode.generation import Chunk, PartReader, Result, Stream, chunks_of
+from edgespec.decode.generation import Chunk, PartReader, Result
 from edgespec.decode.options import GenerationOptions, Tool
+from edgespec.decode.stream import Stream, chunks_of
 from edgespec.errors import BackendError, ContextFullError, SessionFileError, UnsupportedError
 from edgespec.models.chat import Message, plain_message
 from edgespec.models.images import (

@@ -212,7 +212,7 @@ def read_json(
     return _cleaned(document, limits.json_depth)
 
 
-_STRUCTURE = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[,:\[{]', re.DOTALL)  # strings are passed over
+_STRUCTURE = re.compile(rb'"[^"]*"?|[,:\[{]')  # strings are passed over, also one without an end
 
 
 def _check_count(data: bytes | bytearray, most: int) -> None:
@@ -224,6 +224,7 @@ def _check_count(data: bytes | bytearray, most: int) -> None:
     if sum(map(data.count, (b",", b":", b"[", b"{"))) < most:
         return
     count = 0
+    data = data.replace(b"\\\\", b"").replace(b'\\"', b"")  # which end no string
     for found in _STRUCTURE.finditer(data):
         count += data[found.start()] != _QUOTE
         if count >= most:

@@ -13,7 +13,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from time import perf_counter
 from typing import NamedTuple
 
-from edgespec.decode.generation import Chunk, Result, Stream
+from edgespec.decode.generation import Chunk, Result
+from edgespec.decode.stream import Stream
 from edgespec.log import REQUEST_ID
 from edgespec.serve.api_error import ApiError
 from edgespec.serve.shapes import ReadingProgress

@@ -95,6 +95,11 @@ class DraftSource:
         """MODEL or HEAD."""
         return HEAD if self.kind == HEAD else MODEL
 
+    @property
+    def is_small(self) -> bool:
+        """Whether it is a smaller model, which reads the text itself: several may be drafted."""
+        return self.kind == _SMALL
+
 
 @lru_cache(maxsize=2 * _MOST_LOOKED_AT)
 def _read_once(path: Path) -> ModelSpec:
@@ -287,19 +292,6 @@ def _with_prediction(spec: ModelSpec, plan: Plan) -> Plan:
         return plan
     _, reason = _judged(spec, plan, DraftSource(_SMALL, drafter, TRANSLATED_GAINS, is_named=True))
     return plan.with_reason(_SMALL, f"as asked; {reason}")
-
-
-def for_one_user(spec: ModelSpec, request: Request, plan: Plan) -> Plan:
-    """The plan for several users, which says what a small model would take for one of them.
-
-    It has one cache, and drafts of each user are steps of its own.
-    """
-    source = source_of(spec, request)
-    if source is None or source.kind != _SMALL or source.spec is None:
-        return plan
-    drafter, size = source.spec.path.name, source.spec.weight_bytes >> 20
-    reason = f"{drafter} ({size} MiB) drafts for one user; --users 1 takes it where it pays"
-    return plan.with_choice(Choice(_SMALL, "not used", reason))
 
 
 def with_offer(spec: ModelSpec, request: Request, plan: Plan) -> Plan:

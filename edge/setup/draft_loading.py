@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
 
@@ -51,11 +51,14 @@ _CURVE_SECONDS = 0.4
 
 def load_draft_model(
     target: Backend, spec: ModelSpec, plan: Plan, report: Progress
-) -> WritingDrafter | None:
-    """The draft model or head of a plan, its steps measured; a head is the target's to close."""
+) -> Sequence[WritingDrafter]:
+    """The draft model or head of a plan, its steps measured; a head is the target's to close.
+
+    What drafts for each user: all of them with one model, whose cache has a sequence for each.
+    """
     is_head, path = HEAD in plan.drafter.split(","), plan.draft_model
     if plan.draft_max == 0 or not (is_head or path is not None):
-        return None
+        return ()
     vocab_size = target.tokenizer.vocab_size
     told = "loading the head" if is_head else "loading the draft model"
 
@@ -74,13 +77,10 @@ def load_draft_model(
         target.truncate(0)
         head = target.open_head()
         curve = measured(head, spec, head_settings_of(plan))
-        return HeadDrafter(HeadText(head), curve, vocab_size)
+        return (HeadDrafter(HeadText(head), curve, vocab_size),)
     draft_spec = read_model_spec(path, heads=True)
     chosen = draft_settings_of(plan, draft_spec)
-    context = plan.context_size
-    if not is_head:
-        context = draft_context(draft_spec, context, spec)
-    settings = _settings(plan, draft_spec, chosen, context)
+    settings = _settings(plan, draft_spec, chosen, spec)
     if is_head:
         assert isinstance(target, Followed)
         target.truncate(0)
@@ -88,21 +88,24 @@ def load_draft_model(
         made = read_made_for(path)
         promised = () if made is None else gains_of(made.report)
         curve = measured(head, draft_spec, chosen)
-        return HeadDrafter(HeadText(head), curve, vocab_size, promised)
+        return (HeadDrafter(HeadText(head), curve, vocab_size, promised),)
     with ExitStack() as opened:
         backend = opened.enter_context(
             closing(open_draft_model(draft_spec, spec, settings, progress))
         )
         curve, early_exit = measured(backend, draft_spec, chosen), read_exit(draft_spec)
+        texts, drafters = sequences_of(backend), list[WritingDrafter]()
         if is_translated(spec, draft_spec):
             templates = spec.chat_template, draft_spec.chat_template
             translation = Translation(target.tokenizer, backend.tokenizer, *templates)
-            opened.pop_all()
-            return TranslatingDrafter(backend, curve, translation)
-        readable = vocab_size if early_exit else backend.tokenizer.vocab_size
-        drafter = ModelDrafter(backend, curve, vocab_size, readable, early_exit)
+            drafters += (TranslatingDrafter(one, curve, translation) for one in texts)
+        else:
+            readable = vocab_size if early_exit else backend.tokenizer.vocab_size
+            drafters += (
+                ModelDrafter(one, curve, vocab_size, readable, early_exit) for one in texts
+            )
         opened.pop_all()
-        return drafter
+        return drafters
 
 
 def windows_of(target: Backend, plan: Plan, curve: CostCurve) -> list[WritingDrafter]:
@@ -118,7 +121,12 @@ def windows_of(target: Backend, plan: Plan, curve: CostCurve) -> list[WritingDra
     return [WindowDrafter(text, curve, vocab_size) for text in texts]
 
 
-def _settings(plan: Plan, draft_spec: ModelSpec, chosen: Settings, context: int) -> LlamaSettings:
+def _settings(
+    plan: Plan, draft_spec: ModelSpec, chosen: Settings, spec: ModelSpec
+) -> LlamaSettings:
+    context, cells = plan.context_size, 0
+    if draft_spec.reads is None:
+        context, cells = draft_context(draft_spec, context, spec, plan.users, plan.cells)
     return LlamaSettings(
         context_size=context,
         batch_size=DRAFT_MODEL_BATCH,
@@ -131,6 +139,8 @@ def _settings(plan: Plan, draft_spec: ModelSpec, chosen: Settings, context: int)
         mapped=plan.draft_mapped,
         kernels=chosen.kernels,
         tied=draft_spec.tied_embeddings,
+        users=plan.users,
+        cells=cells,
         whole=any(draft_spec.is_sliding) and draft_spec.reads is None,
     )
 

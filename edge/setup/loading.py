@@ -223,12 +223,12 @@ def _load_one(
             curve = _curve(backend, spec, plan, report)
         else:
             _know_plain_step(backend, spec, settings, report)
-        models: list[WritingDrafter] = []
+        models: Sequence[WritingDrafter] = ()
         cost = 1.0
         if curve is not None:
             cost = _snapshots_cost(backend, curve, spec, plan)
-            model = load_draft_model(backend, spec, plan, report)
-            models = windows_of(backend, plan, curve) if model is None else [model]
+            models = load_draft_model(backend, spec, plan, report)
+            models = models or windows_of(backend, plan, curve)
         for model in models:
             stack.callback(model.close)
         learning = Learning(spec, plan, curve, models, backend.tokenizer.vocab_size)

@@ -38,7 +38,6 @@ from edgespec.models.spec import ONNX_FORMAT, ModelSpec, read_model_spec
 from edgespec.setup.candidates import (
     DraftSource,
     best_drafters,
-    for_one_user,
     source_of,
     window_unsupported,
 )
@@ -97,22 +96,25 @@ def _made(spec: ModelSpec, request: Request, machine: Machine) -> Plan:
         return best_drafters(spec, one, source, partial(planned, spec, machine=machine))
 
     plan = best_kernels(spec, request, drafting).with_choice(backend)
-    if plan.users > 1:
-        plan = for_one_user(spec, request, plan)
     return replace(plan, drafter_is_asked=request.drafter != "auto")
 
 
 def _for_users(spec: ModelSpec, request: Request) -> tuple[Request, DraftSource | None]:
-    """The early exit or head that may draft: it follows one text. Raises UnsupportedError."""
-    switch_spec = switch_spec_of(spec, request)
+    """What may draft besides tables: an early exit or a head for one user, a small model for all.
+
+    Raises UnsupportedError.
+    """
+    draft_spec, switch_spec = draft_spec_of(spec, request), switch_spec_of(spec, request)
     specs = (spec,) if switch_spec is None else (spec, switch_spec)
-    if int(users_of(specs, request).value) > 1:
-        return request, None
+    users = int(users_of(specs, request, draft_spec).value)
     if request.mmproj is not None:  # a head or an exit would follow what it cannot read
         return request, None
+    source = source_of(spec, request)
+    if users > 1:
+        return request, source if source is not None and source.is_small else None
     if request.draft_model is not None:  # candidates without it are planned, too
         request = replace(request, users=1)
-    return request, source_of(spec, request)
+    return request, source
 
 
 def planned(spec: ModelSpec, request: Request, machine: Machine) -> Plan:

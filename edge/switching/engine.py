@@ -14,7 +14,7 @@ from warnings import warn
 
 from edgespec.backends.base import Backend
 from edgespec.decode.engine import Engine
-from edgespec.decode.scheduler import Job
+from edgespec.decode.sequence import Job
 from edgespec.decode.stats import LARGE
 from edgespec.errors import BackendError, EdgespecWarning
 from edgespec.switching.policy import SwitchPolicy
@@ -67,7 +67,7 @@ class SwitchingEngine(Engine):
         return min(super().vocab_size, self.small.vocab_size)
 
     def begin(self, job: Job) -> None:
-        """As of `Models`; others cannot use the small model until the end."""
+        """As of `Target`; others cannot use the small model until the end."""
         if not self._held.enter_context(self.small.exclusive(lambda: job.is_cancelled)):
             return
         job.writers = Switch(self.policy if self._failure is None else SwitchPolicy.always(LARGE))
@@ -75,17 +75,17 @@ class SwitchingEngine(Engine):
         self._let_write(job)
 
     def go_on(self, job: Job) -> None:
-        """As of `Models`."""
+        """As of `Target`."""
         assert isinstance(job.writers, Switch), "it has begun"
         job.writers.change()
         job.counters.switches += 1
         self._let_write(job)
 
     def survives(self, job: Job, problem: Exception) -> bool:
-        """As of `Models`: the large model goes on with what was written."""
+        """As of `Target`: the large model goes on with what was written."""
         if not isinstance(problem, BackendError) or not isinstance(job.writers, Switch):
             return False
-        if job.writers.writer == LARGE or job.sequence.has_unsaid:
+        if job.writers.writer == LARGE or job.sequence.has_unwritten:
             return False
         self._failure = str(problem)
         said = f"the small model failed and is left out: {problem}"
@@ -96,12 +96,12 @@ class SwitchingEngine(Engine):
         return True
 
     def end(self, job: Job) -> None:
-        """As of `Models`."""
+        """As of `Target`."""
         self._held.close()
 
     def _let_write(self, job: Job) -> None:
         writer = job.writers.writer
-        model = self.model() if writer == LARGE else self.small.model()
+        target = self if writer == LARGE else self.small
         reuse = job.reuse or writer in self._have_written
         self._have_written.add(writer)
-        self.decode(job, model, reuse)
+        job.start(target, 0, reuse)

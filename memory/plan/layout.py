@@ -507,8 +507,9 @@ class Layout:
 
     def _draft_shape(self, spec: ModelSpec, context: int) -> RunShape:
         """How the draft model is loaded: as the target, with small steps."""
+        _, cells = draft_context(spec, context, self.spec, self.users, self.cells(context))
         return RunShape(
-            context_size=draft_context(spec, context, self.spec),
+            context_size=cells,
             batch_size=DRAFT_MODEL_BATCH,
             max_nodes=DRAFT_MODEL_NODES,
             type_k=draft_kv_type(spec, self.kv_type_k),
@@ -517,6 +518,7 @@ class Layout:
             gpu_layers=-1 if self.gpu_layers and self._uses_gpu else 0,
             mapped=self.draft_mapped,
             kernels=self.kernels,
+            sequences=self.users,
             whole=any(spec.is_sliding) and spec.reads is None,
         )
 

@@ -21,6 +21,8 @@ DRAFT_MODEL_BATCH = 64
 # room for drafts up to a multiple of 256. With the last 512 tokens alone a 135M model keeps 95%
 # of what it has right (LOG.md).
 TRANSLATED_CONTEXT = 64 + 1024 + 192
+# And of each of several users: with the last 256 it keeps 94%.
+TRANSLATED_SHARE = 64 + 256 + 192
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,10 +201,15 @@ def component_bytes(components: Sequence[Component]) -> dict[str, int]:
     return {name: c.nbytes for name, c in zip(names, components, strict=True)}
 
 
-def draft_context(spec: ModelSpec, context: int, target: ModelSpec) -> int:
-    """Tokens of context of a draft model whose target has `context`."""
-    context = min(context, spec.context_length or context)
-    return min(context, TRANSLATED_CONTEXT) if is_translated(target, spec) else context
+def draft_context(
+    spec: ModelSpec, context: int, target: ModelSpec, users: int, cells: int
+) -> tuple[int, int]:
+    """Tokens of a text that a draft model sees, and of its cache, where its target has these."""
+    known = spec.context_length or context
+    if not is_translated(target, spec):
+        return min(context, known), cells if users > 1 else min(context, known)
+    context = min(context, known, TRANSLATED_CONTEXT if users == 1 else TRANSLATED_SHARE)
+    return context, users * context
 
 
 def draft_kv_type(spec: ModelSpec, kind: str) -> str:

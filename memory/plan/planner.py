@@ -92,7 +92,7 @@ def make_plan(
     losses = kv_losses or {}
     kv_type_k, kv_type_v, kv_type = kv_types(request, specs, losses)
     threads, drafter = threads_of(request), drafter_of(spec, request)
-    users = users_of(specs, request)
+    users = users_of(specs, request, draft_spec)
     drafts = drafter.value != "none"
     layout = Layout(
         spec,

@@ -9,6 +9,7 @@ from edgespec.errors import UnsupportedError
 from edgespec.memory.bytes.snapshots import most_snapshots
 from edgespec.memory.device import host
 from edgespec.memory.plan.options import ONNX, LoadOptions
+from edgespec.models.early_exit import read_exit
 from edgespec.models.spec import ONNX_FORMAT, ModelSpec
 
 DEFAULT_CONTEXT = 4096
@@ -94,9 +95,9 @@ def drafter_of(spec: ModelSpec, request: Request) -> Choice:
     return Choice("drafter", "suffix", reason)
 
 
-def users_of(specs: Sequence[ModelSpec], request: Request) -> Choice:
+def users_of(specs: Sequence[ModelSpec], request: Request, draft_spec: ModelSpec | None) -> Choice:
     """Generations that may run at once. Raises UnsupportedError where they cannot be so many."""
-    obstacle = _lonely(specs, request)
+    obstacle = _lonely(specs, request, draft_spec)
     if request.users is None:
         reason = "at once, in shared steps; --users changes it"
         return Choice("users", 1 if obstacle else _USUAL_USERS, obstacle or reason)
@@ -107,15 +108,16 @@ def users_of(specs: Sequence[ModelSpec], request: Request) -> Choice:
     return Choice("users", request.users, "as asked")
 
 
-def _lonely(specs: Sequence[ModelSpec], request: Request) -> str:
+def _lonely(specs: Sequence[ModelSpec], request: Request, draft_spec: ModelSpec | None) -> str:
     """Why a cache holds one text, or ""."""
     if request.backend == ONNX or specs[0].format == ONNX_FORMAT:
         return "ONNX Runtime's cache holds one text"
     if len(specs) > 1:
         return "two models write one text in turns"
-    if request.draft_model is not None:
-        return "a draft model follows one text"
-    if "head" in request.drafter.split(","):
+    if draft_spec is not None and read_exit(draft_spec) is not None:
+        return "an early exit follows one text"
+    is_head = draft_spec is not None and draft_spec.reads is not None
+    if is_head or "head" in request.drafter.split(","):
         return "a head follows one text"
     if specs[0].keeps_state:
         return f"{specs[0].arch} keeps a recurrent state of one text"

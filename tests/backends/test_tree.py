@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from edgespec.backends.tree import DraftTree
 
-quick = settings(max_examples=200, deadline=None, derandomize=True, database=None)
+quick = settings(max_examples=200)
 
 
 @st.composite

@@ -71,7 +71,7 @@ def test_a_lone_root_is_one_pick() -> None:
     assert script.rows == [0]
 
 
-@settings(max_examples=200, deadline=None, derandomize=True, database=None)
+@settings(max_examples=200)
 @given(
     st.lists(st.tuples(st.integers(0, 20), st.integers(0, 2)), max_size=10),
     st.lists(st.integers(0, 2), min_size=12, max_size=12),

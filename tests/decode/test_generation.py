@@ -13,7 +13,8 @@ from waiting import PATIENCE_S, in_thread, join
 from edgespec.backends.base import Logits
 from edgespec.backends.fake import ByteTokenizer, FakeBackend
 from edgespec.decode.engine import Engine
-from edgespec.decode.generation import Chunk, Stream
+from edgespec.decode.generation import Chunk
+from edgespec.decode.stream import Stream
 from edgespec.sampling.params import SamplingParams
 
 TEXTS = {

@@ -238,7 +238,7 @@ def test_a_head_that_pays_keeps_the_snapshots_that_it_needs(
     Giving them up takes the head along, so a useless one goes once that is known.
     """
     engine = engine_of(clock, CHEAP, agreement)
-    engine._known.snapshots_cost = 1.07
+    engine.snapshots_cost = 1.07
     answers_ms(engine, clock, 2 * ANSWERS, 0.0)
     assert isinstance(engine.backend, Target)
     assert engine.backend.gave_up is not is_kept

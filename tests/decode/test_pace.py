@@ -20,7 +20,7 @@ def run(pace: Pace, step_ms: Callable[[int], float], nodes: int, steps: int) -> 
     """The pieces of some steps in a row."""
     pieces = []
     for _ in range(steps):
-        piece = pace.piece(nodes, 500)
+        piece = pace.chunk_size(nodes, 500)
         if pace._apart and piece:
             pace.has_stepped(0, piece, step_ms(piece))
             pace.has_stepped(nodes, 0, step_ms(nodes))
@@ -56,17 +56,17 @@ def test_more_answers_leave_more_room() -> None:
     pace = Pace()
     run(pace, line, 1, 100)
     pace.has_stepped(8, 0, line(8))
-    assert pace.piece(8, 500) == pytest.approx(line(8) / 0.3, abs=1)
+    assert pace.chunk_size(8, 500) == pytest.approx(line(8) / 0.3, abs=1)
 
 
 @pytest.mark.parametrize("waiting", [2, 3, 7])
 def test_each_further_prompt_that_waits_adds_half_as_much(waiting: int) -> None:
     pace = Pace()
     run(pace, line, 4, 100)
-    one = pace.piece(4, 500)
+    one = pace.chunk_size(4, 500)
     pace.has_stepped(4, one, line(4 + one))
     for _ in range(3):  # which may only double at a time
-        several = pace.piece(4, 500, waiting)
+        several = pace.chunk_size(4, 500, waiting)
         pace.has_stepped(4, several, line(4 + several))
     times = 1 + 0.5 * (waiting - 1)
     assert times * one <= several <= times * (one + 1)

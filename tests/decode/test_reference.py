@@ -39,7 +39,7 @@ def reference(
     return tokens, len(backend.steps)
 
 
-@settings(max_examples=120, deadline=None, derandomize=True, database=None)
+@settings(max_examples=120)
 @given(
     model=st.sampled_from([*MODELS.values()]),
     drafter=st.sampled_from([*DRAFTERS]),

@@ -19,7 +19,7 @@ from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
 from edgespec.decode.generation import Result
 from edgespec.decode.options import GenerationOptions
-from edgespec.decode.scheduler import Job
+from edgespec.decode.sequence import Job
 from edgespec.drafting.drafters.base import Drafter
 from edgespec.drafting.drafters.recycling import RecyclingDrafter
 from edgespec.drafting.drafters.suffix import SuffixDrafter
@@ -586,7 +586,7 @@ def test_closing_waits_for_who_works_on_the_cache() -> None:
 
 
 def drafted_again(users: int, histories: Sequence[str]) -> tuple[list[int], list[int]]:
-    """One request a history, one after the other: how much each drafted, and accepted."""
+    """One job a history, one after the other: how much each drafted, and accepted."""
     prompt = [n % (VOCAB - 1) for n in range(0, 90, 7)]
     first, *more = [SuffixDrafter() for _ in range(users)]
     for other in more:
@@ -607,7 +607,7 @@ def never_again(context: tuple[int, ...]) -> Sequence[float]:
 
 
 def test_what_one_user_wrote_drafts_for_all() -> None:
-    """The second request has another sequence of the cache than the first one."""
+    """The second job has another sequence of the cache than the first one."""
     drafted, accepted = drafted_again(4, ["", "", ""])
     assert accepted[0] < 10 and accepted[1] == drafted[1] > 45
 

@@ -20,7 +20,7 @@ from edgespec.backends.fake import NextLogits
 from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
 from edgespec.decode.options import GenerationOptions
-from edgespec.decode.step import _chosen_sizes, _joint, _shared_worth
+from edgespec.decode.step import _batch_context, _batch_gains, _chosen_sizes
 from edgespec.drafting.drafters import make_drafter
 from edgespec.drafting.drafters.base import Drafter
 from edgespec.drafting.drafters.combined import CombinedDrafter
@@ -176,7 +176,7 @@ CASES: dict[str, dict[str, object]] = {
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize(
-    "users", [2, *(pytest.param(users, marks=pytest.mark.slow) for users in (1, 4, 8))]
+    "users", [2, *(pytest.param(users, marks=pytest.mark.long) for users in (1, 4, 8))]
 )
 def test_drafting_does_not_lose(clock: Clock, users: int, text: str, case: str) -> None:
     options = {"users": users, "text": TEXTS[text], **CASES[case]}
@@ -243,16 +243,16 @@ def test_nodes_are_worth_what_they_add_to_the_mean(
 ) -> None:
     """Twice the geometric mean of the tokens of both, from none to all nodes."""
     totals = [2.0 * (one * other) ** 0.5 for one, other in tokens]
-    worth, found = _shared_worth(proposals)
+    worth, found = _batch_gains(proposals)
     assert worth == pytest.approx([b - a for a, b in pairwise(totals)]) and found == order
 
 
 def test_a_step_over_several_texts_is_as_deep_as_they_are_on_average() -> None:
     """It has a root for each, and two tokens that are fed again."""
     contexts = [StepContext(9, 0.0, curve_of(FLAT, 20), depth) for depth in (100, 300)]
-    joint = _joint(contexts, roots=2, pending=2, most=50)
+    joint = _batch_context(contexts, roots=2, replayed=2, most=50)
     assert (joint.depth, joint.extra, joint.others) == (200, 3, 1)
-    assert joint.max_nodes == 15 and _joint(contexts, 2, 2, most=8).max_nodes == 8
+    assert joint.max_nodes == 15 and _batch_context(contexts, 2, 2, most=8).max_nodes == 8
 
 
 @pytest.mark.parametrize("slower", [1.0, 2.0])

@@ -52,7 +52,7 @@ class Choosing(Sampler):
         return int(ids[self.dice.draw(probabilities)])
 
 
-@settings(max_examples=30, deadline=None, derandomize=True, database=None)
+@settings(max_examples=30)
 @given(st.integers(0, 2**32 - 1), st.sampled_from([0.0, 0.7, 1.0]))
 def test_the_law_is_the_one_that_is_stated(seed: int, temperature: float) -> None:
     """What is emitted, with its probability: the pick, or the child that is taken in its place."""

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from edgespec.drafting.text_index import LENGTH_CAP, ORDERS, Text, TextIndex, to_keep
 
-quick = settings(max_examples=100, deadline=None, derandomize=True, database=None)
+quick = settings(max_examples=100)
 
 
 def followers(index: TextIndex, text: Text) -> list[tuple[int | None, int]]:

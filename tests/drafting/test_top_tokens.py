@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from edgespec.drafting.drafters.proposal_builder import best_token_of, top_tokens_of
 
-quick = settings(max_examples=100, deadline=None, derandomize=True, database=None)
+quick = settings(max_examples=100)
 SPREAD = 5.3
 logits = st.floats(-30.0, 30.0, width=32) | st.just(-math.inf) | st.integers(-3, 3).map(float)
 

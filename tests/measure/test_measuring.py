@@ -241,7 +241,7 @@ def test_times_of_another_moment_are_brought_to_the_speed_of_this_one() -> None:
 
 
 @pytest.mark.parametrize("change_ms", [0.0, 0.5, 20.0])
-@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@settings(max_examples=60)
 @given(times=st.lists(st.floats(1.0, 50.0), min_size=2, max_size=33), seconds=st.floats(0.0, 3.0))
 def test_whatever_is_measured_is_right(
     change_ms: float, times: list[float], seconds: float

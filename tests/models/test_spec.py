@@ -267,7 +267,7 @@ def model_bytes(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return path.read_bytes()
 
 
-@settings(max_examples=200, deadline=None, derandomize=True, database=None)
+@settings(max_examples=200)
 @given(seed=st.integers(0, 2**32))
 def test_random_damage(
     tmp_path_factory: pytest.TempPathFactory, model_bytes: bytes, seed: int

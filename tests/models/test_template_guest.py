@@ -83,14 +83,13 @@ _MOST_GROWN = 24 << 20  # bytes of this process, whose readings of a guest are a
 
 
 @pytest.fixture(autouse=True)
-def _own_guests(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    guest, apart = Guest(chat._MODULE, _QUICK), dict[str, Guest]()
+def _own_guest(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    guest = Guest(chat._MODULE, _QUICK)
     monkeypatch.setattr(chat, "_guest", guest)
-    monkeypatch.setattr(chat, "_apart", apart)
+    monkeypatch.setattr(chat, "_seconds", {})
     monkeypatch.setattr(chat, "TEMPLATE_LIMITS", _QUICK)
     yield
-    for one in (guest, *apart.values()):
-        one.end()
+    guest.end()
 
 
 def refused(template: str) -> str:
@@ -122,18 +121,20 @@ def test_a_text_of_any_length_is_not_read() -> None:
     assert "it writes more than" in refused(text)
 
 
-def test_another_template_is_rendered_meanwhile() -> None:
-    """One that ended a guest gets its own from then on."""
-    hostile = "{{ 9 ** (9 ** 9) }}"
-    refused(hostile)
-    assert chat._guest_of(hostile) is not chat._guest_of("a")
-    assert render_chat("a", HELLO) == "a"
-    pid = chat._guest.pid
-    refused(hostile)
-    assert render_chat("a", HELLO) == "a" and chat._guest.pid == pid
-    for place in range(9):
-        chat._set_apart(f"{place}")
-    assert len(chat._apart) == chat._MOST_APART
+def test_nobody_waits_long_for_a_template_that_ended_the_guest() -> None:
+    """It has less time then, and more again after it went well; there is one guest for all."""
+    spins = "{% if messages[0].content == 'Hello' %}{{ 9 ** (9 ** (messages | length * 9)) }}"
+    spins += "{% endif %}"
+    for seconds in ("0.3", "0.15", "0.1", "0.1"):
+        assert f"more than {seconds} s" in refused(spins)
+        assert chat._guest.pid is not None, "another one is there before anybody asks"
+        assert render_chat("a", HELLO) == "a"
+    assert render_chat(spins, [{"role": "user", "content": "Hi"}]) == ""
+    assert "more than 0.2 s" in refused(spins)
+    for place in range(chat._MOST_HURRIED + 1):
+        chat._seconds[f"{place}"] = 0.1
+    assert "more than 0.3 s" in refused("{{ 8 ** (9 ** 9) }}")
+    assert len(chat._seconds) == chat._MOST_HURRIED and spins not in chat._seconds
 
 
 def test_a_long_conversation_has_the_memory_it_needs() -> None:
@@ -165,7 +166,7 @@ PIECES: list[Any] = [
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.sampled_from(PIECES), max_size=8))
 def test_whatever_is_put_together_renders_or_is_a_sentence(pieces: list[str]) -> None:
     try:

@@ -61,7 +61,7 @@ PARAMS = st.builds(
 )
 
 
-@settings(derandomize=True, deadline=None, max_examples=300, database=None)
+@settings(max_examples=300)
 @given(data=st.data(), logits=st.lists(LOGITS, min_size=2, max_size=30), params=PARAMS)
 def test_law_equals_the_slow_one_as_the_history_grows(
     data: st.DataObject, logits: list[float], params: SamplingParams

@@ -59,9 +59,19 @@ def test_values_are_counted_before_any_is_made(value: str, monkeypatch: pytest.M
     assert caught.value.status == 413
 
 
-def test_what_stands_in_texts_is_no_value() -> None:
-    text = '[{"a": 1}, \\"b\\"], ' * 50
-    assert read_json(json.dumps({"t": text}).encode(), Limits(values=9)) == {"t": text}
+@pytest.mark.parametrize("part", ['[{"a": 1}, \\"b\\"], ', '\\\\",[', '"\\,', "\\\\\\,{"])
+def test_what_stands_in_texts_is_no_value(part: str) -> None:
+    said = {"t": part * 50, "s": part}
+    assert read_json(json.dumps(said).encode(), Limits(values=9)) == said
+    with pytest.raises(ApiError, match="more than 3 values"):
+        read_json(json.dumps(said).encode(), Limits(values=3))
+
+
+@pytest.mark.parametrize("part", [b'\\",', b"\\,", b'"\\,'])
+def test_a_text_without_an_end_is_passed_over_once(part: bytes) -> None:
+    """Each quote in it was tried as the first one of a text before: days for 4 MB."""
+    with pytest.raises(ApiError):
+        read_json(b'{"a":"' + part * (4_000_000 // len(part)), Limits())
 
 
 def test_few_bytes_that_become_many_values_are_refused(serve: Serve) -> None:

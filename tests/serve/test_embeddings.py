@@ -185,7 +185,7 @@ def services(folder: Path) -> Iterator[list[EmbeddingService]]:
         one.close()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(body=st.dictionaries(FIELDS, VALUES) | VALUES, ranks=st.booleans())
 def test_no_body_makes_it_fail(services: list[EmbeddingService], body: Any, ranks: bool) -> None:
     """Whatever is sent: an answer or one sentence."""

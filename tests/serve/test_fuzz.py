@@ -345,13 +345,7 @@ def apps() -> Iterator[list[ASGIApp]]:
         yield [free.app(), keyed.app()]
 
 
-@settings(
-    max_examples=150,
-    deadline=None,
-    database=None,
-    derandomize=True,
-    suppress_health_check=list(HealthCheck),
-)
+@settings(max_examples=150, suppress_health_check=list(HealthCheck))
 @given(request=requests())
 def test_every_request_is_answered_in_json(
     apps: list[ASGIApp], request: tuple[dict[str, Any], bytes]

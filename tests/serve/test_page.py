@@ -115,13 +115,14 @@ def until(tab: Any, is_so: str) -> None:
         tab.wait_for_timeout(20)
 
 
-def listen(tab: Any, sent: list[Any]) -> None:
-    """Put what is asked into a list, but for what is read ahead."""
+def listen(tab: Any, sent: list[Any], ahead: list[Any] | None = None) -> None:
+    """Put what is asked into a list, and what is read ahead into another one."""
 
     def take(request: Any) -> None:
-        asked = request.post_data_json if request.post_data else {}
-        if asked and "prompt_cache_options" not in asked:
-            sent.append(asked)
+        asked = request.post_data_json if request.post_data else None
+        if asked is not None:
+            is_ahead = "prompt_cache_options" in asked
+            (sent if not is_ahead else [] if ahead is None else ahead).append(asked)
 
     tab.on("request", take)
 
@@ -174,6 +175,7 @@ def test_a_chat_in_a_browser(serve: Serve, browser: Any) -> None:
     assert problems == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("step_s", [0.0, 0.002])  # several tokens an event, and one
 def test_a_thought_is_folded_and_no_word_is_lost(serve: Serve, browser: Any, step_s: float) -> None:
     backend = Speaker("<think>\nHm, tags.\n</think>\n\nThe first words.")
@@ -192,6 +194,7 @@ def test_a_thought_is_folded_and_no_word_is_lost(serve: Serve, browser: Any, ste
     assert problems == []
 
 
+@pytest.mark.long
 def test_a_reload_loses_neither_a_question_nor_words(serve: Serve, browser: Any) -> None:
     backend, problems = Speaker("word ", loops=True), list[str]()
     tab = opened(browser, serve(backend), problems)
@@ -214,6 +217,7 @@ def test_a_reload_loses_neither_a_question_nor_words(serve: Serve, browser: Any)
     assert "word word word" in texts(tab)[0]
 
 
+@pytest.mark.long
 def test_a_new_tab_begins_with_the_last_chat_and_without_its_key(
     serve: Serve, browser: Any
 ) -> None:
@@ -236,6 +240,7 @@ def test_a_new_tab_begins_with_the_last_chat_and_without_its_key(
     assert problems == []
 
 
+@pytest.mark.long
 def test_what_takes_its_time_is_told_until_the_first_token(serve: Serve, browser: Any) -> None:
     backend, problems = Speaker("Yes."), list[str]()
     tab = opened(browser, serve(backend), problems)
@@ -255,10 +260,10 @@ def test_what_takes_its_time_is_told_until_the_first_token(serve: Serve, browser
 
 
 def test_what_is_typed_is_read_before_it_is_sent(serve: Serve, browser: Any) -> None:
-    problems, sent = list[str](), list[Any]()
+    problems, sent, ahead = list[str](), list[Any](), list[Any]()
     address = serve(Speaker("Yes."))
     tab = opened(browser, address, problems)
-    listen(tab, sent)
+    listen(tab, sent, ahead)
 
     def totals() -> dict[str, int]:
         found: dict[str, int] = httpx.get(f"{address}/status").json()["totals"]
@@ -269,20 +274,18 @@ def test_what_is_typed_is_read_before_it_is_sent(serve: Serve, browser: Any) -> 
     tab.wait_for_timeout(500)
     assert totals()["read_ahead"] == 0
     tab.select_option("#ahead", "always")
-    tab.wait_for_timeout(100)
     tab.type("#message", "words that are typed")
     end = time.monotonic() + PATIENCE_S
     while totals()["read_ahead"] < len("<user>These are words that are<assistant>"):
         assert time.monotonic() < end
-        time.sleep(0.05)
+        tab.wait_for_timeout(50)
     assert sent == [] and tab.locator("article").count() == 0
     tab.press("#message", "Enter")
     until(tab, "document.querySelector('article.assistant .text')?.innerText === 'Yes.'")
     assert totals()["read_ahead_used"] >= len("<user>These are words that are")
-    before = totals()["read_ahead"]  # and behind the answer, what comes before the next one
-    while totals()["read_ahead"] <= before:
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    while [one["content"] for one in ahead[-1]["messages"]][1:] != ["Yes.", ""]:
+        assert time.monotonic() < end  # behind the answer, what comes before the next one
+        tab.wait_for_timeout(50)
     assert problems == []
 
 
@@ -348,6 +351,7 @@ SHOWN = """([text, pieces, step]) => import("./page/markdown.js").then(({ Markdo
 })"""
 
 
+@pytest.mark.long
 def test_what_grows_is_shown_as_if_it_came_at_once_and_tinted(serve: Serve, browser: Any) -> None:
     tab = opened(browser, serve(Speaker()), list[str]())
     text = f"{MARKDOWN}```\n\n{MARKDOWN}"
@@ -437,6 +441,7 @@ def test_versions_are_made_and_kept(serve: Serve, browser: Any) -> None:
     assert problems == []
 
 
+@pytest.mark.long
 def test_chats_are_listed_opened_deleted_and_undone(serve: Serve, browser: Any) -> None:
     backend, problems = Speaker("Yes."), list[str]()
     tab = opened(browser, serve(backend), problems)
@@ -462,6 +467,7 @@ def test_chats_are_listed_opened_deleted_and_undone(serve: Serve, browser: Any) 
     assert problems == []
 
 
+@pytest.mark.long
 def test_two_tabs_of_one_chat_lose_nothing(serve: Serve, browser: Any) -> None:
     backend, problems = Speaker("Yes."), list[str]()
     address = serve(backend)
@@ -501,6 +507,7 @@ def put_in(tab: Any, name: str, document: object) -> None:
     tab.set_input_files("#import-file", {"name": name, "mimeType": "", "buffer": data})
 
 
+@pytest.mark.long
 def test_chats_are_exported_and_imported(serve: Serve, browser: Any) -> None:
     address, problems = serve(Speaker("Yes.")), list[str]()
     tab = opened(browser, address, problems)
@@ -546,6 +553,7 @@ def test_chats_are_exported_and_imported(serve: Serve, browser: Any) -> None:
     assert problems == []
 
 
+@pytest.mark.long
 def test_full_storage_is_told_and_nothing_is_lost(
     serve: Serve, browser: Any, tmp_path: Path
 ) -> None:
@@ -573,6 +581,7 @@ def test_full_storage_is_told_and_nothing_is_lost(
 # -- settings and tools ----------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_schema_and_settings_are_sent_and_kept(serve: Serve, browser: Any) -> None:
     problems, sent = list[str](), list[Any]()
     tab = opened(browser, serve(Speaker("Yes.")), problems)
@@ -594,6 +603,7 @@ def test_a_schema_and_settings_are_sent_and_kept(serve: Serve, browser: Any) -> 
     assert sent[0]["top_p"] == 0.5 and "temperature" not in sent[0]
 
 
+@pytest.mark.long
 def test_calls_are_shown_and_their_results_are_asked_for(serve: Serve, browser: Any) -> None:
     problems, sent = list[str](), list[Any]()
     backend = Speaker(CALL)
@@ -619,6 +629,7 @@ def test_calls_are_shown_and_their_results_are_asked_for(serve: Serve, browser: 
 # -- files -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_text_file_goes_with_a_message(serve: Serve, browser: Any) -> None:
     problems, sent = list[str](), list[Any]()
     tab = opened(browser, serve(Speaker("Yes.")), problems)
@@ -639,6 +650,7 @@ def test_a_text_file_goes_with_a_message(serve: Serve, browser: Any) -> None:
     assert problems == []
 
 
+@pytest.mark.long
 def test_everything_is_reached_by_keys_and_has_a_name(serve: Serve, browser: Any) -> None:
     tab = opened(browser, serve(Speaker("```\ncode\n```")), list[str]())
     tab.click("#chats-shown")
@@ -672,6 +684,7 @@ def give(tab: Any, kind: str, data: bytes, name: str) -> None:
     assert tab.evaluate(GIVE, [base64.b64encode(data).decode(), kind, name])
 
 
+@pytest.mark.long
 def test_an_image_by_drop_paste_and_choice(browser: Any, vision_folder: Path) -> None:
     """What is dropped is shown, sent with the next message, and there again after a reload."""
     problems, sent = list[str](), list[Any]()
@@ -705,6 +718,7 @@ def test_an_image_by_drop_paste_and_choice(browser: Any, vision_folder: Path) ->
     assert problems == []
 
 
+@pytest.mark.long
 def test_a_sound_by_drop_paste_and_choice(browser: Any, tmp_path: Path) -> None:
     """What is sent is one channel of 16,000 samples a second, as long as what was given."""
     write_hearing(tmp_path, "qwen2a")
@@ -743,6 +757,7 @@ def test_a_sound_by_drop_paste_and_choice(browser: Any, tmp_path: Path) -> None:
     assert problems == []
 
 
+@pytest.mark.long
 def test_a_model_that_sees_alone_takes_no_sound(browser: Any, vision_folder: Path) -> None:
     problems = list[str]()
     with open_engine(vision_folder, "gemma3") as engine, Server(engine) as server:
@@ -754,6 +769,7 @@ def test_a_model_that_sees_alone_takes_no_sound(browser: Any, vision_folder: Pat
     assert problems == []
 
 
+@pytest.mark.long
 def test_a_model_that_reads_text_alone_takes_no_image(serve: Serve, browser: Any) -> None:
     tab = opened(browser, serve(Speaker()), list[str]())
     assert tab.inner_text("#attach") == "File"
@@ -765,6 +781,7 @@ def test_a_model_that_reads_text_alone_takes_no_image(serve: Serve, browser: Any
 WIDE = f"| {'wide | ' * 30}\n|{'---|' * 30}\n\n```\n{'code ' * 40}\n```\n" + "The end. " * 20
 
 
+@pytest.mark.long
 def test_wide_lines_scroll_in_a_box_with_a_shadow(serve: Serve, browser: Any) -> None:
     problems = list[str]()
     tab = opened(browser, serve(Speaker(WIDE)), problems, width=360)
@@ -781,6 +798,7 @@ def test_wide_lines_scroll_in_a_box_with_a_shadow(serve: Serve, browser: Any) ->
     assert problems == []
 
 
+@pytest.mark.long
 def test_a_server_that_goes_away_is_told(serve: Serve, browser: Any) -> None:
     address, problems = serve(Speaker()), list[str]()
     tab = opened(browser, address, problems)
@@ -795,6 +813,7 @@ def test_a_server_that_goes_away_is_told(serve: Serve, browser: Any) -> None:
     assert tab.is_hidden("#problem")
 
 
+@pytest.mark.long
 def test_several_models_are_shown_and_one_is_chosen(start: Start, browser: Any) -> None:
     server, problems = start(), list[str]()
     tab = opened(browser, server.address, problems)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +42,7 @@ def test_a_draft_model(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     load = draft_loading.load_draft_model
     functions = [value for value in vars(draft_loading).values() if hasattr(value, "__code__")]
     steps = assert_nothing_stays_open(
-        lambda: load(target, SPEC, plan, quiet), [load, *functions], opened
+        lambda: load(target, SPEC, plan, quiet)[0], [load, *functions], opened
     )
     assert steps > 10
 
@@ -72,6 +74,35 @@ def test_a_model_of_another_vocabulary_drafts(
                 errors="replace"
             )
             assert prompt in read, "what it was told"
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("vocabulary", ["its own", "the model's"])
+def test_a_draft_model_drafts_for_several_users(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vocabulary: str
+) -> None:
+    """In a sequence of one cache for each: texts stay as they are, and what is right is shared."""
+    monkeypatch.setattr(_Source, "limit", lambda _source, context, _ms: context.max_nodes)
+    monkeypatch.setattr(_Source, "is_worth_asking", lambda *_: True)
+    draft = embedded_model()
+    if vocabulary == "its own":
+        draft = write_model(tmp_path / "bytes.gguf", "llama", Q8_0, reads_bytes=True)
+    options = LoadOptions(
+        draft_model=draft, drafter="model", context_size=256, threads=1, exact=True, users=3
+    )
+    plan = edgespec.plan(embedded_model(), options)
+    prompts = ["Say a word.", "Name a river.", "Écris «un» 👍 <|im_end|>.", "Count to ten."]
+    with edgespec.load(embedded_model(), options) as engine, ThreadPoolExecutor(4) as pool:
+        drafted = list(pool.map(partial(engine.generate, max_tokens=16), prompts))
+        asked = partial(engine.generate, max_tokens=16, speculate=False)
+        assert [one.token_ids for one in drafted] == [asked(one).token_ids for one in prompts]
+        made: list[Any] = [engine.drafter, *engine._more_drafters]
+        texts = [one.member("model")._text.backend for one in made]
+        assert [text.number for text in texts] == [0, 1, 2] and all(one.tokens for one in texts)
+        places = [one.member("model")._places for one in made]
+        assert len({id(one._tries) for one in places}) == 1 and sum(places[0]._tries) > 0
+        allocated = engine.memory_bytes()["draft_kv_cache"]  # with two decimals of a MiB
+        assert abs(allocated - plan.component_bytes["draft_kv_cache"]) < 0.006 * 2**20
 
 
 @pytest.mark.model

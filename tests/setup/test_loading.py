@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -51,8 +51,8 @@ def test_a_model_and_its_draft_model(
 ) -> None:
     opened: list[Any] = []
 
-    def load_draft_model(*_: Any) -> ModelDrafter:
-        return ModelDrafter(Opened(opened), CURVE, VOCAB)
+    def load_draft_model(*_: Any) -> Sequence[ModelDrafter]:
+        return (ModelDrafter(Opened(opened), CURVE, VOCAB),)
 
     monkeypatch.setitem(loading._BACKENDS, plan.backend, lambda *_: Opened(opened))
     monkeypatch.setattr(loading, "load_draft_model", load_draft_model)

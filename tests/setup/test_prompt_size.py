@@ -61,7 +61,7 @@ def test_a_long_prompt_is_counted(
     assert most_prompt_tokens(spec, [text], raw=raw) == tokens_of(spec, tokenizer, text, raw)
 
 
-@settings(max_examples=300, deadline=None, derandomize=True, database=None)
+@settings(max_examples=300)
 @given(st.text(max_size=SHORT // 4))
 def test_a_short_prompt_has_a_ceiling(
     spec: ModelSpec, tokenizer: VocabularyTokenizer, text: str

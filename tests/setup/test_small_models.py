@@ -11,6 +11,8 @@ from bert_gguf import write_random_bert
 from random_gguf import Q8_0, write_model
 
 from edgespec.drafting.ledger import SAVINGS
+from edgespec.errors import UnsupportedError
+from edgespec.memory.plan import request as requests
 from edgespec.memory.plan.plan import Plan
 from edgespec.memory.plan.request import Request
 from edgespec.memory.plan.settings import settings_of
@@ -138,12 +140,25 @@ def test_context_comes_first_and_the_plan_says_what_would_be_left(
     assert plan_of(target, context_size=left, budget_bytes=budget).draft_model == small
 
 
-def test_several_users_do_without_and_are_told_of_it(target: ModelSpec, small: Path) -> None:
-    plan = plan_of(target, users=4)
-    value, reason = told(plan)
-    assert (plan.users, plan.drafter, value) == (4, "suffix", "not used")
-    assert reason.startswith("small.gguf (") and "--users 1" in reason
+def test_several_users_share_its_weights_and_its_cache(target: ModelSpec, small: Path) -> None:
+    """Each has a window of its own, which is smaller than that of one user."""
+    plans = {users: plan_of(target, users=users, context_size=2048) for users in (1, 2, 4)}
+    for users, plan in plans.items():
+        assert (plan.users, plan.drafter, plan.draft_model) == (users, "suffix,model", small)
+    weights = {plan.component_bytes["draft_weights"] for plan in plans.values()}
+    caches = [plan.component_bytes["draft_kv_cache"] for plan in plans.values()]
+    assert len(weights) == 1 and 2 * caches[1] == caches[2] < 4 * caches[0]
+    assert plan_of(target, draft_model=small, users=4).draft_model == small
     assert "draft_model" not in plan_of(target, users=4, drafter="suffix").as_json()
+
+
+def test_an_early_exit_follows_one_text(
+    target: ModelSpec, small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(requests, "read_exit", lambda _spec: object())
+    assert plan_of(target, draft_model=small, users=None).users == 1
+    with pytest.raises(UnsupportedError, match="--users 2 is not possible: an early exit follows"):
+        plan_of(target, draft_model=small, users=2)
 
 
 def test_a_file_with_the_models_vocabulary_comes_first(

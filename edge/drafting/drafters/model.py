@@ -392,6 +392,10 @@ class WritingDrafter(CountingDrafter):
         self._spine = []
         self._text.append(result.emitted)
 
+    def share_with(self, other: WritingDrafter) -> None:
+        super().share_with(other)
+        self._places = other._places.for_another_text()
+
     def state(self) -> dict[str, Any]:
         return {**super().state(), _PLACES: self._places.as_json()}
 

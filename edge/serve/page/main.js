@@ -410,17 +410,18 @@ function stopReading() {
   reading?.abort();
 }
 /** Have it read, up to the last whole word, once nothing more is typed for a moment. */
-function readSoon() {
+function readSoon(ms = AHEAD_MS) {
   stopReading();
   aheadTimer = setTimeout(() => {
-    if (state.run || !state.isIdle || openCalls().length) return;
+    if (state.run || openCalls().length) return;
+    if (!state.isIdle) return readSoon(LOOK_MS);
     const content = $("message").value.replace(/\S+$/, "").trim(), { chat, images, files } = state;
     reading = new AbortController();
     try {
       const body = request([...chat.path(), { role: "user", content, images, files }], state.model);
       read(body, reading.signal).catch(() => {});  // nothing is lost but time
     } catch { /* settings that are being written */ }
-  }, AHEAD_MS);
+  }, ms);
 }
 
 // -- the server's state ----------------------------------------------------------------------------

@@ -1,19 +1,13 @@
-"""The kernels are compiled once for all checks."""
+"""The kernels are compiled once for all checks, by the installation where there is one."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from compiled_kernels import ARM_COMPILER, compile_kernels
-from shared_folders import shared_folder
+from compiled_kernels import built_kernels, compile_kernels
 
 
 @pytest.fixture(scope="session")
-def objects(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    return compile_kernels(shared_folder(tmp_path_factory, "kernels"), "c++")
-
-
-@pytest.fixture(scope="session")
-def arm_objects(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    return compile_kernels(shared_folder(tmp_path_factory, "arm"), ARM_COMPILER)
+def objects() -> list[Path]:
+    return built_kernels() or compile_kernels("c++")

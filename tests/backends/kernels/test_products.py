@@ -18,17 +18,17 @@ from compiled_kernels import (
     run,
     run_on_arm,
 )
-from shared_folders import shared_folder
 
 from edgespec.memory.device.llama_binary import library_folder
 
+pytestmark = pytest.mark.timeout(600)  # where the kernels have to be compiled
 ROOT = Path(__file__).parents[3]
 SETS = ["amx_int8", "avx512_vnni", "avx_vnni", "avx2", "neon_i8mm", "neon_dotprod", "scalar"]
 
 
 @pytest.fixture(scope="module")
-def program(objects: list[Path]) -> Path:
-    return link_check("check_products", objects, "c++")
+def program(objects: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return link_check(tmp_path_factory.mktemp("check"), "check_products", objects, "c++")
 
 
 @pytest.mark.parametrize("instructions", SETS)
@@ -40,7 +40,7 @@ def test_products_are_those_of_the_reference_bit_for_bit(program: Path, instruct
     assert shown.endswith("\n0 failures\n")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_products_by_avx2_where_there_is_nothing_better(program: Path) -> None:
     if platform.machine() != "x86_64":
         pytest.skip("emulates programs of this processor, which is not x86-64")
@@ -48,10 +48,10 @@ def test_products_by_avx2_where_there_is_nothing_better(program: Path) -> None:
     assert "instructions: avx2," in shown and shown.endswith("\n0 failures\n")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("instructions", ["neon_i8mm", "neon_dotprod"])
-def test_products_by_neon(arm_objects: list[Path], instructions: str) -> None:
-    shown = run_on_arm("check_products", arm_objects, instructions=instructions)
+def test_products_by_neon(tmp_path: Path, instructions: str) -> None:
+    shown = run_on_arm(tmp_path, "check_products", instructions=instructions)
     assert shown.endswith("\n0 failures\n"), shown
 
 
@@ -64,39 +64,48 @@ def test_the_reference_reads_blocks_as_ggml_does(program: Path) -> None:
     assert "ggml: yes" in shown and shown.endswith("\n0 failures\n")
 
 
-def test_products_by_emulated_tiles(objects: list[Path], tmp_path: Path) -> None:
-    """AMX's part of the products, its tiles in software; the rest needs AVX-512."""
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("source", "instructions", "header", "needed"),
+    [
+        ("amx", "amx_int8", "emulated_amx.h", "AVX-512 VNNI"),
+        ("avx_vnni", "avx_vnni", "emulated_vnni.h", "AVX2"),
+    ],
+)
+def test_products_by_emulated_instructions(
+    objects: list[Path], tmp_path: Path, source: str, instructions: str, header: str, needed: str
+) -> None:
+    """AMX's tiles and AVX-VNNI's products in software; the rest is this processor's."""
     if platform.machine() != "x86_64" or platform.system() != "Linux":
         pytest.skip("AMX exists on x86-64 alone, and a program asks Linux for it")
-    made, header = tmp_path / "amx.o", CHECKS / "emulated_amx.h"
+    made = tmp_path / f"{source}.o"
     command = [
         "c++",
         *FLAGS,
         "-O1",
         "-include",
-        header,
+        CHECKS / header,
         "-Wno-unused-variable",
         "-c",
-        KERNELS / "amx.cpp",
+        KERNELS / f"{source}.cpp",
         "-o",
         made,
     ]
     subprocess.run(list(map(str, command)), check=True, timeout=300)
-    others = [path for path in objects if path.name != "amx.o"]
-    shown = run(link_check("check_products", [made, *others], "c++"), instructions="amx_int8")
-    if "instructions: amx_int8," not in shown:
-        pytest.skip("this processor has no AVX-512 VNNI")
+    others = [path for path in objects if path.name != made.name]
+    checked = link_check(tmp_path, "check_products", [made, *others], "c++")
+    shown = run(checked, instructions=instructions)
+    if f"instructions: {instructions}," not in shown:
+        pytest.skip(f"this processor has no {needed}")
     assert shown.endswith("\n0 failures\n")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("check", "instructions"),
     [("products", "avx512_vnni"), ("products", "avx2"), ("attention", "avx512_vnni")],
 )
-def test_sanitizers_report_nothing(
-    tmp_path_factory: pytest.TempPathFactory, check: str, instructions: str
-) -> None:
+def test_sanitizers_report_nothing(tmp_path: Path, check: str, instructions: str) -> None:
     """Of addresses and of undefined behaviour, but for what multiplies compile times."""
     options = (
         "-O1",
@@ -104,9 +113,8 @@ def test_sanitizers_report_nothing(
         "-fno-sanitize=null,object-size,pointer-overflow",
         "-fno-sanitize-recover=all",
     )
-    folder = shared_folder(tmp_path_factory, "sanitized")
-    built = compile_kernels(folder, "c++", *options)
-    program = link_check(f"check_{check}", built, "c++", *options)
+    built = compile_kernels("c++", *options)
+    program = link_check(tmp_path, f"check_{check}", built, "c++", *options)
     arguments = ("8",) if check == "attention" else ()
     shown = run(program, *arguments, instructions=instructions)
     if instructions not in shown:

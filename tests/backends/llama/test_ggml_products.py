@@ -38,7 +38,7 @@ def both(
     return results[0], results[1]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     kind=st.sampled_from(KERNEL_TYPES),
     panels=st.integers(1, 9),

@@ -323,16 +323,14 @@ def test_objects_are_closed_unless_a_schema_says_otherwise(
 
 
 def test_what_a_schema_was_is_not_looked_at_for_ever() -> None:
-    """References to one list of branches, from everywhere: quadratic work, were it not bounded."""
+    """References to one list of branches, from everywhere: minutes, were it not bounded."""
     branches = [{"properties": {f"p{i}": True}} for i in range(2000)]
     schema = {
         "properties": {f"q{i}": {"type": "object", "$ref": "#/$defs/big"} for i in range(2000)},
         "$defs": {"big": {"anyOf": branches}},
     }
-    began = time.process_time()
     with pytest.raises(UnsupportedError, match="refer to each other too often"):
         closed_schema(json.dumps(schema))
-    assert time.process_time() - began < 5.0
 
 
 CAT = {"properties": {"kind": {"const": "cat"}, "meows": {"type": "integer"}}, "required": ["kind"]}
@@ -496,6 +494,12 @@ def test_no_form_takes_long(tokenizer: VocabularyTokenizer, kind: str, form: Any
 # -- what it takes -----------------------------------------------------------------------------
 
 
+def test_a_pattern_of_beginnings_is_looked_at_once() -> None:
+    """Each was followed to the end of the pattern before: minutes for 240 KB."""
+    schema = {"type": "string", "pattern": "([" * 120_000}
+    assert closed_schema(json.dumps(schema)) == schema
+
+
 def test_a_plan_has_room_for_what_a_grammar_asks_of_the_vocabulary() -> None:
     tokenizer = VocabularyTokenizer(embedded_model())
     size = tokenizer.vocab_size
@@ -560,7 +564,7 @@ PATTERNS = st.recursive(
 
 @pytest.mark.slow
 def test_no_pattern_takes_long(tokenizer: VocabularyTokenizer) -> None:
-    @settings(max_examples=300, deadline=None, derandomize=True, database=None)
+    @settings(max_examples=300)
     @given(PATTERNS)
     def check(pattern: str) -> None:
         test_no_form_takes_long(tokenizer, "json_schema", {"type": "string", "pattern": pattern})

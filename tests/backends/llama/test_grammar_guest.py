@@ -5,6 +5,7 @@ Without the guest most of these end the process of the tests.
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Iterator
@@ -84,6 +85,13 @@ def test_terminals_within_terminals_are_a_sentence(
         LlamaGrammar(tokenizer, AnswerFormat("grammar", text))
 
 
+@pytest.mark.parametrize("text", ['"' + '\\"' * 130_000, "[" * 260_000, '"\\' * 130_000])
+def test_a_text_without_an_end_is_looked_at_once(tokenizer: VocabularyTokenizer, text: str) -> None:
+    """Each quote in it was tried as the first one of a text before: an hour for 256 KB."""
+    with pytest.raises(UnsupportedError, match="the grammar cannot be "):
+        LlamaGrammar(tokenizer, AnswerFormat("grammar", f"root ::= {text}"))
+
+
 @pytest.mark.parametrize("rule", ["{}", '"x" {}', '{0} {0} | "x"', "{}?"])
 def test_rules_within_300_rules_are_compiled(tokenizer: VocabularyTokenizer, rule: str) -> None:
     """Far more than anybody writes."""
@@ -135,6 +143,35 @@ def test_what_takes_long_with_all_tokens_alone_is_refused(tokenizer: VocabularyT
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits memory")
+@pytest.mark.parametrize(
+    "text", ['root ::= "' + '\\"' * 10 + '"{60000}', 'root ::= "' + "ab c " * 50_000 + '"']
+)
+def test_where_no_memory_is_left_nobody_waits_for_it(
+    tokenizer: VocabularyTokenizer, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """llguidance waits for itself then, without an end, or Python has a word for it."""
+    monkeypatch.setattr(module._guest, "_limits", module._guest._limits._replace(patience_s=60.0))
+    with pytest.raises(UnsupportedError, match=r"it takes more than \d+ MiB"):
+        LlamaGrammar(tokenizer, AnswerFormat("grammar", text))
+
+
+@pytest.mark.parametrize("size", [8192, 8193])
+@pytest.mark.parametrize("kind", ["grammar", "json_schema"])
+def test_no_text_is_forced_that_takes_everybodys_time(
+    tokenizer: VocabularyTokenizer, kind: str, size: int
+) -> None:
+    """It is cut into tokens while no other thread of Python's goes on."""
+    text = "ab c " * size
+    text = f'root ::= "{text[:size]}"' if kind == "grammar" else json.dumps(text[: size - 2])
+    wanted = AnswerFormat(kind, text if kind == "grammar" else f'{{"const": {text}}}')
+    if size == 8192:
+        assert LlamaGrammar(tokenizer, wanted).forced()[0]
+    else:
+        with pytest.raises(UnsupportedError, match="forces 8,193 bytes of an answer at once"):
+            LlamaGrammar(tokenizer, wanted)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits memory")
 def test_it_may_take_what_plans_of_servers_have(tokenizer: VocabularyTokenizer) -> None:
     LlamaGrammar(tokenizer, AnswerFormat("regex", "[a-z]{4}"))
     limits = Path(f"/proc/{module._guest.pid}/limits").read_text()
@@ -178,7 +215,7 @@ _GRAMMARS = st.tuples(_RULES, _RULES, _RULES, _RULES).map(
 def test_whatever_is_put_together_is_compiled_or_a_sentence(tokenizer: VocabularyTokenizer) -> None:
     before = peak_resident_bytes()
 
-    @settings(max_examples=200, deadline=None, derandomize=True, database=None)
+    @settings(max_examples=200)
     @given(_GRAMMARS)
     def check(text: str) -> None:
         try:

@@ -31,7 +31,7 @@ def attached() -> None:
     spread_logits()
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     size=st.integers(1, 700),
     part=st.floats(0.0, 1.0),

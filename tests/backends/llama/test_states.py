@@ -35,7 +35,7 @@ from edgespec.setup.planning import make_run_plan
 
 pytestmark = pytest.mark.model
 
-SLIDING = ("gemma3", "gpt-oss")
+RECURRENT, SLIDING = HYBRIDS[:3], ("gemma3", "gpt-oss")
 NEWLINE = ord("\n")
 SYSTEM = "You are of use to whoever asks, and call tools by their names.\n" * 5
 WORDS = ("where", "is", "the", "file", "that", "I", "wrote", "in", "June")
@@ -48,7 +48,7 @@ def write(folder: Path, arch: str) -> Path:
     return write_hybrid(path, Shape(arch), F32)
 
 
-@pytest.fixture(scope="module", params=[*HYBRIDS[:3], *SLIDING])
+@pytest.fixture(scope="module", params=[*RECURRENT, *SLIDING])
 def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(tmp_path_factory.mktemp("states"), request.param)
 
@@ -93,13 +93,15 @@ def said(number: int) -> str:
     return " ".join(source.choices(WORDS, k=12)) + "\n"
 
 
-@pytest.mark.parametrize("snapshots", [0, 3])
+@pytest.mark.parametrize(
+    ("path", "snapshots"),
+    [*((name, 0) for name in (*RECURRENT, *SLIDING)), *((name, 3) for name in RECURRENT)],
+    indirect=["path"],
+)
 def test_twenty_turns_with_tool_calls_read_each_token_once(
     path: Path, num_read: list[int], snapshots: int
 ) -> None:
     """Whatever a template makes of the answers: a thought is left out, a call is written anew."""
-    if snapshots and path.stem in SLIDING:
-        pytest.skip("snapshots are kept of recurrent states, which this model has none of")
     with closing(opened(path, snapshots=snapshots, states=4)) as backend, ExitStack() as opening:
         engine = Engine(backend)
         plain = Engine(opening.enter_context(closing(opened(path, snapshots=snapshots))))
@@ -121,12 +123,8 @@ def test_twenty_turns_with_tool_calls_read_each_token_once(
             assert len({one.length for one in backend._shared.states._all}) == 4
 
 
-@pytest.mark.parametrize("users", [1, 3])
-def test_a_system_prompt_is_read_once_for_all_users(
-    path: Path, num_read: list[int], users: int
-) -> None:
-    if users > 1 and path.stem not in SLIDING:
-        pytest.skip("a model with a recurrent state serves one user")
+def test_a_system_prompt_is_read_once_for_all_users(path: Path, num_read: list[int]) -> None:
+    users = 3 if path.stem in SLIDING else 1  # as many as a model with a recurrent state serves
     with (
         closing(opened(path, states=8, users=users)) as backend,
         closing(opened(path)) as other,
@@ -220,7 +218,7 @@ def test_what_is_lost_is_said_in_the_log(
     assert "100 of 100 tokens that the cache had are read again" in caplog.text
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_states_take_what_the_plan_says(
     path: Path, num_read: list[int], cache_folder: Path
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -275,6 +276,20 @@ def test_a_model_is_not_asked_where_others_have_more_to_offer(clock: Clock) -> N
     found = CombinedDrafter([Table("first", clock, [5, 6, 7]), model])
     rounds(found, 500, context_of())
     assert model.asked == 0
+
+
+def test_a_model_reads_no_text_while_others_are_answered(clock: Clock) -> None:
+    """It drafts as before once its text is alone; one that has not to read drafts beside others."""
+    model, window = Model(clock, [0.7, 0.5]), Model(clock, [0.7, 0.5])
+    window.has_to_read = False
+    found = [CombinedDrafter([Table("first", clock), one]) for one in (model, window)]
+    shared = replace(context_of(), extra=1, others=1, max_nodes=13)
+    for one in found:
+        rounds(one, 20, shared, accepted=True)
+    assert (model.asked, window.asked) == (0, 20)
+    assert "others are answered in the same steps (20 rounds)" in found[0].reasons()
+    rounds(found[0], 20, context_of(), accepted=True)
+    assert model.asked == 20
 
 
 def test_a_model_of_no_promise_is_tried_when_its_ledger_is_full(clock: Clock) -> None:

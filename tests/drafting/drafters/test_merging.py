@@ -13,7 +13,7 @@ from edgespec.drafting.drafters.combined import merge
 from edgespec.drafting.proposal import EMPTY, Proposal, likeliest_chain
 from edgespec.sampling.distributions import DraftDistribution
 
-quick = settings(max_examples=60, deadline=None, derandomize=True, database=None)
+quick = settings(max_examples=60)
 Path = tuple[int, ...]
 
 

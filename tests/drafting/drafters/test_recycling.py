@@ -20,7 +20,7 @@ from edgespec.drafting.drafters.recycling import RecyclingDrafter
 from edgespec.drafting.proposal import EMPTY, Proposal, StepContext
 from edgespec.memory.times.curve import CostCurve
 
-quick = settings(max_examples=60, deadline=None, derandomize=True, database=None)
+quick = settings(max_examples=60)
 Path = tuple[int, ...]
 Rows = dict[tuple[int, ...], TopTokens]  # what the target says after these last tokens
 LEAST = 0.02

@@ -21,7 +21,7 @@ from edgespec.drafting.proposal import Proposal, StepContext
 from edgespec.errors import UnsupportedError
 from edgespec.memory.times.curve import CostCurve
 
-quick = settings(max_examples=100, deadline=None, derandomize=True, database=None)
+quick = settings(max_examples=100)
 CONTEXT = StepContext(31, LEAST, CostCurve([float("inf"), 1.0]), depth=0)
 
 

@@ -186,7 +186,7 @@ PATHS = st.sampled_from(["/", "/a", "/a/b", "/..", "/../..", "", "a", "//a", "/a
 MISSING = None
 
 
-@settings(max_examples=80, deadline=None, derandomize=True, database=None)
+@settings(max_examples=80)
 @given(
     path=PATHS | st.text(max_size=8),
     mounted=PATHS,
@@ -237,7 +237,7 @@ def test_whatever_is_written_there_nothing_fails_and_no_more_than_the_machine_is
         max_size=4,
     )
 )
-@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@settings(max_examples=60)
 def test_free_is_what_every_group_leaves(groups: list[tuple[int, int, int, bool]]) -> None:
     """The slow way: each limit less what is used, of which cached files come back."""
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:

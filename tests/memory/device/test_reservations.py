@@ -206,13 +206,7 @@ ENTRY = st.fixed_dictionaries(
 )
 
 
-@settings(
-    max_examples=60,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(document=st.lists(ENTRY | ANYTHING, max_size=3) | ANYTHING)
 def test_a_damaged_document_is_no_document(
     document: Any, cache_folder: Path, free: Callable[[], None]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -62,7 +61,7 @@ def test_auto_is_four_where_a_cache_can_be_shared() -> None:
 
 ALONE: dict[str, tuple[dict[str, Any], str]] = {
     "onnx": ({"backend": "onnx"}, "ONNX Runtime's cache holds one text"),
-    "draft model": ({"draft_model": Path("small.gguf")}, "a draft model follows one text"),
+    "head": ({"drafter": "suffix,head"}, "a head follows one text"),
 }
 
 

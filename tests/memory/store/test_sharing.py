@@ -85,13 +85,18 @@ def add_one(now: dict[str, Any] | None) -> dict[str, Any]:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs SIGKILL")
-def test_a_process_that_dies_with_the_lock_leaves_it_free() -> None:
+def test_a_process_that_dies_with_the_lock_leaves_it_free(patient: None) -> None:
     holder = start(_HOLDER, "dies")
     holder.communicate(timeout=_LIMIT_S)
-    began = time.monotonic()
     cache.update("counts", "key", add_one)
-    assert time.monotonic() - began < 1.0
     assert (cache.load("counts", "key") or {})["count"] == 1
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lock that nobody gives back ends the test by its timeout."""
+    for name in ("_PATIENCE_S", "_patience_s"):
+        monkeypatch.setattr(cache, name, 1000.0)
 
 
 @pytest.fixture
@@ -144,14 +149,12 @@ def test_a_folder_without_locks_is_written_to_all_the_same(
     assert (cache.load("counts", "key") or {})["count"] == 2
 
 
-def test_a_change_that_fails_frees_the_lock_and_changes_nothing(impatient: None) -> None:
+def test_a_change_that_fails_frees_the_lock_and_changes_nothing(patient: None) -> None:
     cache.update("counts", "key", add_one)
     with pytest.raises(ZeroDivisionError):
         cache.update("counts", "key", lambda _now: {"count": 1 // 0})
     cache.update("counts", "key", lambda _now: None)
-    began = time.monotonic()
     cache.update("counts", "key", add_one)
-    assert time.monotonic() - began < 0.2
     assert (cache.load("counts", "key") or {})["count"] == 2
 
 

@@ -83,7 +83,7 @@ def test_only_its_owner_can_read_what_is_kept(folder: Path) -> None:
     assert path.stat().st_mode & 0o077 == 0
 
 
-@settings(max_examples=30, deadline=None, derandomize=True, database=None)
+@settings(max_examples=30)
 @given(st.lists(st.integers(2, 9000), max_size=12))
 def test_the_newest_tokens_stay(lengths: list[int]) -> None:
     texts.forget()

@@ -171,7 +171,7 @@ def test_a_curve_that_fits_no_more_is_found_out() -> None:
     assert curve.stopped_fitting, f"the misfit never exceeded {worst:.2f}"
 
 
-@settings(max_examples=100, deadline=None, derandomize=True, database=None)
+@settings(max_examples=100)
 @given(
     st.floats(0.0, 40.0),
     st.lists(

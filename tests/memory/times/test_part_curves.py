@@ -21,7 +21,7 @@ from edgespec.switching.planning import Calibrated, switch_reason
 from edgespec.switching.policy import SwitchPolicy
 
 INF = math.inf
-quick = settings(max_examples=150, deadline=None, derandomize=True, database=None)
+quick = settings(max_examples=150)
 
 
 @st.composite
@@ -172,7 +172,7 @@ def test_turns_have_a_time_whatever_was_measured(
     assert 0.0 <= found.switching_tokens_per_s(both, depth) < INF
 
 
-@settings(max_examples=20, deadline=None, derandomize=True, database=None)
+@settings(max_examples=20)
 @given(pair=st.tuples(curves(), curves()), data=st.data())
 def test_a_policy_is_found_whatever_was_measured(
     pair: tuple[CostCurve, CostCurve], data: st.DataObject

@@ -22,7 +22,7 @@ from edgespec.memory.times.speed import (
 )
 
 INF = float("inf")
-quick = settings(max_examples=200, deadline=None, derandomize=True, database=None)
+quick = settings(max_examples=200)
 
 
 def model(curve: CostCurve, *rounds: Round) -> SpeedModel:

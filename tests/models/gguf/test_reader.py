@@ -6,7 +6,6 @@ import importlib.util
 import os
 import subprocess
 import sys
-import time
 import tracemalloc
 from pathlib import Path
 
@@ -182,22 +181,28 @@ def test_an_unreadable_file(tmp_path: Path) -> None:
     path = write(tmp_path, SMALL)
     path.chmod(0)
     if os.access(path, os.R_OK):
-        pytest.skip("this user may read everything")
+        pytest.skip("root reads anything")
     assert "Permission denied" in str(file_error(path))
 
 
 def test_a_large_vocabulary_is_stepped_over(tmp_path: Path) -> None:
-    """300,000 strings, as in Qwen 2.5: about 20 ms, and nothing of them is kept."""
+    """300,000 strings, as in Qwen 2.5: two calls for each, and nothing of them is kept."""
     array = u32(STRING) + u64(150_000) + text("vocabulary") * 150_000
     keys = ("tokenizer.ggml.tokens", "tokenizer.ggml.merges")
     path = write(tmp_path, pack([entry(key, ARRAY, array) for key in keys]))
-    begin = time.perf_counter()
+    calls = 0
+
+    def count(*_: object) -> None:
+        nonlocal calls
+        calls += 1
+
+    sys.setprofile(count)
     file = read_gguf(path)
-    taken = time.perf_counter() - begin
+    sys.setprofile(None)
     assert file.metadata["tokenizer.ggml.merges"] == GgufSpan(
         "string", 150_000, file.file_bytes - 18 * 150_000, 18 * 150_000
     )
-    assert taken < 1, f"expected some 0.02 s, took {taken:.3f} s"
+    assert calls < 3 * 300_000, calls
     tracemalloc.start()
     read_gguf(path)
     peak = tracemalloc.get_traced_memory()[1]

@@ -101,9 +101,7 @@ _MANIFESTS = st.binary(max_size=40) | (
 
 
 @given(_MANIFESTS)
-@settings(
-    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_manifest_names_blobs_of_its_own_store_or_nothing(home: Path, manifest: bytes) -> None:
     folder = home / ".ollama" / "models"
     path = folder / "manifests/registry.ollama.ai/library/x/latest"

@@ -236,9 +236,7 @@ _LISTINGS = st.lists(_ENTRIES, max_size=3) | st.lists(_NEAR, max_size=3) | _VALU
 @given(
     listing=_LISTINGS, commit=_COMMITS, tag=st.sampled_from(["", "Q8_0", "a/b.gguf", "../b.gguf"])
 )
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_listing_writes_beside_the_cache(
     repository: Hub, home: Path, listing: Any, commit: Any, tag: str
 ) -> None:

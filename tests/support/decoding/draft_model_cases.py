@@ -22,7 +22,7 @@ from edgespec.models.early_exit import ExitInfo
 from edgespec.sampling.params import SamplingParams
 from edgespec.sampling.sampling import Sampler
 
-quick = settings(max_examples=60, deadline=None, derandomize=True, database=None)
+quick = settings(max_examples=60)
 Model = Callable[[tuple[int, ...]], Sequence[float]]
 INF = float("inf")
 V = 8

@@ -19,7 +19,7 @@ Q8_0 = 8
 Entry = tuple[str, int, bytes]
 Tensor = tuple[str, Sequence[int], int, int]
 
-quick = settings(max_examples=100, deadline=None, derandomize=True, database=None)
+quick = settings(max_examples=100)
 
 
 def u32(value: int) -> bytes:

@@ -134,12 +134,10 @@ def wav_of(code: int, bits: int, rate: int, size: int, data: bytes) -> bytes:
 
 def mp3(frames: int = 40, seed: int = 3) -> bytes:
     """An MP3 file: headers of 128 kbit/s at 44.1 kHz, mostly silent side information."""
-    source, made = np.random.default_rng(seed), b""
-    for _ in range(frames):
-        body = bytearray(413)
-        body[40:60] = source.integers(0, 250, 20, np.uint8).tobytes()
-        made += b"\xff\xfb\x90\x64" + bytes(body)
-    return made
+    made = np.zeros((frames, 417), np.uint8)
+    made[:, :4] = 0xFF, 0xFB, 0x90, 0x64
+    made[:, 44:64] = np.random.default_rng(seed).integers(0, 250, (frames, 20), np.uint8)
+    return made.tobytes()
 
 
 def flac(values: Any, rate: int = 16000) -> bytes:

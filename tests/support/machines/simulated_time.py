@@ -18,8 +18,9 @@ from edgespec.backends.fake import FakeBackend, NextLogits
 from edgespec.backends.tree import DraftTree
 from edgespec.decode import scheduler, step
 from edgespec.decode.engine import Engine
-from edgespec.decode.generation import Chunk, Run
+from edgespec.decode.generation import Chunk
 from edgespec.decode.options import GenerationOptions
+from edgespec.decode.sequence import Job
 from edgespec.drafting.drafters import combined
 
 
@@ -106,7 +107,7 @@ def simulate(engine: Engine, clock: Clock, users: Sequence[Sequence[Asked]]) -> 
     """Let each user ask, one question after the other, until all are answered."""
     at_work = engine._scheduler
     to_come = [list(asked) for asked in users]
-    current: list[Run | None] = [None] * len(users)
+    current: list[Job | None] = [None] * len(users)
     while any(to_come) or any(current):
         for user, run in enumerate(current):
             if run is not None and run.has_ended:
