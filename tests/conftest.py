@@ -108,10 +108,10 @@ def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture(scope="session", autouse=True)
 def one_tls_context() -> Iterator[None]:
     """Clients of httpx read the system's certificates once, not 50 ms long for each request."""
-    from httpx._transports import default
+    from httpx import create_ssl_context
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(default, "create_ssl_context", cache(default.create_ssl_context))
+        patch.setattr("httpx._transports.default.create_ssl_context", cache(create_ssl_context))
         yield
 
 

@@ -55,7 +55,10 @@ engine = edgespec.load(contextsize=5)
 result = engine.generate("x", json_schema=5)
 engine.generate("x", max_token=5)
 edgespec.Embedder("x.gguf", pooling="sum")
-assert result.finish_reason == "stopped"
+engine.generate([{"role": "userr", "content": "x"}])
+edgespec.Session(engine, messages=[{"role": "userr", "content": "x"}])
+if result.finish_reason == "stopped":
+    raise SystemExit
 """
 
 

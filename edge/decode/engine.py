@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar, Protocol, TypeGuard
+from typing import TYPE_CHECKING, ClassVar, Protocol, TypeAlias, TypeGuard
 
 from edgespec.backends.base import Backend, ImageRun, KeepsSnapshots, KeepsStates, SeesImages
 from edgespec.decode.generation import (
@@ -29,7 +29,7 @@ from edgespec.drafting.drafters.base import Drafter
 from edgespec.drafting.ledger import RoundHistory
 from edgespec.errors import ContextFullError, UnsupportedError
 from edgespec.memory.times.curve import CostCurve
-from edgespec.models.chat import Message, check_roles, prompt_text
+from edgespec.models.chat import ChatMessage, Message, check_roles, prompt_text
 from edgespec.models.images import Image, images_of, parts_of
 from edgespec.prefix import common_prefix_length
 from edgespec.sampling.constrained import ConstrainedSampler, LimitedThought, make_grammar
@@ -44,7 +44,9 @@ if TYPE_CHECKING:
 
 _PROMPT_END = 8  # tokens by which a drafter finds the beginning of a predicted answer
 _FEW = 32  # tokens of a cache that are read again at once
-Prompt = str | Sequence[Message] | Sequence[int]
+# One sequence, for mypy to know a literal of messages; nobody mixes them with ids.
+Prompt: TypeAlias = str | Sequence[ChatMessage | int]
+AnyPrompt: TypeAlias = str | Sequence[Message | int]
 
 
 class WithTools(Protocol):
@@ -82,7 +84,7 @@ class Engine(Target):
 
     # Prompts with tools, and what reads their answers, know chat formats as a server does; the
     # public face (`edgespec.load`) brings them.
-    with_tools: ClassVar[Callable[[Engine, Prompt, GenerationOptions], WithTools]]
+    with_tools: ClassVar[Callable[[Engine, AnyPrompt, GenerationOptions], WithTools]]
 
     def __init__(
         self,
@@ -211,7 +213,7 @@ class Engine(Target):
         return Stream(job, chunks, self._scheduler.drop_cancelled, reader)
 
     @staticmethod
-    def uses_tools(prompt: Prompt, asked: GenerationOptions) -> bool:
+    def uses_tools(prompt: AnyPrompt, asked: GenerationOptions) -> bool:
         """Whether tools are offered or were called, so that `with_tools` makes the prompt."""
         messages = () if isinstance(prompt, str) else prompt
         return bool(asked.tools) or any(
@@ -316,7 +318,7 @@ class Engine(Target):
         return stream.result
 
     def encode(
-        self, prompt: Prompt, *, raw: bool = False, images: Sequence[Image] = ()
+        self, prompt: AnyPrompt, *, raw: bool = False, images: Sequence[Image] = ()
     ) -> list[int]:
         """Token ids of a prompt, in the model's chat format unless it is `raw` or ids already.
 
@@ -336,14 +338,14 @@ class Engine(Target):
         shown.places(ids)
         return ids
 
-    def shown(self, prompt: Prompt, images: Sequence[Image] = ()) -> ShownImages:
+    def shown(self, prompt: AnyPrompt, images: Sequence[Image] = ()) -> ShownImages:
         """The images of a prompt. Raises as `ShownImages`."""
         self._scheduler.check()
         messages = () if isinstance(prompt, str) else prompt
         return ShownImages(self.backend, (*images, *images_of(messages)))
 
     def prompt_text(
-        self, prompt: Prompt, *, raw: bool = False, images: Sequence[Image] = ()
+        self, prompt: AnyPrompt, *, raw: bool = False, images: Sequence[Image] = ()
     ) -> str:
         """The text that is sent for a prompt: messages in the model's chat format.
 
