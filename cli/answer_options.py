@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import typer
 
@@ -13,6 +14,8 @@ from edgespec.cli.options import Given, Group, values_of
 from edgespec.errors import UnsupportedError
 from edgespec.option_fields import option
 from edgespec.sampling.params import SamplingParams
+
+_TEMPERATURE = 0.8  # of conversations, as in llama.cpp, where neither command nor file has one
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,18 @@ class SamplingOptions(Given):
             return SamplingParams(**values)
         except UnsupportedError as problem:
             raise typer.BadParameter(f"{problem}; {problem.hint}") from problem
+
+    def params_with(self, context: typer.Context, of_file: Mapping[str, float]) -> SamplingParams:
+        """For conversations: what neither command line nor variables say is the file's own.
+
+        Greedy answers of small models end in loops.
+        """
+        more: dict[str, Any] = {
+            name: value
+            for name, value in {"temperature": _TEMPERATURE, **of_file}.items()
+            if (source := context.get_parameter_source(name)) is None or source.name == "DEFAULT"
+        }
+        return SamplingOptions({**self.given, **more}).params()
 
 
 @dataclass(frozen=True)
@@ -58,6 +73,14 @@ class FormatOptions(Group):
             "json_schema": _text_or_file(self.json_schema, "{") or read_text(self.json_schema_file),
             "regex": self.regex,
         }
+
+
+def set_text(sampling: SamplingParams) -> str:
+    """What differs from greedy decoding, in a line."""
+    usual = SamplingParams()
+    values = {one.name: getattr(sampling, one.name) for one in fields(sampling)}
+    told = [f"{name} {value}" for name, value in values.items() if value != getattr(usual, name)]
+    return f"sampling: {', '.join(told) or 'greedy'}"
 
 
 def _text_or_file(given: str | None, *signs: str) -> str | None:

@@ -31,6 +31,10 @@ _TAB = 8  # columns between two stops of a tab
 _MOST_JOINED = 16  # characters of one emoji, such as a family
 
 
+_LOOP = re.compile(r"(.{1,250}?)\1{3,}\Z", re.DOTALL)
+_LOOP_CHARS = 60  # of repetitions that nobody wants; a rule of dashes has fewer
+
+
 class Answer(Protocol):
     """A `Stream` of an engine, or a `Turn` of a session."""
 
@@ -44,6 +48,12 @@ class Answer(Protocol):
 
     def __iter__(self) -> Iterator[Chunk]:
         """What is written, as it comes."""
+
+
+def repeats(text: str) -> bool:
+    """Whether an answer ends with one piece again and again, as greedy small models do."""
+    found = _LOOP.search(text[-1000:])
+    return found is not None and len(found[0]) >= _LOOP_CHARS
 
 
 def show_answer(chunks: Iterable[Chunk], color: str) -> None:

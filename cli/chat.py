@@ -17,6 +17,7 @@ from edgespec.option_fields import option
 
 
 def chat(
+    context: typer.Context,
     model: options.ModelOptions,
     plan_options: options.PlanOptions,
     sampling_options: SamplingOptions,
@@ -41,9 +42,11 @@ def chat(
 
     In a terminal, /help lists the commands; Ctrl-C stops an answer, twice leaves. From a pipe,
     every line is a message or a command, and stdout carries nothing but the answers, with an empty
-    line between two.
+    line between two. Sampling that you do not set is the file's own, else temperature 0.8, as in
+    serve; --temperature 0 is greedy.
     """
-    sampling, texts = sampling_options.params(), format_options.texts()
+    sampling_options.params()  # before a model is looked for
+    texts = format_options.texts()
     from edgespec.cli.chat_commands import handle
     from edgespec.cli.chat_input import interface_bytes, read_messages
     from edgespec.cli.chat_loop import Chat
@@ -60,7 +63,8 @@ def chat(
     )
     with Chat(model.name, request, color=color, answer_format=texts) as talk:
         session = talk.session
-        session.system, session.sampling, session.max_tokens = system, sampling, max_tokens
+        session.sampling = sampling_options.params_with(context, spec.sampling)
+        session.system, session.max_tokens = system, max_tokens
         session.stop, session.shift = tuple(stop or ()), not no_shift
         if load is not None:
             talk.load(load)

@@ -13,6 +13,7 @@ from typing import Any
 
 import typer
 
+from edgespec.cli.answer_options import set_text
 from edgespec.cli.chat_commands import COMMANDS
 from edgespec.cli.chat_loop import Chat
 from edgespec.cli.render import error, note, printable
@@ -59,6 +60,7 @@ def _lines() -> Iterator[str]:
 
 def _typed(chat: Chat) -> Iterator[str]:
     session = _PlainEditor() if is_dumb() else _prompt_session(chat)
+    note(f"{set_text(chat.session.sampling)}; /params changes it")
     note("/help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves")
     asked = False
     while True:

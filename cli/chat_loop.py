@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgespec.cli import options
-from edgespec.cli.answer_writer import keys_held, show_answer, with_progress
+from edgespec.cli.answer_writer import keys_held, repeats, show_answer, with_progress
 from edgespec.cli.render import note, size_text
 from edgespec.cli.start import cancel_on_interrupt, load_engine
 from edgespec.cli.tint import NONE
@@ -133,9 +133,13 @@ class Chat:
     def _ending(self, result: Result) -> str:
         if result.finish_reason == "cancelled":
             return "stopped; Ctrl-C again leaves"
+        if result.finish_reason == "stop":
+            return ""
+        if repeats(result.text):
+            return "cut off while it repeated itself: /params dry_multiplier=0.8, then /retry"
         if result.finish_reason == "length":
             return f"cut off after {len(result.token_ids)} tokens: /params max_tokens=N"
-        return "cut off: the context is full" if result.finish_reason == "context_full" else ""
+        return "cut off: the context is full"
 
     # -- the engine ------------------------------------------------------------------------
 

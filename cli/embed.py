@@ -27,7 +27,7 @@ PoolingOption = Annotated[
 def embed(
     context: typer.Context,
     model: str | None = argument(
-        "GGUF file, hf:OWNER/REPO[:QUANT], ollama:NAME[:TAG].", panel=PROMPT
+        "GGUF file, hf:OWNER/REPO[:QUANT], ollama:NAME[:TAG], bge-small.", panel=PROMPT
     ),
     texts: list[str] | None = argument("The texts. Default: the lines of stdin."),
     named: str | None = named_option(),
@@ -41,12 +41,13 @@ def embed(
     threads: int | None = load_option("threads", help="Most CPU threads. Default: cores."),
     as_json: options.JsonOption = False,
 ) -> None:
-    """Turn texts into vectors. Example: edgespec embed model.gguf "a text" "another text"
+    """Turn texts into vectors. Example: edgespec embed bge-small "a text" "another text"
 
     Prints a line of numbers for each text, in their order; --json one document.
     """
     from edgespec.memory.plan.embedding import plan_embedding
     from edgespec.memory.plan.options import LoadOptions
+    from edgespec.models.hub.resolve import EMBEDDING_MODELS
     from edgespec.models.spec import read_model_spec
     from edgespec.setup.embedding import Embedder
 
@@ -55,7 +56,8 @@ def embed(
         texts, model = [model, *(texts or ())], None
     name = model or named
     if name is None:
-        raise typer.BadParameter("no model: name it first, or with -m")
+        known = ", ".join(EMBEDDING_MODELS)
+        raise typer.BadParameter(f"no model: name it first, or with -m; the hub has {known}")
     if texts is None and sys.stdin.isatty():
         raise typer.BadParameter("no texts: give them as arguments, or one a line on stdin")
     wanted = LoadOptions(budget_bytes=budget, context_size=ctx, threads=threads)

@@ -39,7 +39,7 @@ def list_(plan_options: options.PlanOptions, as_json: options.JsonOption = False
 @models_app.add()
 def pull(
     plan_options: options.PlanOptions,
-    name: str = argument("hf:OWNER/REPO[:QUANT], or .../FILE.gguf.", default=...),
+    name: str = argument("hf:OWNER/REPO[:QUANT], .../FILE.gguf, or bge-small.", default=...),
     force: bool = option(False, "Fetch it even if this machine could not run it."),
 ) -> None:
     """Fetch a model of the Hugging Face hub. Example: edgespec models pull hf:OWNER/REPO:Q4_K_M

@@ -17,7 +17,7 @@ import typer
 
 from edgespec.cli import options
 from edgespec.cli.answer_options import FormatOptions, SamplingOptions
-from edgespec.cli.answer_writer import show_answer, with_progress
+from edgespec.cli.answer_writer import repeats, show_answer, with_progress
 from edgespec.cli.options import PROMPT
 from edgespec.cli.render import memory_json, models_text, note, size_text
 from edgespec.cli.start import cancel_on_interrupt, load_engine
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from edgespec.measure.noise import Divergence
     from edgespec.memory.plan.plan import Plan
     from edgespec.memory.plan.request import Request
-    from edgespec.models.chat import Message
+    from edgespec.models.chat import ChatMessage
     from edgespec.models.images import Image
     from edgespec.models.spec import ModelSpec
     from edgespec.sampling.params import SamplingParams
@@ -127,7 +127,9 @@ class RunOptions(options.Group):
             for name in names
         ]
 
-    def messages(self, text: str, spec: ModelSpec, images: Sequence[Image]) -> str | list[Message]:
+    def messages(
+        self, text: str, spec: ModelSpec, images: Sequence[Image]
+    ) -> str | list[ChatMessage]:
         """What a model of this process is asked. Raises UnsupportedError without a template."""
         if self.raw or self.system is None:
             return text
@@ -402,6 +404,8 @@ def _summary(report: dict[str, Any]) -> str:
     if report["finish_reason"] in ("length", "context_full"):
         limit = "--max-tokens" if report["finish_reason"] == "length" else "--ctx"
         line += f"; cut off by {limit}"
+        if repeats(report["text"]):
+            line += "\nit repeats itself: --dry-multiplier 0.8 or --temperature 0.8 writes on"
     if report["j_per_token"] is not None:
         line += f"; {report['j_per_token']:.2f} J a token ({report['energy_source']})"
     if report["changed_tokens"]:

@@ -28,14 +28,12 @@ from edgespec.option_fields import option
 if TYPE_CHECKING:
     from edgespec.memory.plan.request import Request
     from edgespec.models.spec import ModelSpec
-    from edgespec.sampling.params import SamplingParams
     from edgespec.serve.server import Server
 
 _KEY_VARIABLE = "EDGESPEC_API_KEY"
 _END_S = 0.3  # that the model has to be freed, and the process to end
 # starlette, uvicorn, asyncio and what they hold of a dozen connections, 17 MiB when imported.
 _INTERFACE_BYTES = 24 << 20
-_TEMPERATURE = 0.8  # llama.cpp's, where neither the command nor the file has one
 
 
 @dataclass(frozen=True)
@@ -126,7 +124,7 @@ def serve(
     access, request = wanted.access(context), wanted.request(plan_options)
 
     def defaults(spec: ModelSpec) -> Defaults:
-        sampling = _sampling(context, sampling_options, spec)
+        sampling = sampling_options.params_with(context, spec.sampling)
         return Defaults(sampling, wanted.max_tokens, wanted.think_budget)
 
     with bind(wanted.host, wanted.port, access["keys"] or ()) as listener, ExitStack() as opened:
@@ -172,16 +170,6 @@ def _run(server: Server, listener: socket.socket) -> None:
     server.run(listener)
     end_within(_END_S)  # a thread that reads a request may never end
     note("stopped")
-
-
-def _sampling(context: typer.Context, given: SamplingOptions, spec: ModelSpec) -> SamplingParams:
-    """How tokens are picked: what the command does not say is the file's, as in llama.cpp."""
-    more: dict[str, Any] = {
-        name: value
-        for name, value in {"temperature": _TEMPERATURE, **spec.sampling}.items()
-        if (source := context.get_parameter_source(name)) is None or source.name == "DEFAULT"
-    }
-    return SamplingOptions({**given.given, **more}).params()
 
 
 def _given_keys(context: typer.Context, keys: list[str] | None) -> list[str]:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     )
     from edgespec.memory.plan.options import LoadOptions
     from edgespec.memory.plan.plan import Plan
+    from edgespec.models.chat import ChatMessage
     from edgespec.sampling.logprobs import TokenLogprob
     from edgespec.sampling.params import SamplingParams
     from edgespec.serve.server import Server
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BackendError",
+    "ChatMessage",
     "Chunk",
     "ContextFullError",
     "Counters",
@@ -75,6 +77,7 @@ __all__ = [
 ]
 
 _MODULES = {
+    "ChatMessage": "models.chat",
     "Chunk": "decode.generation",
     "Counters": "decode.stats",
     "Embedder": "setup.embedding",

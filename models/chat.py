@@ -12,7 +12,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeAlias, TypedDict, TypeVar, get_args
 
 from edgespec.errors import BackendError, ModelFileError, UnsupportedError
 from edgespec.models.control_texts import NO_CONTROLS, ControlTexts
@@ -22,7 +22,24 @@ from edgespec.models.template_guest import CALLS
 
 # `role` and `content` as OpenAI's interface has them; content is text or a list of text parts.
 Message = Mapping[str, Any]
-_ROLES = ("system", "user", "assistant", "tool")
+Role: TypeAlias = Literal["system", "user", "assistant", "tool"]
+_ROLES = get_args(Role)
+
+
+class _Said(TypedDict):
+    role: Role
+
+
+class ChatMessage(_Said, total=False):
+    """A message of a conversation, as type checkers know it: OpenAI's fields."""
+
+    content: Any  # a text, or a list of parts
+    tool_calls: Sequence[Mapping[str, Any]]
+    tool_call_id: str
+    name: str
+    reasoning_content: str
+
+
 _M = TypeVar("_M", bound=Message)
 _MAX_TEMPLATE_CHARS = 200_000
 _THOUGHTS = ("reasoning_content", "thinking", "reasoning")

@@ -191,7 +191,7 @@ WORD_DRAFTERS: dict[str, Callable[[], Drafter]] = {
 
 
 @pytest.mark.parametrize(
-    ("num_words", "off"), [(12_000, 0.9), pytest.param(50_000, 0.85, marks=pytest.mark.slow)]
+    ("num_words", "off"), [(12_000, 0.9), pytest.param(50_000, 0.85, marks=pytest.mark.long)]
 )
 @pytest.mark.parametrize("drafter", WORD_DRAFTERS)
 def test_sampled_output_has_the_models_distribution(
@@ -273,7 +273,9 @@ def _distribution_of_row(sampler: Sampler, logits: Logits, node: int) -> TargetD
     return sampler.unsorted_distribution(logits[node])
 
 
-@pytest.mark.parametrize("chain", [True, False], ids=["chain", "tree"])
+@pytest.mark.parametrize(
+    "chain", [pytest.param(True, marks=pytest.mark.long), False], ids=["chain", "tree"]
+)
 def test_verified_draws_have_the_models_distribution(chain: bool) -> None:
     """15,000 words against the exact distribution at temperature 0.8 and top-p 0.95.
 
@@ -299,8 +301,14 @@ DRAWN_DRAFTERS: dict[str, Callable[[], Drafter]] = {
 }
 
 
-@pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
-@pytest.mark.parametrize("drafter", DRAWN_DRAFTERS)
+@pytest.mark.parametrize(
+    ("drafter", "tree"),
+    [
+        pytest.param(name, tree, marks=[pytest.mark.long] if tree == ("model" == name) else [])
+        for name in DRAWN_DRAFTERS
+        for tree in (False, True)
+    ],
+)
 def test_drawn_drafts_have_the_models_distribution(drafter: str, tree: bool) -> None:
     """3,000 words of the engine against the exact distribution at temperature 0.8 and top-p 0.95.
 

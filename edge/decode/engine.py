@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar, Protocol, TypeGuard
+from typing import TYPE_CHECKING, ClassVar, Protocol, TypeAlias, TypeGuard
 
-from edgespec.backends.base import Backend, ImageRun, KeepsSnapshots, SeesImages
+from edgespec.backends.base import Backend, ImageRun, KeepsSnapshots, KeepsStates, SeesImages
 from edgespec.decode.generation import (
     Chunk,
     PartReader,
@@ -29,7 +29,7 @@ from edgespec.drafting.drafters.base import Drafter
 from edgespec.drafting.ledger import RoundHistory
 from edgespec.errors import ContextFullError, UnsupportedError
 from edgespec.memory.times.curve import CostCurve
-from edgespec.models.chat import Message, check_roles, prompt_text
+from edgespec.models.chat import ChatMessage, Message, check_roles, prompt_text
 from edgespec.models.images import Image, images_of, parts_of
 from edgespec.prefix import common_prefix_length
 from edgespec.sampling.constrained import ConstrainedSampler, LimitedThought, make_grammar
@@ -44,7 +44,9 @@ if TYPE_CHECKING:
 
 _PROMPT_END = 8  # tokens by which a drafter finds the beginning of a predicted answer
 _FEW = 32  # tokens of a cache that are read again at once
-Prompt = str | Sequence[Message] | Sequence[int]
+# One sequence, for mypy to know a literal of messages; nobody mixes them with ids.
+Prompt: TypeAlias = str | Sequence[ChatMessage | int]
+AnyPrompt: TypeAlias = str | Sequence[Message | int]
 
 
 class WithTools(Protocol):
@@ -82,7 +84,7 @@ class Engine(Target):
 
     # Prompts with tools, and what reads their answers, know chat formats as a server does; the
     # public face (`edgespec.load`) brings them.
-    with_tools: ClassVar[Callable[[Engine, Prompt, GenerationOptions], WithTools]]
+    with_tools: ClassVar[Callable[[Engine, AnyPrompt, GenerationOptions], WithTools]]
 
     def __init__(
         self,
@@ -144,6 +146,36 @@ class Engine(Target):
             pass
         return stream.result
 
+    def prepare(
+        self,
+        prompt: Prompt,
+        options: GenerationOptions | None = None,
+        **changes: Unpack[GenerationKeywords],
+    ) -> int:
+        """Read a prompt into the cache and write nothing; how many tokens were read.
+
+        What begins with it, and is asked with `reuse=True`, begins at once: a `Session` does, and
+        has a `prepare` of its own. 0 where the cache cannot go back, as one of a recurrent state
+        that keeps none, or where all was there. Arguments as in `stream`; `cancel` stops it.
+        """
+        if not self.goes_back:
+            return 0
+        asked = GenerationOptions.of(options, **changes)
+        return self.read(self.stream(prompt, replace(asked, max_tokens=1, reuse=True, ahead=True)))
+
+    @property
+    def goes_back(self) -> bool:
+        """Whether the cache can keep a part of what it holds."""
+        return self.backend.capabilities.truncate or isinstance(self.backend, KeepsStates)
+
+    @staticmethod
+    def read(stream: Stream) -> int:
+        """Read the prompt of a stream that writes nothing of worth; how many tokens were read."""
+        for _ in stream:
+            pass
+        processed, cached = stream.num_read
+        return processed - cached
+
     def stream(
         self,
         prompt: Prompt,
@@ -181,7 +213,7 @@ class Engine(Target):
         return Stream(job, chunks, self._scheduler.drop_cancelled, reader)
 
     @staticmethod
-    def uses_tools(prompt: Prompt, asked: GenerationOptions) -> bool:
+    def uses_tools(prompt: AnyPrompt, asked: GenerationOptions) -> bool:
         """Whether tools are offered or were called, so that `with_tools` makes the prompt."""
         messages = () if isinstance(prompt, str) else prompt
         return bool(asked.tools) or any(
@@ -234,7 +266,7 @@ class Engine(Target):
             cancel=asked.cancel,
             vocab_size=self.vocab_size,
             counters=Counters(prompt_tokens=len(ids)),
-            speculates=asked.speculate,
+            speculates=asked.speculate and not asked.ahead,
             history=asked.history,
             salt=asked.cache_salt,
             prediction=self._predicted(texts, asked.prediction),
@@ -242,6 +274,7 @@ class Engine(Target):
             grammar=grammar,
             reuse=asked.reuse and self.reuses_cache,
             num_best=asked.logprobs,
+            ahead=asked.ahead,
         )
 
     def _limited(
@@ -285,7 +318,7 @@ class Engine(Target):
         return stream.result
 
     def encode(
-        self, prompt: Prompt, *, raw: bool = False, images: Sequence[Image] = ()
+        self, prompt: AnyPrompt, *, raw: bool = False, images: Sequence[Image] = ()
     ) -> list[int]:
         """Token ids of a prompt, in the model's chat format unless it is `raw` or ids already.
 
@@ -305,14 +338,14 @@ class Engine(Target):
         shown.places(ids)
         return ids
 
-    def shown(self, prompt: Prompt, images: Sequence[Image] = ()) -> ShownImages:
+    def shown(self, prompt: AnyPrompt, images: Sequence[Image] = ()) -> ShownImages:
         """The images of a prompt. Raises as `ShownImages`."""
         self._scheduler.check()
         messages = () if isinstance(prompt, str) else prompt
         return ShownImages(self.backend, (*images, *images_of(messages)))
 
     def prompt_text(
-        self, prompt: Prompt, *, raw: bool = False, images: Sequence[Image] = ()
+        self, prompt: AnyPrompt, *, raw: bool = False, images: Sequence[Image] = ()
     ) -> str:
         """The text that is sent for a prompt: messages in the model's chat format.
 

@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 from edgespec.decode.stats import LARGE, Counters, ModelTurn
 from edgespec.errors import UnsupportedError
+from edgespec.models.chat import ChatMessage
 from edgespec.sampling.logprobs import TokenLogprob
 
 FinishReason: TypeAlias = Literal["stop", "length", "context_full", "cancelled"]
@@ -46,7 +47,7 @@ class ToolCall:
             raise ValueError(f"the arguments of {self.name} are no object: {self.arguments[:80]}")
         return found
 
-    def result(self, value: object) -> dict[str, Any]:
+    def result(self, value: object) -> ChatMessage:
         """The message that tells the model what the call gave: a text, or what JSON can hold."""
         content = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         return {"role": "tool", "tool_call_id": self.id, "content": content}
@@ -125,7 +126,7 @@ class Result:
     tool_calls: tuple[ToolCall, ...] = ()
 
     @property
-    def message(self) -> dict[str, Any]:
+    def message(self) -> ChatMessage:
         """The answer as a message of a conversation, with the calls in it."""
         calls = [
             {
@@ -135,9 +136,12 @@ class Result:
             }
             for call in self.tool_calls
         ]
-        said = {"role": "assistant", "content": self.text}
-        thought = {"reasoning_content": self.reasoning} if self.reasoning else {}
-        return {**said, **thought, **({"tool_calls": calls} if calls else {})}
+        message: ChatMessage = {"role": "assistant", "content": self.text}
+        if self.reasoning:
+            message["reasoning_content"] = self.reasoning
+        if calls:
+            message["tool_calls"] = calls
+        return message
 
     @property
     def large_share(self) -> float:

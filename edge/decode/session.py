@@ -15,10 +15,11 @@ import hashlib
 import json
 import os
 import struct
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+import threading
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 from edgespec.backends.base import KeepsCache, Tokenizer, sequences_of
 from edgespec.decode.engine import Engine, ShownImages
@@ -26,7 +27,7 @@ from edgespec.decode.generation import Chunk, PartReader, Result
 from edgespec.decode.options import GenerationOptions, Tool
 from edgespec.decode.stream import Stream, chunks_of
 from edgespec.errors import BackendError, ContextFullError, SessionFileError, UnsupportedError
-from edgespec.models.chat import Message, plain_message
+from edgespec.models.chat import ChatMessage, Message, plain_message
 from edgespec.models.images import (
     images_of,
     of_base64,
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from edgespec.decode.options import GenerationKeywords
 
 
-Content = str | Sequence[dict[str, Any]]
+Content: TypeAlias = str | Sequence[Mapping[str, Any]]
 _FORMAT = 1  # of the document in a session file
 
 
@@ -68,7 +69,7 @@ class Session:
         engine: Engine,
         *,
         system: str | None = None,
-        messages: Sequence[Message] = (),
+        messages: Sequence[ChatMessage] = (),
         sampling: SamplingParams | None = None,
         max_tokens: int = 512,
         stop: Sequence[str] = (),
@@ -97,10 +98,11 @@ class Session:
     # -- what was said ---------------------------------------------------------------------
 
     @property
-    def messages(self) -> list[dict[str, Any]]:
+    def messages(self) -> list[ChatMessage]:
         """All messages, the system message first; a copy. Those with images have parts."""
         images = self._images.values()
-        return [*self._system_message(), *(with_parts(one, images) for one in self._messages)]
+        said = [*self._system_message(), *(with_parts(one, images) for one in self._messages)]
+        return cast("list[ChatMessage]", said)
 
     @property
     def hidden_turns(self) -> int:
@@ -158,7 +160,7 @@ class Session:
         """
         said = self._said(content)
         self._images |= {image.digest: image for image in images_of(said)}
-        said = [plain_message(one) for one in said]
+        plain = [plain_message(one) for one in said]
         options = GenerationOptions(
             max_tokens=self.max_tokens,
             sampling=self.sampling,
@@ -167,20 +169,41 @@ class Session:
             reuse=True,
         )
         asked = GenerationOptions.of(options, **changes)
-        prompt = self._fit([*self._messages, *said], asked)
+        prompt = self._fit([*self._messages, *plain], asked)
         reader = None if prompt.make_reader is None else prompt.make_reader()
         stream = self.engine.continued(prompt.ids, prompt.options, reader)
-        return Turn(self, stream, said, prompt)
+        return Turn(self, stream, plain, prompt)
 
-    def _said(self, content: Content) -> list[dict[str, Any]]:
+    def prepare(self, content: Content = "", *, cancel: threading.Event | None = None) -> int:
+        """Read what is going to be said, as far as it is known; how many tokens were read.
+
+        Behind an answer, without `content`, what the chat format puts before the next message. The
+        conversation does not change. `cancel` stops it after a small piece, and what was read
+        stays. Raises as `Engine.stream`.
+        """
+        if not self.engine.goes_back:
+            return 0
+        said, hidden, images = self._said(content), self._hidden, self._images
+        options = GenerationOptions(
+            max_tokens=1, tools=self.tools, reuse=True, ahead=True, cancel=cancel
+        )
+        try:
+            self._images = images | {image.digest: image for image in images_of(said)}
+            prompt = self._fit([*self._messages, *map(plain_message, said)], options)
+        finally:
+            self._hidden, self._images = hidden, images
+        return self.engine.read(self.engine.continued(prompt.ids, prompt.options))
+
+    def _said(self, content: Content) -> list[Message]:
         """The messages of a turn: the user's, or the results of all calls that were made."""
-        results = [] if isinstance(content, str) else [one for one in content if "role" in one]
+        parts = () if isinstance(content, str) or not isinstance(content, Sequence) else content
+        results = [one for one in parts if isinstance(one, Mapping) and "role" in one]
         if not results:
             return [{"role": "user", "content": content}]
         last = self._messages[-1] if self._messages else {}
         made = [str(call.get("id")) for call in last.get("tool_calls", ())]
         given = [str(one.get("tool_call_id")) for one in results if one["role"] == "tool"]
-        if len(results) != len(content) or len(given) != len(content):
+        if not len(results) == len(given) == len(parts):
             raise UnsupportedError(
                 "the messages of a turn are results of tools, and nothing else",
                 hint='send a text, or [{"role": "tool", "tool_call_id": ..., "content": ...}]',
@@ -220,7 +243,7 @@ class Session:
         session = Session(
             engine,
             system=self.system,
-            messages=[with_parts(one, self._images.values()) for one in self._messages],
+            messages=self.messages[len(self._system_message()) :],
             sampling=self.sampling,
             max_tokens=self.max_tokens,
             stop=self.stop,
@@ -389,7 +412,7 @@ class Session:
             return
         if turn.replaced:
             del self._messages[-turn.replaced :]
-        self._messages += [*turn.said, result.message]
+        self._messages += [*turn.said, plain_message(result.message)]
         self._hidden = turn.prompt.hidden
         tokenizer = self.engine.backend.tokenizer
         self._known.learn(

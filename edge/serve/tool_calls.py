@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from edgespec.decode.engine import Engine, Prompt
+from edgespec.decode.engine import AnyPrompt, Engine
 from edgespec.decode.options import GenerationOptions
 from edgespec.errors import UnsupportedError
 from edgespec.models.chat import plain_message
@@ -24,7 +24,7 @@ _NAME = "edgespec"  # of the model, which nobody is told
 _TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
 
 
-def conversation(engine: Engine, prompt: Prompt, options: GenerationOptions) -> Conversation:
+def conversation(engine: Engine, prompt: AnyPrompt, options: GenerationOptions) -> Conversation:
     """The prompt of a chat with tools, how it is continued, and what finds calls in the answer.
 
     Raises UnsupportedError for tools or messages that are none, and for a prompt without messages.

@@ -159,8 +159,8 @@ def _pooling_of(spec: ModelSpec, asked: str | None) -> Choice:
             raise UnsupportedError(
                 f"{spec.path.name} was made to write text: its file does not say how a text "
                 "becomes a vector",
-                hint="--pooling last takes the state of the last token; models made for embeddings "
-                "are far better at finding what is alike",
+                hint="--pooling last takes the state of the last token; a model made for "
+                "embeddings, such as bge-small, is far better at finding what is alike",
             )
         return Choice("pooling", own, "as the file says" if own else "")
     if asked not in POOLINGS[1:]:

@@ -1,6 +1,7 @@
 """From a name that a person typed to a model file on this machine.
 
-A name is the path of a file or folder, `hf:OWNER/REPO[:QUANT]`, `ollama:NAME[:TAG]` or `embedded`.
+A name is the path of a file or folder, `hf:OWNER/REPO[:QUANT]`, `ollama:NAME[:TAG]`, `embedded`, or
+one of `EMBEDDING_MODELS`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,13 @@ from edgespec.paths import expanded
 # Brings the file of a repository that a tag means; `edgespec.models.hub.fetching` has one.
 Fetch: TypeAlias = Callable[[str, str], Path]
 
+# Small models that make vectors, by the names that people type; each is one file of the hub.
+EMBEDDING_MODELS = {
+    "bge-small": "hf:ggml-org/bge-small-en-v1.5-Q8_0-GGUF/bge-small-en-v1.5-q8_0.gguf",
+    "nomic-embed-text": "hf:nomic-ai/nomic-embed-text-v1.5-GGUF/nomic-embed-text-v1.5.Q8_0.gguf",
+    "embeddinggemma": "hf:ggml-org/embeddinggemma-300M-GGUF/embeddinggemma-300M-Q8_0.gguf",
+    "qwen3-embedding": "hf:Qwen/Qwen3-Embedding-0.6B-GGUF/Qwen3-Embedding-0.6B-Q8_0.gguf",
+}
 _SHOWN = 200  # letters of a name that is nobody's
 _NEAR = 3  # names that an error offers
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
@@ -32,6 +40,7 @@ def is_name(text: str) -> bool:
     """Whether a text names a model, whether it is there or not: nobody would say it to one."""
     return (
         text == caches.EMBEDDED
+        or text in EMBEDDING_MODELS
         or text.startswith((*_HUB_WORDS, caches.OLLAMA))
         or (text.lower().endswith(".gguf") or exists(text))
     )
@@ -73,6 +82,7 @@ def hub_name(name: str) -> tuple[str, str] | None:
     >>> hub_name("hf:owner/Tiny-GGUF:Q8_0")
     ('owner/Tiny-GGUF', 'Q8_0')
     """
+    name = EMBEDDING_MODELS.get(name, name)
     begins = next((word for word in _HUB_WORDS if name.startswith(word)), None)
     if begins is None:
         return None

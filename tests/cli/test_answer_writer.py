@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.cli import answer_writer
-from edgespec.cli.answer_writer import Wrap, show_answer, with_progress
+from edgespec.cli.answer_writer import Wrap, repeats, show_answer, with_progress
 from edgespec.cli.render import Progress, note
 from edgespec.cli.tint import DRAFTED, NONE
 from edgespec.decode.generation import Chunk
@@ -281,3 +281,19 @@ def test_lines_for_the_person_break_between_words_too(
         *("name    a short", "table", "this line is longer", "than the terminal"),
         "/home/me/a-very-long/path",
     ]
+
+
+@pytest.mark.parametrize(
+    ("text", "is_loop"),
+    [
+        ("Take:\n" + "- 1 cup milk\n" * 5 + "- 1 c", True),
+        ("ha" * 40, True),
+        ("A list:\n- one\n- two\n- three\n- four\n" * 2, False),
+        ("It took very, very, very, very long.", False),
+        ("And so on" + "." * 40, False),
+        ("".join(f"{n}. fact {n}\n" for n in range(90)), False),
+        ("", False),
+    ],
+)
+def test_an_answer_that_repeats_itself_is_told(text: str, is_loop: bool) -> None:
+    assert repeats(text) is is_loop

@@ -17,7 +17,7 @@ import pytest
 pexpect = pytest.importorskip("pexpect")
 pytestmark = pytest.mark.model
 
-COMMAND = ["-m", "edgespec.cli.main", "chat", "--ctx", "1024"]
+COMMAND = ["-m", "edgespec.cli.main", "chat", "--ctx", "1024", "--temp", "0"]
 PATIENCE_S = 30
 ENDLESS = "Write a list of ten fruits."  # the embedded model never stops counting them
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[=>]|\r")
@@ -95,6 +95,7 @@ def test_a_conversation_with_its_commands(person: Person, tmp_path: Path) -> Non
     person.sees("ello")
     person.sends("/stats")
     assert "acceptance length" in person.sees("this chat")
+    assert "sampling: greedy; /params changes it" in person.shown
     person.sends("/nonsense")
     person.sees("there is no command /nonsense")
     person.sends("/params temperature=hot")

@@ -15,6 +15,7 @@ import typer
 from edgespec.cli import chat_input
 from edgespec.cli.chat_input import interface_bytes, read_messages
 from edgespec.cli.chat_loop import NextLine
+from edgespec.sampling.params import SamplingParams
 
 
 def piped(monkeypatch: pytest.MonkeyPatch, data: bytes) -> list[str]:
@@ -76,7 +77,8 @@ def test_bytes_that_are_no_text_are_told_where_they_are_typed_and_the_rest_is_ke
     monkeypatch.setattr(chat_input, "_is_typed", lambda: True)
     monkeypatch.setattr(chat_input, "is_dumb", lambda: False)
     monkeypatch.setattr(chat_input, "_prompt_session", lambda _chat: Editor())
-    chat: Any = SimpleNamespace(next_line=NextLine())
+    session = SimpleNamespace(sampling=SamplingParams())
+    chat: Any = SimpleNamespace(next_line=NextLine(), session=session)
     assert list(read_messages(chat)) == ["café au lait"]
     assert offered == ["", "caf au lait", ""]
     told = capsys.readouterr().err
@@ -90,6 +92,7 @@ def test_a_terminal_without_an_editor_reads_bytes(
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a\xffb\nok\n")))
     monkeypatch.setattr(chat_input, "_is_typed", lambda: True)
     monkeypatch.setattr(chat_input, "is_dumb", lambda: True)
-    chat: Any = SimpleNamespace(next_line=NextLine())
+    session = SimpleNamespace(sampling=SamplingParams())
+    chat: Any = SimpleNamespace(next_line=NextLine(), session=session)
     assert list(read_messages(chat)) == ["ok"]
     assert "it has the byte 0xff" in capsys.readouterr().err

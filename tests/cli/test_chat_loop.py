@@ -72,3 +72,27 @@ class Held:
 
     def __exit__(self, *_: object) -> None:
         self._told.append("free")
+
+
+@pytest.mark.parametrize(
+    ("reason", "text", "told"),
+    [
+        (
+            "length",
+            "- 1 cup milk\n" * 9,
+            "repeated itself: /params dry_multiplier=0.8, then /retry",
+        ),
+        ("context_full", "- 1 cup milk\n" * 9, "then /retry"),
+        ("length", "A list: one, two", "cut off after 3 tokens: /params max_tokens=N"),
+        ("context_full", "A list", "the context is full"),
+        ("stop", "ha" * 99, ""),
+        ("cancelled", "ha" * 99, "stopped; Ctrl-C again leaves"),
+    ],
+)
+def test_an_answer_that_was_cut_off_says_why_and_what_helps(
+    reason: str, text: str, told: str
+) -> None:
+    """A loop of 1,024 tokens was shown as speed."""
+    result: Any = SimpleNamespace(finish_reason=reason, text=text, token_ids=(1, 2, 3))
+    said = Chat._ending(object.__new__(Chat), result)
+    assert said.endswith(told) and bool(said) == bool(told)

@@ -298,7 +298,7 @@ def test_an_output_that_is_full_is_a_sentence(arguments: tuple[str, ...]) -> Non
         ("run -p Hi -n 2 2>&-", 0, r"\S.*\n", ""),
         ("run -p Hi -n 2 <&- >&- 2>&-", 1, "", ""),
         ("plan nothing.gguf 2>&-", 1, "", ""),
-        ("chat 2>&-", 0, r"\S.*\n", ""),
+        ("chat --temp 0 2>&-", 0, r"\S.*\n", ""),
     ],
 )
 def test_streams_that_are_closed_from_the_start_are_no_traceback(

@@ -9,12 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from bert_gguf import write_random_bert
 from command_line import Command, first_column
 from eagle3_gguf import Head, write_eagle
 from hub_server import COMMIT, Hub, endpoint
 from hybrid_gguf import Shape, write_hollow, write_hybrid
 from random_gguf import Q8_0, write_model
 
+import edgespec
+from edgespec.errors import ModelNotFoundError
 from edgespec.models.embedded import embedded_model
 from edgespec.models.projector import projector_beside
 
@@ -145,6 +148,23 @@ def test_every_command_fetches_what_it_is_asked_for(at_home: Command, hub: Hub) 
     assert status == 0 and f"{NAME}: " in told
     assert json.loads(out)["file_type"] == "Q8_0"
     assert at_home("plan", "-m", NAME, "--json")[2] == "", "and the second time it is here"
+
+
+def test_an_embedding_model_is_fetched_by_its_short_name(
+    at_home: Command, hub: Hub, tmp_path: Path
+) -> None:
+    """No page and no message named one."""
+    bert = write_random_bert(tmp_path / "bert.gguf").read_bytes()
+    hub.repositories["ggml-org/bge-small-en-v1.5-Q8_0-GGUF"] = {"bge-small-en-v1.5-q8_0.gguf": bert}
+    with pytest.raises(ModelNotFoundError, match="is not on this machine"):
+        edgespec.Embedder("bge-small")
+    status, out, told = at_home("embed", "bge-small", "a cat")
+    assert status == 0 and "from the hub" in told and len(out.split()) > 8
+    assert at_home("models", "pull", "bge-small")[2].endswith("is here already\n")
+    with edgespec.Embedder("bge-small") as embedder:
+        row = embedder.embed(["a cat"]).rows[0]
+    assert row.tolist() == pytest.approx([float(one) for one in out.split()], abs=1e-5)
+    assert "the hub has bge-small, nomic-embed-text" in " ".join(at_home("embed")[2].split())
 
 
 @pytest.mark.parametrize(

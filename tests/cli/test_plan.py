@@ -167,7 +167,7 @@ def test_a_long_prompt_in_a_rare_script_is_planned_for(measured: str, tmp_path: 
 
 
 @pytest.mark.model
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_long_prompt_in_a_rare_script_has_room(measured: str, tmp_path: Path) -> None:
     prompt = tmp_path / "prompt.txt"
     prompt.write_text(RARE_SCRIPT, encoding="utf-8")

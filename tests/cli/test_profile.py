@@ -98,7 +98,9 @@ def test_profile_as_text_names_what_was_planned_and_measured() -> None:
 
 
 @pytest.mark.model
-@pytest.mark.parametrize(("at", "answered"), [("learning", 0), ("answering", 1)])
+@pytest.mark.parametrize(
+    ("at", "answered"), [pytest.param("learning", 0, marks=pytest.mark.long), ("answering", 1)]
+)
 def test_an_interrupted_profile_shows_what_it_has(
     monkeypatch: pytest.MonkeyPatch, at: str, answered: int
 ) -> None:

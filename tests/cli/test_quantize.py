@@ -85,6 +85,7 @@ def test_a_search_that_is_stopped_leaves_the_best_so_far(
     assert again["complete"] and [path.name for path in parts.iterdir()] == ["mine"]
 
 
+@pytest.mark.long
 def test_a_fit_that_time_was_too_short_for_says_so_and_goes_on(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

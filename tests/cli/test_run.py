@@ -172,6 +172,13 @@ def test_a_full_context_says_which_option_cut_it_off(measured: str) -> None:
 
 
 @pytest.mark.model
+def test_an_answer_that_repeats_itself_is_not_shown_as_speed_alone(measured: str) -> None:
+    text = "Milk, milk, milk, milk, " * 12
+    done = run("run", "--raw", text, "-n", "60", "--ctx", "256", cache=measured)
+    assert "it repeats itself: --dry-multiplier" in done.err
+
+
+@pytest.mark.model
 def test_a_prompt_longer_than_the_context(measured: str) -> None:
     done = run("run", str(embedded_model()), "word " * 300, "--ctx", "256", cache=measured)
     assert (done.status, done.out) == (1, "")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from command_line import Command, start
+from command_line import Command, run, start
 from waiting import PATIENCE_S
 
 from edgespec.cli.serve import _keys_of
@@ -144,10 +144,9 @@ def test_a_server_logs_and_a_second_one_is_told_at_once(
     assert first.returncode == 0 and "stopped" in rest
 
 
-@pytest.mark.slow
-@pytest.mark.model
-def test_the_defaults_of_requests_are_those_of_the_file(tmp_path: Path, measured: str) -> None:
-    """Unless the command line says otherwise."""
+@pytest.fixture(scope="module")
+def with_sampling(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The embedded model with settings of sampling in its file."""
     source = embedded_model()
     document = read_gguf(source)
     data = source.read_bytes()
@@ -157,11 +156,35 @@ def test_the_defaults_of_requests_are_those_of_the_file(tmp_path: Path, measured
     key += f32("general.sampling.top_p", 0.75)
     key += text("filler", "x" * (-(len(key) + 8 + 6 + 4 + 8) % 32))  # data stays aligned
     more = struct.pack("<Q", count + 4)
-    (tmp_path / "model.gguf").write_bytes(
+    model = tmp_path_factory.mktemp("sampling") / "model.gguf"
+    model.write_bytes(
         head[:16] + more + keys + key + head[24 + len(keys) :] + data[document.data_offset :]
     )
+    return model
+
+
+@pytest.mark.model
+def test_a_chat_samples_as_the_file_says(with_sampling: Path, measured: str) -> None:
+    """It was greedy, and small models wrote in loops. The command line comes first."""
+
+    def shown(*arguments: str) -> dict[str, float]:
+        done = run("chat", *arguments, "--ctx", "256", cache=measured, stdin="/params\n")
+        told = dict(line.split() for line in done.err.splitlines() if len(line.split()) == 2)
+        return {name: float(told[name]) for name in ("temperature", "top_k", "top_p")}
+
+    file = str(with_sampling)
+    assert shown(file) == pytest.approx({"temperature": 0.25, "top_k": 33, "top_p": 0.75})
+    given = shown(file, "--temperature", "0", "--top-p", "0.5")
+    assert given == {"temperature": 0, "top_k": 33, "top_p": 0.5}
+    assert shown() == {"temperature": 0.8, "top_k": 0, "top_p": 1}
+
+
+@pytest.mark.slow
+@pytest.mark.model
+def test_the_defaults_of_requests_are_those_of_the_file(with_sampling: Path, measured: str) -> None:
+    """Unless the command line says otherwise."""
     server = start(
-        ["serve", str(tmp_path / "model.gguf"), "--ctx", "256", "--port", "0", "--top-p", "0.5"],
+        ["serve", str(with_sampling), "--ctx", "256", "--port", "0", "--top-p", "0.5"],
         measured,
     )
     assert server.stderr is not None

@@ -328,7 +328,7 @@ def test_a_role_that_is_none_is_refused() -> None:
     for role in ("system", "user", "assistant", "tool", "ipython"):
         assert engine.encode([{"role": role, "content": "go"}])
     with pytest.raises(UnsupportedError, match="there is no role 'userr'"):
-        engine.generate([{"role": "userr", "content": "go"}])
+        engine.generate([{"role": "userr", "content": "go"}])  # type: ignore[list-item]
 
 
 def test_an_engine_shows_what_it_is() -> None:

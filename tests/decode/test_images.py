@@ -31,6 +31,7 @@ from edgespec.decode.options import GenerationOptions
 from edgespec.decode.scheduler import Scheduler
 from edgespec.decode.session import Session, _are_cells
 from edgespec.errors import UnsupportedError
+from edgespec.models.chat import ChatMessage
 from edgespec.models.images import Image
 
 COUNT = 12  # tokens of an answer
@@ -49,7 +50,7 @@ def pair(request: pytest.FixtureRequest, vision_folder: Path) -> Iterator[Engine
         yield made
 
 
-def asked(question: str, *several: Image) -> list[dict[str, Any]]:
+def asked(question: str, *several: Image) -> list[ChatMessage]:
     parts = [{"type": "image", "image": one} for one in several]
     return [{"role": "user", "content": [*parts, {"type": "text", "text": question}]}]
 

@@ -176,7 +176,7 @@ CASES: dict[str, dict[str, object]] = {
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize(
-    "users", [2, *(pytest.param(users, marks=pytest.mark.slow) for users in (1, 4, 8))]
+    "users", [2, *(pytest.param(users, marks=pytest.mark.long) for users in (1, 4, 8))]
 )
 def test_drafting_does_not_lose(clock: Clock, users: int, text: str, case: str) -> None:
     options = {"users": users, "text": TEXTS[text], **CASES[case]}

@@ -16,7 +16,7 @@ from edgespec.models.spec import read_model_spec
 from edgespec.quantize.convert import Recipe
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_tuning(source: Path, tmp_path: Path) -> None:
     target = tmp_path / "tuned.gguf"
     arguments = ("tune", source, target, "--types", "Q4_0,Q8_0", "--max-kl", 0.2, "--json")
@@ -47,13 +47,13 @@ def test_a_machine_that_slows_down_makes_no_candidate_slow(
     assert first == second == pytest.approx(10.0)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_types_that_need_a_matrix_are_tuned_too(source: Path) -> None:
     report = json.loads(run("tune", source, "--types", "IQ3_S", "--max-kl", 99, "--json").stdout)
     assert report["type"].startswith("IQ3_S")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_no_type_is_good_enough(source: Path, tmp_path: Path) -> None:
     with pytest.raises(EdgespecError, match=r"loses at most 0\.0000") as caught:
         run("tune", source, "--types", "Q4_0", "--max-kl", 0)

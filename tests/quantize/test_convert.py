@@ -181,6 +181,7 @@ def test_bytes_are_those_of_llama_cpp(source: Path, tmp_path: Path, name: str, n
     assert target.read_bytes() == direct(source, tmp_path / "theirs.gguf", number)
 
 
+@pytest.mark.long
 def test_every_file_type_is_known_to_llama_cpp(source: Path, matrix: Path, tmp_path: Path) -> None:
     """The types announced are those written, also where blocks do not fit."""
     for name in ("Q2_0", "IQ2_XXS", "IQ1_S", "MXFP4_MOE", "TQ1_0"):

@@ -20,6 +20,7 @@ from waiting import PATIENCE_S
 import edgespec
 from edgespec.decode.engine import Engine
 from edgespec.decode.options import Tool
+from edgespec.models.chat import ChatMessage
 from edgespec.models.images import read_image
 from edgespec.serve.parsing import Limits
 from edgespec.serve.server import Server
@@ -69,7 +70,8 @@ def said(response: httpx.Response) -> str:
 def test_each_interface_shows_the_same_image(seeing: tuple[Engine, str]) -> None:
     engine, address = seeing
     data = images(1)[0]
-    prompt = [{"role": "user", "content": [{"type": "image", "image": data}, {"text": QUESTION}]}]
+    parts = [{"type": "image", "image": data}, {"text": QUESTION}]
+    prompt: list[ChatMessage] = [{"role": "user", "content": parts}]
     expected = engine.generate(prompt, max_tokens=8, speculate=False)
     text = {"type": "text", "text": QUESTION}
     chat = post(address, "chat/completions", asked(data))
@@ -251,7 +253,7 @@ def test_images_and_tools_beside_each_other_in_python(seeing: tuple[Engine, str]
     engine, image = seeing[0], read_image(png(picture(40)))
     tools: list[Tool] = [{"type": "function", "function": {"name": "zoom"}}]
     content: list[Part] = [image.part, {"type": "text", "text": QUESTION}]
-    messages = [{"role": "user", "content": content}]
+    messages: list[ChatMessage] = [{"role": "user", "content": content}]
     turn = edgespec.Session(engine, tools=tools, max_tokens=1).stream(content)
     as_parts = engine.stream(messages, tools=tools, max_tokens=1).prompt_ids
     as_option = engine.stream(QUESTION, images=[image], tools=tools, max_tokens=1).prompt_ids

@@ -101,6 +101,26 @@ def test_the_client_knows_its_errors(serve: Serve, anthropic_client: ConnectAnth
     assert answer.stop_reason == "max_tokens"
 
 
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_call_that_is_cut_in_the_middle_ends_with_max_tokens(
+    serve: Serve, anthropic_client: ConnectAnthropic, streams: bool
+) -> None:
+    """It was told as a call that is whole, which a client runs."""
+    written = f"Let me look.\n{CALL}"
+    cut = written.index("ris")  # each byte is a token
+    asked: Any = {"model": "edgespec", "max_tokens": cut, "messages": HELLO, "tools": [TOOL]}
+    talk = anthropic_client(serve(Speaker(written))).messages
+    if streams:
+        with talk.stream(**asked) as stream:
+            answer = stream.get_final_message()
+    else:
+        answer = talk.create(**asked)
+    assert answer.stop_reason == "max_tokens" and answer.usage.output_tokens == cut
+    text, *calls = answer.content
+    assert text.type == "text" and text.text.startswith("Let me look.")
+    assert all(one.type == "tool_use" and one.input != {"city": "Paris"} for one in calls)
+
+
 def test_an_answer_may_have_to_fit_a_schema(serve: Serve) -> None:
     """Of a model that has no grammars: refused, not ignored."""
     format_ = {"type": "json_schema", "schema": {"type": "object"}}

@@ -189,7 +189,9 @@ def serving(*arguments: str) -> tuple[subprocess.Popen[str], str]:
 
 @pytest.mark.slow
 @pytest.mark.model
-@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "end", [pytest.param(signal.SIGTERM, marks=pytest.mark.long), signal.SIGKILL]
+)
 def test_a_process_that_ends_in_a_load_leaves_nothing_behind(
     measured_cache: Path, monkeypatch: pytest.MonkeyPatch, files: list[Path], end: signal.Signals
 ) -> None:
@@ -217,7 +219,7 @@ def test_a_process_that_ends_in_a_load_leaves_nothing_behind(
             process.communicate(timeout=PATIENCE_S)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.model
 def test_memory_goes_back_when_a_model_leaves(
     files: list[Path], monkeypatch: pytest.MonkeyPatch
@@ -249,7 +251,7 @@ def test_memory_goes_back_when_a_model_leaves(
 
 
 @pytest.mark.model
-@pytest.mark.slow
+@pytest.mark.long
 def test_models_that_see_take_turns(vision_folder: Path) -> None:
     """Each loads its own projector of the folder, and takes larger bodies before it is loaded."""
     names = ("llava", "qwen3vl")

@@ -115,6 +115,18 @@ def until(tab: Any, is_so: str) -> None:
         tab.wait_for_timeout(20)
 
 
+def listen(tab: Any, sent: list[Any], ahead: list[Any] | None = None) -> None:
+    """Put what is asked into a list, and what is read ahead into another one."""
+
+    def take(request: Any) -> None:
+        asked = request.post_data_json if request.post_data else None
+        if asked is not None:
+            is_ahead = "prompt_cache_options" in asked
+            (sent if not is_ahead else [] if ahead is None else ahead).append(asked)
+
+    tab.on("request", take)
+
+
 def say(tab: Any, text: str) -> None:
     """Send a message and wait for the end of its answer."""
     tab.fill("#message", text)
@@ -163,6 +175,7 @@ def test_a_chat_in_a_browser(serve: Serve, browser: Any) -> None:
     assert problems == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("step_s", [0.0, 0.002])  # several tokens an event, and one
 def test_a_thought_is_folded_and_no_word_is_lost(serve: Serve, browser: Any, step_s: float) -> None:
     backend = Speaker("<think>\nHm, tags.\n</think>\n\nThe first words.")
@@ -181,6 +194,7 @@ def test_a_thought_is_folded_and_no_word_is_lost(serve: Serve, browser: Any, ste
     assert problems == []
 
 
+@pytest.mark.long
 def test_a_reload_loses_neither_a_question_nor_words(serve: Serve, browser: Any) -> None:
     backend, problems = Speaker("word ", loops=True), list[str]()
     tab = opened(browser, serve(backend), problems)
@@ -203,6 +217,7 @@ def test_a_reload_loses_neither_a_question_nor_words(serve: Serve, browser: Any)
     assert "word word word" in texts(tab)[0]
 
 
+@pytest.mark.long
 def test_a_new_tab_begins_with_the_last_chat_and_without_its_key(
     serve: Serve, browser: Any
 ) -> None:
@@ -225,6 +240,7 @@ def test_a_new_tab_begins_with_the_last_chat_and_without_its_key(
     assert problems == []
 
 
+@pytest.mark.long
 def test_what_takes_its_time_is_told_until_the_first_token(serve: Serve, browser: Any) -> None:
     backend, problems = Speaker("Yes."), list[str]()
     tab = opened(browser, serve(backend), problems)
@@ -240,6 +256,36 @@ def test_what_takes_its_time_is_told_until_the_first_token(serve: Serve, browser
     backend.gate.set()
     until(tab, "document.querySelector('article.assistant .text')?.innerText === 'Yes.'")
     until(tab, "document.querySelector('article.assistant .note').innerText === ''")
+    assert problems == []
+
+
+def test_what_is_typed_is_read_before_it_is_sent(serve: Serve, browser: Any) -> None:
+    problems, sent, ahead = list[str](), list[Any](), list[Any]()
+    address = serve(Speaker("Yes."))
+    tab = opened(browser, address, problems)
+    listen(tab, sent, ahead)
+
+    def totals() -> dict[str, int]:
+        found: dict[str, int] = httpx.get(f"{address}/status").json()["totals"]
+        return found
+
+    tab.select_option("#ahead", "never")
+    tab.type("#message", "These are ")
+    tab.wait_for_timeout(500)
+    assert totals()["read_ahead"] == 0
+    tab.select_option("#ahead", "always")
+    tab.type("#message", "words that are typed")
+    end = time.monotonic() + PATIENCE_S
+    while totals()["read_ahead"] < len("<user>These are words that are<assistant>"):
+        assert time.monotonic() < end
+        tab.wait_for_timeout(50)
+    assert sent == [] and tab.locator("article").count() == 0
+    tab.press("#message", "Enter")
+    until(tab, "document.querySelector('article.assistant .text')?.innerText === 'Yes.'")
+    assert totals()["read_ahead_used"] >= len("<user>These are words that are")
+    while [one["content"] for one in ahead[-1]["messages"]][1:] != ["Yes.", ""]:
+        assert time.monotonic() < end  # behind the answer, what comes before the next one
+        tab.wait_for_timeout(50)
     assert problems == []
 
 
@@ -279,8 +325,8 @@ def test_markdown_is_shown_and_nothing_of_it_is_html(serve: Serve, browser: Any)
         'print("U+202E<b>")',  # a block that nothing ends
     ]
     links = tab.locator(text + "a").all()  # an image is fetched from nowhere
-    found = [one.get_attribute("href") for one in links]
-    assert found == ["https://example.com/", "https://example.com/x.png"]
+    targets = [one.get_attribute("href") for one in links]
+    assert targets == ["https://example.com/", "https://example.com/x.png"]
     assert {one.get_attribute("rel") for one in links} == {"noopener noreferrer"}
     assert "[no link](javascript:alert(1))" in texts(tab)[0]
     assert "<script>alert(1)</script> <img src=x onerror=alert(1)>" in texts(tab)[0]
@@ -303,6 +349,7 @@ SHOWN = """([text, pieces, step]) => import("./page/markdown.js").then(({ Markdo
 })"""
 
 
+@pytest.mark.long
 def test_what_grows_is_shown_as_if_it_came_at_once_and_tinted(serve: Serve, browser: Any) -> None:
     tab = opened(browser, serve(Speaker()), list[str]())
     text = f"{MARKDOWN}```\n\n{MARKDOWN}"
@@ -392,6 +439,7 @@ def test_versions_are_made_and_kept(serve: Serve, browser: Any) -> None:
     assert problems == []
 
 
+@pytest.mark.long
 def test_chats_are_listed_opened_deleted_and_undone(serve: Serve, browser: Any) -> None:
     backend, problems = Speaker("Yes."), list[str]()
     tab = opened(browser, serve(backend), problems)
@@ -417,6 +465,7 @@ def test_chats_are_listed_opened_deleted_and_undone(serve: Serve, browser: Any) 
     assert problems == []
 
 
+@pytest.mark.long
 def test_two_tabs_of_one_chat_lose_nothing(serve: Serve, browser: Any) -> None:
     backend, problems = Speaker("Yes."), list[str]()
     address = serve(backend)
@@ -456,6 +505,7 @@ def put_in(tab: Any, name: str, document: object) -> None:
     tab.set_input_files("#import-file", {"name": name, "mimeType": "", "buffer": data})
 
 
+@pytest.mark.long
 def test_chats_are_exported_and_imported(serve: Serve, browser: Any) -> None:
     address, problems = serve(Speaker("Yes.")), list[str]()
     tab = opened(browser, address, problems)
@@ -501,6 +551,7 @@ def test_chats_are_exported_and_imported(serve: Serve, browser: Any) -> None:
     assert problems == []
 
 
+@pytest.mark.long
 def test_full_storage_is_told_and_nothing_is_lost(
     serve: Serve, browser: Any, tmp_path: Path
 ) -> None:
@@ -528,10 +579,11 @@ def test_full_storage_is_told_and_nothing_is_lost(
 # -- settings and tools ----------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_schema_and_settings_are_sent_and_kept(serve: Serve, browser: Any) -> None:
     problems, sent = list[str](), list[Any]()
     tab = opened(browser, serve(Speaker("Yes.")), problems)
-    tab.on("request", lambda one: sent.append(one.post_data_json) if one.post_data else None)
+    listen(tab, sent)
     tab.fill("#schema", "{")
     tab.fill("#message", "Hi")
     tab.press("#message", "Enter")
@@ -549,11 +601,12 @@ def test_a_schema_and_settings_are_sent_and_kept(serve: Serve, browser: Any) -> 
     assert sent[0]["top_p"] == 0.5 and "temperature" not in sent[0]
 
 
+@pytest.mark.long
 def test_calls_are_shown_and_their_results_are_asked_for(serve: Serve, browser: Any) -> None:
     problems, sent = list[str](), list[Any]()
     backend = Speaker(CALL)
     tab = opened(browser, serve(backend), problems)
-    tab.on("request", lambda one: sent.append(one.post_data_json) if one.post_data else None)
+    listen(tab, sent)
     tab.fill("#tools", '[{"type": "function", "function": {"name": "weather"}}]')
     say(tab, "Weather?")
     assert tab.inner_text(".call summary") == "Calls weather"
@@ -574,10 +627,11 @@ def test_calls_are_shown_and_their_results_are_asked_for(serve: Serve, browser: 
 # -- files -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_text_file_goes_with_a_message(serve: Serve, browser: Any) -> None:
     problems, sent = list[str](), list[Any]()
     tab = opened(browser, serve(Speaker("Yes.")), problems)
-    tab.on("request", lambda one: sent.append(one.post_data_json) if one.post_data else None)
+    listen(tab, sent)
     for name, data in (("a.py", b"x = '```'\n"), ("b.txt", b"Two\n")):
         tab.set_input_files("#file", {"name": name, "mimeType": "", "buffer": data})
     until(tab, "document.querySelectorAll('#images button').length === 2")
@@ -594,6 +648,7 @@ def test_a_text_file_goes_with_a_message(serve: Serve, browser: Any) -> None:
     assert problems == []
 
 
+@pytest.mark.long
 def test_everything_is_reached_by_keys_and_has_a_name(serve: Serve, browser: Any) -> None:
     tab = opened(browser, serve(Speaker("```\ncode\n```")), list[str]())
     tab.click("#chats-shown")
@@ -627,12 +682,13 @@ def give(tab: Any, kind: str, data: bytes, name: str) -> None:
     assert tab.evaluate(GIVE, [base64.b64encode(data).decode(), kind, name])
 
 
+@pytest.mark.long
 def test_an_image_by_drop_paste_and_choice(browser: Any, vision_folder: Path) -> None:
     """What is dropped is shown, sent with the next message, and there again after a reload."""
     problems, sent = list[str](), list[Any]()
     with open_engine(vision_folder, "gemma3") as engine, Server(engine) as server:
         tab = opened(browser, server.start(), problems)
-        tab.on("request", lambda one: sent.append(one.post_data_json) if one.post_data else None)
+        listen(tab, sent)
         tab.wait_for_selector("#attach:text('Image, file')")
         tab.fill("#most", "24")
         give(tab, "drop", png(picture(1)), "one.png")
@@ -660,6 +716,7 @@ def test_an_image_by_drop_paste_and_choice(browser: Any, vision_folder: Path) ->
     assert problems == []
 
 
+@pytest.mark.long
 def test_a_sound_by_drop_paste_and_choice(browser: Any, tmp_path: Path) -> None:
     """What is sent is one channel of 16,000 samples a second, as long as what was given."""
     write_hearing(tmp_path, "qwen2a")
@@ -667,7 +724,7 @@ def test_a_sound_by_drop_paste_and_choice(browser: Any, tmp_path: Path) -> None:
     engine = open_engine(tmp_path, "qwen2a", context_size=2048)
     with engine, Server(engine) as server:
         tab = opened(browser, server.start(), problems)
-        tab.on("request", lambda one: sent.append(one.post_data_json) if one.post_data else None)
+        listen(tab, sent)
         tab.wait_for_selector("#attach:text('Sound, file')")
         tab.fill("#most", "8")
         give(tab, "drop", wav(samples(1), 16000), "one.wav")
@@ -698,6 +755,7 @@ def test_a_sound_by_drop_paste_and_choice(browser: Any, tmp_path: Path) -> None:
     assert problems == []
 
 
+@pytest.mark.long
 def test_a_model_that_sees_alone_takes_no_sound(browser: Any, vision_folder: Path) -> None:
     problems = list[str]()
     with open_engine(vision_folder, "gemma3") as engine, Server(engine) as server:
@@ -709,6 +767,7 @@ def test_a_model_that_sees_alone_takes_no_sound(browser: Any, vision_folder: Pat
     assert problems == []
 
 
+@pytest.mark.long
 def test_a_model_that_reads_text_alone_takes_no_image(serve: Serve, browser: Any) -> None:
     tab = opened(browser, serve(Speaker()), list[str]())
     assert tab.inner_text("#attach") == "File"
@@ -720,6 +779,7 @@ def test_a_model_that_reads_text_alone_takes_no_image(serve: Serve, browser: Any
 WIDE = f"| {'wide | ' * 30}\n|{'---|' * 30}\n\n```\n{'code ' * 40}\n```\n" + "The end. " * 20
 
 
+@pytest.mark.long
 def test_wide_lines_scroll_in_a_box_with_a_shadow(serve: Serve, browser: Any) -> None:
     problems = list[str]()
     tab = opened(browser, serve(Speaker(WIDE)), problems, width=360)
@@ -736,6 +796,7 @@ def test_wide_lines_scroll_in_a_box_with_a_shadow(serve: Serve, browser: Any) ->
     assert problems == []
 
 
+@pytest.mark.long
 def test_a_server_that_goes_away_is_told(serve: Serve, browser: Any) -> None:
     address, problems = serve(Speaker()), list[str]()
     tab = opened(browser, address, problems)
@@ -750,6 +811,7 @@ def test_a_server_that_goes_away_is_told(serve: Serve, browser: Any) -> None:
     assert tab.is_hidden("#problem")
 
 
+@pytest.mark.long
 def test_several_models_are_shown_and_one_is_chosen(start: Start, browser: Any) -> None:
     server, problems = start(), list[str]()
     tab = opened(browser, server.address, problems)

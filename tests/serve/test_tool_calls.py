@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 import pytest
 
 import edgespec
+from edgespec import ChatMessage
 from edgespec.decode.engine import Engine
 from edgespec.decode.options import Tool
 from edgespec.serve.tool_calls import definition
@@ -96,7 +97,7 @@ def test_what_must_be_called_is_called(engine: Engine, choice: str) -> None:
 
 
 def test_a_stream_hands_out_parts_of_calls(engine: Engine) -> None:
-    messages = [{"role": "user", "content": "Look up the word moon."}]
+    messages: list[ChatMessage] = [{"role": "user", "content": "Look up the word moon."}]
     stream = engine.stream(messages, tools=[DEFINED, weather], tool_choice="lookup", max_tokens=60)
     parts = [call for chunk in stream for call in chunk.tool_calls]
     (call,) = stream.result.tool_calls
@@ -107,7 +108,7 @@ def test_a_stream_hands_out_parts_of_calls(engine: Engine) -> None:
 
 def test_a_call_and_its_result_may_be_in_the_messages(engine: Engine) -> None:
     call = {"name": "weather", "arguments": '{"city": "Paris"}'}
-    messages: list[dict[str, Any]] = [
+    messages: list[ChatMessage] = [
         {"role": "user", "content": "Is it warm in Paris?"},
         {
             "role": "assistant",
@@ -217,7 +218,8 @@ def test_results_of_other_calls_are_refused(
 def test_calls_are_told_where_no_tools_are_offered_any_more(engine: Engine) -> None:
     """The embedded model's template drops them; they are told in words then."""
     call = edgespec.ToolCall("a", "weather", '{"city": "Paris"}')
-    said = [{"role": "user", "content": "?"}, message_of(call), call.result("31 degrees")]
+    begun: ChatMessage = {"role": "user", "content": "?"}
+    said = [begun, message_of(call), call.result("31 degrees")]
     prompt = engine.stream(said, max_tokens=1).prompt_ids
     text = b"".join(map(engine.backend.tokenizer.token_bytes, prompt)).decode()
     assert '"city"' in text and "<tool_response>\n31 degrees" in text
@@ -226,5 +228,5 @@ def test_calls_are_told_where_no_tools_are_offered_any_more(engine: Engine) -> N
     assert turn.prompt_ids == prompt
 
 
-def message_of(call: edgespec.ToolCall) -> dict[str, Any]:
+def message_of(call: edgespec.ToolCall) -> ChatMessage:
     return {"role": "assistant", "content": None, "tool_calls": [told_of(call)]}

@@ -75,18 +75,21 @@ def test_the_same_seed_gives_the_same_tokens_with_and_without_drafts(policy: Swi
         assert drafted.spans == plain.spans
 
 
-def test_each_token_is_drawn_from_the_law_of_its_writer() -> None:
-    """All texts of 3 tokens, 4,000 samples: a false alarm once in a million runs (chi-square)."""
+@pytest.mark.parametrize("samples", [1000, pytest.param(4000, marks=pytest.mark.long)])
+def test_each_token_is_drawn_from_the_law_of_its_writer(samples: int) -> None:
+    """All texts of 3 tokens: a false alarm once in a million runs (chi-square)."""
     policy = POLICIES[0]
     expected = distribution_of_texts(policy, 3)
     model = switching(policy)
     seen: Counter[tuple[int, ...]] = Counter()
-    for seed in range(4000):
+    for seed in range(samples):
         sampling = SamplingParams(temperature=1.0, seed=seed)
         seen[model.generate(PROMPT, max_tokens=3, sampling=sampling).token_ids] += 1
-    likely = [text for text, p in expected.items() if p * 4000 >= 5]
-    assert sum(seen.values()) == 4000
-    statistic = sum((seen[t] - 4000 * expected[t]) ** 2 / (4000 * expected[t]) for t in likely)
+    likely = [text for text, p in expected.items() if p * samples >= 5]
+    assert sum(seen.values()) == samples
+    statistic = sum(
+        (seen[t] - samples * expected[t]) ** 2 / (samples * expected[t]) for t in likely
+    )
     freedom = len(likely)
     assert statistic < freedom + 5.0 * math.sqrt(2 * freedom) + 12
 

@@ -216,8 +216,14 @@ def flat(most: int) -> CostCurve:
 
 
 @pytest.mark.usefixtures("frozen_clock")
-@pytest.mark.parametrize("with_suffix", [False, True])
-@pytest.mark.parametrize("say", [0.02, 0.2, 1.0])
+@pytest.mark.parametrize(
+    ("say", "with_suffix"),
+    [
+        pytest.param(say, beside, marks=[] if beside == (say != 0.2) else [pytest.mark.long])
+        for say in (0.02, 0.2, 1.0)
+        for beside in (False, True)
+    ],
+)
 @pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(temperature=0.7, seed=3)])
 def test_drafts_of_a_head_are_lossless(
     name: str,

@@ -92,6 +92,7 @@ def test_bytes_are_those_that_were_planned(backend: LlamaBackend) -> None:
     assert planned["weights_repacked"] < 1.02 * spec.weight_bytes
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kv_type", ["f16", pytest.param("bf16", marks=pytest.mark.slow)])
 def test_all_steps_round_like_single_tokens(kv_type: str) -> None:
     """Prompts too, and at depths where llama.cpp takes another path."""

@@ -34,6 +34,7 @@ from edgespec.backends.base import ImageRun
 from edgespec.decode.session import Session
 from edgespec.errors import UnsupportedError
 from edgespec.memory.bytes.projector import estimated_bytes, projector_parts
+from edgespec.models.chat import ChatMessage
 from edgespec.models.images import Image, Sound, read_image
 from edgespec.models.projector import read_projector
 
@@ -89,7 +90,7 @@ def test_drafts_and_the_cache_change_no_token(folder: Path, name: str) -> None:
 def test_a_sound_stands_where_an_image_may(folder: Path, tmp_path: Path) -> None:
     path = tmp_path / "speech.wav"
     path.write_bytes(SOUNDS[0].data)
-    message = {
+    message: ChatMessage = {
         "role": "user",
         "content": [{"type": "audio", "audio": path}, {"type": "text", "text": "?"}],
     }

@@ -218,7 +218,7 @@ def test_what_is_lost_is_said_in_the_log(
     assert "100 of 100 tokens that the cache had are read again" in caplog.text
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_states_take_what_the_plan_says(
     path: Path, num_read: list[int], cache_folder: Path
 ) -> None:

@@ -199,7 +199,9 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None
 
 
 @pytest.mark.model
-@pytest.mark.parametrize(("kind", "depth"), [("f16", 200), ("bf16", 530)])
+@pytest.mark.parametrize(
+    ("kind", "depth"), [("f16", 200), pytest.param("bf16", 530, marks=pytest.mark.long)]
+)
 def test_rows_do_not_depend_on_the_threads(
     one_thread: Callable[[int], None], kind: str, depth: int
 ) -> None:

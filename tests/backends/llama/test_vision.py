@@ -190,7 +190,7 @@ LAID_OUT = [  # name, and MiB at first and for images of so many patches
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "first", "patches", "larger"), LAID_OUT)
 def test_buffers_of_real_sizes_are_within_one_percent(
     tmp_path: Path,

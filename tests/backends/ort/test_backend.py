@@ -288,7 +288,7 @@ def random_model(tmp_path: Path) -> Path:
 
 @pytest.mark.usefixtures("converted_once")
 @pytest.mark.parametrize(
-    "embedded", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["random", "embedded"]
+    "embedded", [False, pytest.param(True, marks=pytest.mark.long)], ids=["random", "embedded"]
 )
 def test_exact_output_equals_plain_output(random_model: Path, embedded: bool) -> None:
     prompt = "Write a JSON list of six fruits with the keys name and colour."
@@ -302,6 +302,7 @@ def test_exact_output_equals_plain_output(random_model: Path, embedded: bool) ->
     assert drafted.counters.rounds < plain.counters.rounds, "drafts were accepted"
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("converted_once")
 def test_a_tree_on_the_embedded_model_goes_on_with_the_same_36_tokens() -> None:
     """13 nodes, 3 branchings, the branch 0, 2, 6 accepted; greedy afterwards.

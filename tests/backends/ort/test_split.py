@@ -177,7 +177,7 @@ def test_fixed_shapes_are_those_that_were_asked_for(spec: ModelSpec, folder: Pat
 
 
 @pytest.mark.parametrize(
-    "embedded", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["random", "embedded"]
+    "embedded", [False, pytest.param(True, marks=pytest.mark.long)], ids=["random", "embedded"]
 )
 def test_a_device_with_fixed_shapes_runs_the_whole_engine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, embedded: bool
@@ -209,7 +209,7 @@ def test_exact_is_refused_where_a_token_is_summed_apart_from_the_past(
         edgespec.load(path, device="npu", exact=True, context_size=256, draft_max=3, threads=1)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_embedded_model_writes_the_same_40_tokens(tmp_path: Path) -> None:
     spec = read_model_spec(embedded_model())
     outputs = []

@@ -58,10 +58,21 @@ def test_names_of_ollama_that_are_not_here_say_how_they_would_be(
         ("https://huggingface.co/owner/repo/", ("owner/repo", "")),
         ("hf:owner/repo/folder/x.gguf", ("owner/repo", "folder/x.gguf")),
         ("owner/repo", None),
+        ("bge-small.gguf", None),
     ],
 )
 def test_names_of_the_hub(name: str, found: tuple[str, str] | None) -> None:
     assert resolve.hub_name(name) == found
+
+
+@pytest.mark.parametrize("name", resolve.EMBEDDING_MODELS)
+def test_names_of_embedding_models_are_each_one_file_of_the_hub(name: str) -> None:
+    found = resolve.hub_name(name)
+    assert found is not None and found[1].lower().endswith("q8_0.gguf")
+    assert resolve.is_name(name) and found == resolve.hub_name(resolve.EMBEDDING_MODELS[name])
+    with pytest.raises(ModelNotFoundError) as caught:
+        resolve.model_file(name)
+    assert caught.value.hint.startswith("`edgespec models pull hf:")
 
 
 @pytest.mark.parametrize("name", ["hf:", "hf:owner", "hf:a/b/c", "hf:../..", "hf:a b/c"])
