@@ -120,8 +120,13 @@ test: $(STAMP)
 	$(BIN)/mypy tests benchmarks docs
 	$(PYTEST)
 
+# Tests of training, of export and of workers, which skip in `make test`.
+WITH_MORE := tests/exits tests/models/onnx_export tests/test_gpu_check.py \
+	tests/backends/llama/test_worker.py tests/backends/llama/test_workers.py
+
 # What need not run at each change (docs/contributing.md), and more examples of what does.
 test-long: $(if $(wildcard $(LONG_STAMP)),,$(LONG_STAMP))
+	$(PYTEST) --slow --long $(WITH_MORE)
 	EDGESPEC_FUZZ=$${EDGESPEC_FUZZ:-10} $(PYTEST) --slow --long -m "long or hypothesis"
 
 install: $(STAMP)

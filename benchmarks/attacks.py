@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
+import multiprocessing
 import random
 import sys
 import threading
@@ -107,25 +108,37 @@ def _send(address: str, path: str, body: Any, key: str = "") -> int:
 
 @contextmanager
 def _attacked(address: str, names: Sequence[str], clients: int, key: str = "") -> Iterator[None]:
-    """Meanwhile these clients send these attacks, one after another."""
-    is_over = threading.Event()
+    """Meanwhile these clients send these attacks, one after another.
+
+    They have a process of their own: whoever is timed here would wait for their threads.
+    """
+    spawn = multiprocessing.get_context("spawn")
+    is_there = spawn.Event()
+    attackers = spawn.Process(
+        target=_attack, args=(address, tuple(names), clients, key, is_there), daemon=True
+    )
+    attackers.start()
+    try:
+        if not is_there.wait(_PATIENCE_S):
+            raise RuntimeError("nobody attacks")
+        yield
+    finally:
+        attackers.kill()
+        attackers.join()
+
+
+def _attack(
+    address: str, names: Sequence[str], clients: int, key: str, is_there: threading.Event
+) -> None:
     bodies = [(path, _bytes_of(body)) for path, body in map(_ATTACKS.__getitem__, names)]
 
     def attack(number: int) -> None:
         for path, body in cycle(bodies[number % len(bodies) :] + bodies[: number % len(bodies)]):
-            if is_over.is_set():
-                return
             _send(address, path, body, key)
 
-    threads = [threading.Thread(target=attack, args=(number,)) for number in range(clients)]
-    for one in threads:
-        one.start()
-    try:
-        yield
-    finally:
-        is_over.set()
-        for one in threads:
-            one.join()
+    for number in range(clients):
+        threading.Thread(target=attack, args=(number,)).start()
+    is_there.set()
 
 
 # -- peaks ---------------------------------------------------------------------------------

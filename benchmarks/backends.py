@@ -7,20 +7,20 @@ python benchmarks/backends.py logits MODEL... [--tokens 500]
 python benchmarks/backends.py provider MODEL [--provider NAME] [--kind cpu|gpu|npu]
     [--option KEY=VALUE]
 python benchmarks/backends.py mixture OUT.gguf [--like qwen3moe] [--layers 2] [--type Q4_K]
+python benchmarks/backends.py streams [--types Q4_0 Q6_K] [--sizes 1 4 8]
 python benchmarks/backends.py cycles [--llama SOURCE] [--mca llvm-mca-16]
 
-`kernels`: edgespec's beside llama.cpp's; `onnx`: ONNX Runtime beside llama.cpp.
+`kernels`: edgespec's beside llama.cpp's; `onnx`: ONNX Runtime beside llama.cpp; `streams`:
+products beside what memory and instructions allow.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import re
 import statistics
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -32,6 +32,7 @@ import numpy as np
 from gguf import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
 from shared import run
+from streams import ReadLoop, cycles, streams
 
 import edgespec
 from edgespec.backends.llama.backend import LlamaBackend
@@ -63,6 +64,7 @@ from edgespec.models.spec import ModelSpec, read_model_spec
 
 
 _KERNEL_SIZES = (1, 2, 3, 4, 5, 6, 8, 12, 16, 32)
+_LOOP_BYTES, _CHANGED = 256 << 20, 1.1
 _OURS, _THEIRS = "edgespec", "llama.cpp"
 _TEXT = (
     "The train leaves at nine, and the station is far away. We should take the bus that stops "
@@ -75,6 +77,8 @@ def kernels() -> None:
     """Step times with edgespec's matrix kernels and with llama.cpp's own, in turns.
 
     Both load the same file; steps of both alternate, and the median of the best of two counts.
+    A bare read loop before and behind each pair tells how fast the memory was, and how often it
+    changed by a tenth meanwhile.
     Beside the times: what reading a prompt takes, how fast a plain step reads weights, and the
     divergence of next-token distributions (KL, nats) over the tokens of a text, between the two
     and, with `--exact` (the same weights: `edgespec quantize type MODEL FILE F32`), of each
@@ -106,7 +110,7 @@ def kernels() -> None:
             "depth": arguments.depth,
             "kv_type": arguments.kv_type,
             "prompt": arguments.prompt,
-            "step_ms": _step_ms(backends, arguments),
+            **dict(zip(("step_ms", "read_loop"), _step_ms(backends, arguments), strict=True)),
             "prompt_ms": _prompt_ms(backends, arguments.prompt),
             "kl": _divergences(backends, arguments),
         }
@@ -138,22 +142,36 @@ def _open(spec: ModelSpec, ours: bool, arguments: argparse.Namespace) -> LlamaBa
 
 def _step_ms(
     backends: dict[str, LlamaBackend], arguments: argparse.Namespace
-) -> dict[str, dict[str, float]]:
-    """Milliseconds by step size, behind `--depth` tokens of context."""
+) -> tuple[dict[str, dict[str, float]], dict[str, list[float]]]:
+    """Milliseconds by step size, behind `--depth` tokens of context.
+
+    By step size, too: the read loop's GB/s, and the share of pairs meanwhile it changed.
+    """
     for backend in backends.values():
         backend.truncate(0)
         _fill(backend, some_tokens(backend, arguments.depth))
-    sizes = arguments.sizes
+    sizes, loop = arguments.sizes, ReadLoop(_LOOP_BYTES)
     found: dict[str, dict[int, list[float]]] = {name: {n: [] for n in sizes} for name in backends}
+    speeds: dict[int, list[tuple[float, float]]] = {n: [] for n in sizes}
     for _ in range(arguments.rounds):
         for nodes in sizes:
+            before = loop.bytes_per_s()
             for name, backend in backends.items():
                 one_step(backend, nodes)
                 found[name][nodes].append(min(_timed(backend, nodes) for _ in range(2)))
-    return {
+            speeds[nodes].append((before, loop.bytes_per_s()))
+    times = {
         name: {str(nodes): statistics.median(times) for nodes, times in by_size.items()}
         for name, by_size in found.items()
     }
+    read = {
+        str(nodes): [
+            statistics.mean(sum(pair) / 2e9 for pair in pairs),
+            statistics.mean(max(pair) > _CHANGED * min(pair) for pair in pairs),
+        ]
+        for nodes, pairs in speeds.items()
+    }
+    return times, read
 
 
 def _timed(backend: LlamaBackend, nodes: int) -> float:
@@ -205,6 +223,9 @@ def _print(document: dict[str, Any]) -> None:
     for name, times in document["step_ms"].items():
         least = min(times.values())
         print(f"{name + ' / 1':<18}" + "".join(f"{ms / least:>8.2f}" for ms in times.values()))
+    loop = document["read_loop"]
+    print(f"{'read loop, GB/s':<18}" + "".join(f"{speed:>8.1f}" for speed, _ in loop.values()))
+    print(f"{'it changed':<18}" + "".join(f"{share:>8.0%}" for _, share in loop.values()))
     prompt = document["prompt_ms"]
     both = f"{prompt[_THEIRS]:.0f} and {prompt[_OURS]:.0f} ms"
     print(f"prompt of {document['prompt']}: {both}, {prompt[_THEIRS] / prompt[_OURS]:.2f}x")
@@ -591,116 +612,6 @@ def _random(rng: np.random.Generator, kind: Kind, shape: tuple[int, ...]) -> NDA
     return one if len(shape) == 2 else np.tile(one, (shape[0], 1, 1))
 
 
-# -- cycles ----------------------------------------------------------------------------------
-
-
-ROOT = Path(__file__).parents[1]
-PROCESSORS = ("cortex-a76", "cortex-a78", "neoverse-n1", "apple-m1")
-TYPES = ("Q4_0", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "Q3_K", "Q2_K", "IQ4_NL", "IQ4_XS", "MXFP4")
-_COLUMNS = (1, 4)
-_SETS = {"neon_dotprod": "Neon", "neon_i8mm": "NeonPairs"}
-_MARCH = "-march=armv8.2-a+dotprod+i8mm+fp16"
-_PRODUCTS = {"sdot": 16, "smmla": 32, "udot": 16}  # of bytes, of one instruction
-_BLOCK = 16 * 32
-_ITERATIONS = 200
-
-
-def cycles() -> None:
-    """Cycles of products by NEON on processors that are not at hand, as llvm-mca counts them.
-
-    A cell is the cycles of 16 rows by 32 columns of weights, for each column of activations: of
-    the inner loop, with all in the first cache. `SOURCE` is llama.cpp's: its plain dot
-    products, and the products of rearranged weights, are counted beside ours. llvm-mca knows no
-    memory and no branches. Where it has no model of a processor it takes that of an older one:
-    LLVM 16 counts the Cortexes and the N1 alike, as a Cortex-A57, and the M1 as Apple's first
-    64-bit core. It needs aarch64-linux-gnu-g++.
-    """
-    parser = argparse.ArgumentParser("backends.py cycles")
-    parser.add_argument("--llama", type=Path, help="llama.cpp's source")
-    parser.add_argument("--mca", default="llvm-mca")
-    arguments = parser.parse_args()
-    print(f"| {'':<34} |" + "".join(f" {name:>11} |" for name in PROCESSORS))
-    print("| --- |" + " ---: |" * len(PROCESSORS))
-    with tempfile.TemporaryDirectory() as folder:
-        listings = [_ours(Path(folder), name) for name in _SETS]
-        if arguments.llama:
-            listings += _theirs(arguments.llama / "ggml")
-        for label, columns, body in sorted(_loops("\n".join(listings))):
-            cycles = [_cycles(body, columns, arguments.mca, name) for name in PROCESSORS]
-            print(f"| {label:<34} |" + "".join(f" {one:11.1f} |" for one in cycles))
-
-
-def _ours(folder: Path, name: str) -> str:
-    """The assembly of tiles of every type, half a panel each."""
-    lines = [f'#include "{ROOT}/backends/kernels/{name}.cpp"', "namespace edgespec {"]
-    for kind in TYPES:
-        for n in _COLUMNS:
-            lines.append(
-                f'extern "C" __attribute__((flatten)) void edgespec__{kind}__{name}__{n}('
-                "const uint8_t* a, int64_t b, Activations x, float* o, int64_t s) "
-                f"{{ tile<{_SETS[name]}<0>, {kind}, 1, {n}>(a, b, x, o, s); }}"
-            )
-    source = folder / f"{name}.cpp"
-    source.write_text("\n".join([*lines, "}"]))
-    return _compiled(source, "-std=c++17", "-ffp-contract=off", f"-I{ROOT}/backends/kernels")
-
-
-def _theirs(ggml: Path) -> list[str]:
-    arm = ggml / "src/ggml-cpu/arch/arm"
-    where = [f"-I{ggml / part}" for part in ("include", "src", "src/ggml-cpu")]
-    return [
-        _compiled(arm / "quants.c", "-xc", "-std=c11", "-D_GNU_SOURCE", *where),
-        _compiled(arm / "repack.cpp", "-std=c++17", *where),
-    ]
-
-
-def _compiled(source: Path, *options: str) -> str:
-    command = ["aarch64-linux-gnu-g++", *options, "-O3", _MARCH, "-w", "-S", str(source), "-o", "-"]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
-
-
-def _loops(listing: str) -> list[tuple[str, int, str]]:
-    """Of each function of products: what it is, its columns, and its inner loop."""
-    found = []
-    for match in re.finditer(r"^(\w+):\n(.*?)\.cfi_endproc", listing, re.M | re.S):
-        name, body = match[1], _inner_loop(match[2].splitlines())
-        ours = re.match(r"edgespec__(\w+)__(\w+)__(\d)$", name)
-        theirs = re.match(r"ggml_(vec_dot|gemv|gemm)_(\w+?)_q8_[0K](_\w+)?$", name)
-        if body and ours:
-            label = f"{ours[1]} edgespec {ours[2].removeprefix('neon_')} n={ours[3]}"
-            found.append((label, int(ours[3]), body))
-        elif body and theirs and (theirs[2].split("_4x")[0].split("_8x")[0].upper() in TYPES):
-            columns = 4 if theirs[1] == "gemm" else 1
-            found.append((f"{theirs[2].upper()} llama.cpp {theirs[1]}", columns, body))
-    return found
-
-
-def _inner_loop(lines: list[str]) -> str:
-    """The shortest loop with the most products of bytes."""
-    places = {m[1]: i for i, line in enumerate(lines) if (m := re.match(r"([.\w]+):", line))}
-    best: tuple[int, int, list[str]] = (0, 0, [])
-    for end, line in enumerate(lines):
-        branch = re.match(r"\t(?:b\.?\w*|cbn?z|tbn?z)\t(?:.*, )?([.\w]+)$", line)
-        start = places.get(branch[1], end) if branch else end
-        body = [one for one in lines[start:end] if re.match(r"\t[a-z]", one)]
-        best = max(best, (_num_products(body), -len(body), body))
-    return "\n".join(best[2]) if best[0] else ""
-
-
-def _num_products(body: list[str]) -> int:
-    return sum(_PRODUCTS.get(line.split()[0], 0) for line in body)
-
-
-def _cycles(body: str, columns: int, mca: str, processor: str) -> float:
-    """Cycles of 16 rows by 32 columns of weights, for each column of activations."""
-    command = [mca, "-mtriple=aarch64", f"-mcpu={processor}", "-mattr=+dotprod,+i8mm,+fullfp16"]
-    command += [f"-iterations={_ITERATIONS}", "-instruction-info=0", "-resource-pressure=0"]
-    done = subprocess.run(command, input=body, capture_output=True, text=True, check=True)
-    total = re.search(r"Total Cycles:\s+(\d+)", done.stdout)
-    assert total, done.stdout
-    return int(total[1]) / _ITERATIONS * _BLOCK / _num_products(body.splitlines())
-
-
 if __name__ == "__main__":
     run(
         __doc__,
@@ -709,5 +620,6 @@ if __name__ == "__main__":
         logits=logits,
         provider=provider,
         mixture=mixture,
+        streams=streams,
         cycles=cycles,
     )

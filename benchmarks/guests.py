@@ -3,6 +3,7 @@
     python benchmarks/guests.py grammars [N] [--first N] [--seconds S] [--alone]
     python benchmarks/guests.py templates [N] [--first N] [--seconds S] [--alone]
     python benchmarks/guests.py held [MODEL...]
+    python benchmarks/guests.py first [MODEL...]
 
 grammars: chains of rules, nestings, unions, repeats and terminals of up to 256 KiB, in GBNF, Lark's
 notation and regular expressions; of those that are compiled some tokens are drawn. templates: every
@@ -16,6 +17,9 @@ waits for a guest.
 
 held: what the guests have of their own, in MiB, after templates and conversations of several sizes
 and with the vocabulary of each model, beside what plans of servers have for them.
+
+first: milliseconds that the first prompt after a load is rendered in, as a guest does it and as
+this process does.
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -45,6 +50,8 @@ from edgespec.memory.device.track import peak_resident_bytes, resident_bytes
 from edgespec.models import chat
 from edgespec.models.chat import TEMPLATE_LIMITS, render_chat
 from edgespec.models.embedded import embedded_model
+from edgespec.models.spec import read_model_spec
+from edgespec.models.template_sandbox import compiled, render
 from edgespec.sampling.constrained import make_grammar
 
 _MOST_CHARS = 256 << 10
@@ -317,6 +324,32 @@ def _held(models: list[Path]) -> None:
         grammars._guest.end()
 
 
+def _first(models: list[Path]) -> None:
+    for path in models or [embedded_model()]:
+        template = read_model_spec(path).chat_template
+        found: list[list[float]] = []
+        for _ in range(5):
+            chat._guest.end()
+            compiled.cache_clear()
+            with edgespec.load(path, context_size=512, drafter="none") as engine:
+                _ = engine.backend.tokenizer.control_texts  # which any first prompt looks for
+                marks = [time.perf_counter()]
+                engine.prompt_text(_MESSAGES[:1])
+                marks.append(time.perf_counter())
+                engine.prompt_text(_MESSAGES[:1])
+                marks.append(time.perf_counter())
+            compiled(template)
+            marks.append(time.perf_counter())
+            render(template, {"messages": _MESSAGES[:1], "add_generation_prompt": True})
+            marks.append(time.perf_counter())
+            found.append([(b - a) * 1e3 for a, b in pairwise(marks)])
+        first, second, _compiled, inside = (sorted(each) for each in zip(*found, strict=True))
+        print(
+            f"{path.name}: first prompt median {first[2]:.2f} ms, longest {first[-1]:.2f}; ", end=""
+        )
+        print(f"second {second[2]:.2f}; in this process, compiled before, {inside[2]:.2f}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
@@ -328,10 +361,11 @@ def main() -> None:
         one.add_argument("--first", type=int, default=0)
         one.add_argument("--seconds", type=float, default=1e9)
         one.add_argument("--alone", action="store_true")
-    commands.add_parser("held").add_argument("models", nargs="*", type=Path)
+    for name in ("held", "first"):
+        commands.add_parser(name).add_argument("models", nargs="*", type=Path)
     arguments = parser.parse_args()
-    if arguments.what == "held":
-        _held(arguments.models)
+    if arguments.what in ("held", "first"):
+        {"held": _held, "first": _first}[arguments.what](arguments.models)
     else:
         _try_all(arguments)
 

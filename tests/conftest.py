@@ -54,7 +54,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     if os.environ.get("CI") and not hasattr(config, "workerinput"):
-        config.pluginmanager.register(UnknownSkips())
+        config.pluginmanager.register(UnknownSkips(is_long=config.getoption("--long")))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

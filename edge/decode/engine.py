@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Protocol, TypeAlias, TypeGuard
 
-from edgespec.backends.base import Backend, ImageRun, KeepsSnapshots, SeesImages
+from edgespec.backends.base import Backend, ImageRun, KeepsSnapshots, KeepsStates, SeesImages
 from edgespec.decode.generation import (
     Chunk,
     PartReader,
@@ -146,6 +146,36 @@ class Engine(Target):
             pass
         return stream.result
 
+    def prepare(
+        self,
+        prompt: Prompt,
+        options: GenerationOptions | None = None,
+        **changes: Unpack[GenerationKeywords],
+    ) -> int:
+        """Read a prompt into the cache and write nothing; how many tokens were read.
+
+        What begins with it, and is asked with `reuse=True`, begins at once: a `Session` does, and
+        has a `prepare` of its own. 0 where the cache cannot go back, as one of a recurrent state
+        that keeps none, or where all was there. Arguments as in `stream`; `cancel` stops it.
+        """
+        if not self.goes_back:
+            return 0
+        asked = GenerationOptions.of(options, **changes)
+        return self.read(self.stream(prompt, replace(asked, max_tokens=1, reuse=True, ahead=True)))
+
+    @property
+    def goes_back(self) -> bool:
+        """Whether the cache can keep a part of what it holds."""
+        return self.backend.capabilities.truncate or isinstance(self.backend, KeepsStates)
+
+    @staticmethod
+    def read(stream: Stream) -> int:
+        """Read the prompt of a stream that writes nothing of worth; how many tokens were read."""
+        for _ in stream:
+            pass
+        processed, cached = stream.num_read
+        return processed - cached
+
     def stream(
         self,
         prompt: Prompt,
@@ -236,7 +266,7 @@ class Engine(Target):
             cancel=asked.cancel,
             vocab_size=self.vocab_size,
             counters=Counters(prompt_tokens=len(ids)),
-            speculates=asked.speculate,
+            speculates=asked.speculate and not asked.ahead,
             history=asked.history,
             salt=asked.cache_salt,
             prediction=self._predicted(texts, asked.prediction),
@@ -244,6 +274,7 @@ class Engine(Target):
             grammar=grammar,
             reuse=asked.reuse and self.reuses_cache,
             num_best=asked.logprobs,
+            ahead=asked.ahead,
         )
 
     def _limited(

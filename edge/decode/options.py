@@ -54,6 +54,7 @@ if TYPE_CHECKING:
         cancel: threading.Event | None
         tools: Sequence[Tool]
         tool_choice: str | Mapping[str, object]
+        ahead: bool
 
 
 Tool: TypeAlias = Callable[..., Any] | Mapping[str, object]
@@ -104,6 +105,8 @@ class GenerationOptions:
         tools: what the model may call: functions, or OpenAI's definitions. The calls are in
             `Result.tool_calls`, and their parts in those of chunks; nothing is called.
         tool_choice: "auto", "none", "required", or the name of the tool that must be called.
+        ahead: the prompt is read before anybody asks: in small pieces, behind each of which it can
+            be stopped, and no drafter learns it.
     """
 
     max_tokens: int = 512
@@ -128,6 +131,7 @@ class GenerationOptions:
     cancel: threading.Event | None = None
     tools: Sequence[Tool] = ()
     tool_choice: str | Mapping[str, object] = "auto"
+    ahead: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):

@@ -31,6 +31,8 @@ _ENCODING_S = 0.02  # between two looks at who came while all wait for their ima
 # Tokens that answers are expected to have, and the rate at which that is learned: within some ten
 # answers. The first guess is small, since who needs more is promised more.
 _USUAL_TOKENS, _USUAL_RATE = 64.0, 0.1
+# Of a prompt that nobody asks about yet, in a step: who asks meanwhile waits for one of them.
+_AHEAD_TOKENS = 64
 _RESERVED_S = 0.5  # that a free sequence is kept for who looks again after `_PATIENCE_S`
 
 
@@ -346,7 +348,7 @@ class Scheduler:
         finally:
             self._slots.give_back(job.slot)
             self._is_short, job.state = False, None
-            if job.is_over:
+            if job.is_over and not job.ahead:
                 written = job.counters.generated_tokens
                 self._usual_tokens += _USUAL_RATE * (written - self._usual_tokens)
             job.finish(problem)
@@ -421,6 +423,8 @@ class Scheduler:
         if num_writing and self._splits:
             nodes, depth = num_nodes or num_writing, _depth(reading)
             most = self.pace.chunk_size(nodes, most, len(reading), depth)
+        if self._splits and all(job.ahead for job in reading):
+            most = min(most, _AHEAD_TOKENS)
         for job in reading[: _most_rows(reading) - num_nodes if self._mixes else 1]:
             if most <= 0:
                 break

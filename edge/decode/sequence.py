@@ -150,6 +150,7 @@ class Job:
     num_reused: int = 0  # of these, without having been read now
     grammar: Grammar | None = None
     reuse: bool = False  # what the cache already holds of the prompt
+    ahead: bool = False  # it is read before anybody asks, in small pieces
     writers: Writers = ALONE
     images: Mapping[int, ImageRun] = field(default_factory=dict)  # by where they begin
     num_best: int | None = None  # of each place, told with a token's logprob; None tells none

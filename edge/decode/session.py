@@ -15,6 +15,7 @@ import hashlib
 import json
 import os
 import struct
+import threading
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -172,6 +173,26 @@ class Session:
         reader = None if prompt.make_reader is None else prompt.make_reader()
         stream = self.engine.continued(prompt.ids, prompt.options, reader)
         return Turn(self, stream, plain, prompt)
+
+    def prepare(self, content: Content = "", *, cancel: threading.Event | None = None) -> int:
+        """Read what is going to be said, as far as it is known; how many tokens were read.
+
+        Behind an answer, without `content`, what the chat format puts before the next message. The
+        conversation does not change. `cancel` stops it after a small piece, and what was read
+        stays. Raises as `Engine.stream`.
+        """
+        if not self.engine.goes_back:
+            return 0
+        said, hidden, images = self._said(content), self._hidden, self._images
+        options = GenerationOptions(
+            max_tokens=1, tools=self.tools, reuse=True, ahead=True, cancel=cancel
+        )
+        try:
+            self._images = images | {image.digest: image for image in images_of(said)}
+            prompt = self._fit([*self._messages, *map(plain_message, said)], options)
+        finally:
+            self._hidden, self._images = hidden, images
+        return self.engine.read(self.engine.continued(prompt.ids, prompt.options))
 
     def _said(self, content: Content) -> list[Message]:
         """The messages of a turn: the user's, or the results of all calls that were made."""

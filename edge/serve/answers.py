@@ -25,11 +25,12 @@ from edgespec.serve.api_error import (
 from edgespec.serve.asked import Setup
 from edgespec.serve.parsing import json_bytes, read_json
 from edgespec.serve.pool import CHAT, Lease, Member, Pool, Stops, keep_alive_of
-from edgespec.serve.shapes import Choice, Shape
+from edgespec.serve.shapes import Choice, Shape, unwritten
 from edgespec.serve.worker import Generation
 
 _DONE = b"data: [DONE]\n\n"
 _COMMENT = b": waiting\n\n"  # which every client skips
+_READING_S = 0.5  # between two events that say how much of a prompt was read
 _STOP_S = 0.1  # that what is being sent may take to end when the server does
 _ANTHROPIC_STATUS = {503: 529}  # of an overloaded server
 _CUT = (408, 413, 503)  # answers that may come before the whole body did
@@ -52,6 +53,13 @@ class Prepared:
     make_reader: Callable[[], AnswerReader] = AnswerReader
     names_events: bool = False  # each event has a line with its type; there is no [DONE] then
     fail: Callable[[ApiError], dict[str, Any]] | None = None  # what failed, as an event of its own
+    writes: bool = True  # else the prompts are read, and nothing is told of what would be written
+
+    def choice(self, index: int, reader: AnswerReader) -> Choice:
+        """The answer of a generation that has ended."""
+        generation = self.generations[index]
+        found = reader.choice(index, generation.result)
+        return found if self.writes else unwritten(found, may_be_cut=generation.yields)
 
 
 class Interface(NamedTuple):
@@ -236,10 +244,13 @@ class Answer:
                 await self._send_part(event)
             await self._send({**_BODY, "body": b""})
         else:
-            choices = [
-                await _choice(index, generation, self._prepared.make_reader())
-                for index, generation in enumerate(self._prepared.generations)
-            ]
+            choices = []
+            for index, generation in enumerate(self._prepared.generations):
+                reader = self._prepared.make_reader()
+                async for chunks in generation.batches():
+                    reader.read(chunks)
+                reader.finish()
+                choices.append(self._prepared.choice(index, reader))
             await self._whole(self._prepared.shape.whole(choices))
 
     async def _whole(self, document: Any) -> None:
@@ -281,14 +292,20 @@ class Answer:
             reader, events = self._prepared.make_reader(), shape.begin(index)
             if events:
                 yield _events(events, named)
-            async for chunks in generation.batches(self._pool.limits.comment_s):
-                if not chunks:  # for so long that a client might give up
+            most_s = _READING_S if shape.tells_reading else self._pool.limits.comment_s
+            async for chunks in generation.batches(most_s):
+                if not chunks and shape.tells_reading:
+                    if generation.is_reading:
+                        yield _events(shape.reading(generation.reading), named)
+                elif not chunks:  # for so long that a client might give up
                     yield _COMMENT
-                elif events := shape.add(index, reader.read(chunks), chunks):
+                elif self._prepared.writes and (
+                    events := shape.add(index, reader.read(chunks), chunks)
+                ):
                     yield _events(events, named)
-            rest = reader.finish()
+            rest = reader.finish() if self._prepared.writes else None
             events = shape.add(index, rest, ()) if rest else []
-            choices.append(reader.choice(index, generation.result))
+            choices.append(self._prepared.choice(index, reader))
             yield _events(events + shape.end(choices[-1]), named)
         if last := _events(shape.close(choices), named) + (b"" if named else _DONE):
             yield last
@@ -338,13 +355,6 @@ async def send_json(send: Send, status: int, document: Any) -> None:
         headers.append((b"connection", b"close"))
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({**_BODY, "body": body})
-
-
-async def _choice(index: int, generation: Generation, reader: AnswerReader) -> Choice:
-    async for chunks in generation.batches():
-        reader.read(chunks)
-    reader.finish()
-    return reader.choice(index, generation.result)
 
 
 def _events(documents: Sequence[dict[str, Any]], named: bool) -> bytes:

@@ -52,6 +52,7 @@ class ChatAsked:
     variables: Mapping[str, Any] = field(default_factory=dict)  # of the chat template
     tools: Tools = field(default_factory=Tools)
     think_budget: int | None = None  # tokens of a thought; None is no limit
+    writes: bool = True  # else its prompt is read, and nothing is answered
     field: str = "messages"  # that has them, for what is wrong with all of them
 
 
@@ -85,6 +86,7 @@ def take_output(fields: Fields, limits: Limits) -> Output:
         streams=streams,
         usage=options.flag("include_usage"),
         sources=options.flag("include_sources"),
+        progress=fields.flag("return_progress"),
     )
     options.ignore("include_obfuscation")  # padding; an answer without it is read alike
     options.end()

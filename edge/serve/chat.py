@@ -19,6 +19,7 @@ from edgespec.serve.parsing import (
     take_max_tokens,
     take_sampling,
     take_stops,
+    takes_prewarm,
 )
 from edgespec.serve.shapes import (
     Choice,
@@ -37,7 +38,6 @@ NO_EFFECT = (
     *("store", "service_tier", "verbosity", "cache_prompt", "reasoning_format", "keep_alive"),
     *("extra_body", "provider", "transforms", "route", "usage", "include_reasoning", "plugins"),
     *("parse_tool_calls", "timings_per_token", "id_slot", "continue_final_message"),
-    "return_progress",
 )
 # What an answer would lack, unless these are false or empty; and what to do instead.
 NOT_THERE = {
@@ -69,14 +69,12 @@ def read_chat(body: Any, setup: Setup) -> ChatAsked:
     take_model(fields, setup)
     messages = take_messages(fields, setup.limits)
     output = take_output(fields, setup.limits)
+    names = "max_completion_tokens", "max_tokens"
+    most = take_max_tokens(fields, setup.defaults.max_tokens, setup.context_size, *names)
+    prewarms = takes_prewarm(fields)
     options = GenerationOptions(
-        max_tokens=take_max_tokens(
-            fields,
-            setup.defaults.max_tokens,
-            setup.context_size,
-            "max_completion_tokens",
-            "max_tokens",
-        ),
+        max_tokens=max(1, most),
+        ahead=prewarms,
         sampling=take_sampling(fields, setup.defaults.sampling, setup.limits),
         stop=take_stops(fields, setup.limits),
         raw=True,
@@ -91,7 +89,7 @@ def read_chat(body: Any, setup: Setup) -> ChatAsked:
     fields.ignore(*NO_EFFECT)
     fields.refuse_set(NOT_THERE)
     fields.end()
-    return ChatAsked(messages, options, output, variables, tools, budget)
+    return ChatAsked(messages, options, output, variables, tools, budget, most > 0 and not prewarms)
 
 
 def _logprobs(fields: Fields, limits: Limits) -> int | None:

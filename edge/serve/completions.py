@@ -42,10 +42,10 @@ def read_completion(body: Any, setup: Setup) -> CompletionAsked:
     output = take_output(fields, setup.limits)
     if output.choices * len(prompts) > setup.limits.choices:
         fields.refuse("n", f"asks for more than {setup.limits.choices} answers, prompts counted")
-    most = setup.defaults.max_tokens or _MAX_TOKENS
-    writes = not fields.takes_zero("max_tokens")
+    usual = setup.defaults.max_tokens or _MAX_TOKENS
+    most = take_max_tokens(fields, usual, setup.context_size, "max_tokens")
     options = GenerationOptions(
-        max_tokens=take_max_tokens(fields, most, setup.context_size, "max_tokens"),
+        max_tokens=max(1, most),
         sampling=take_sampling(fields, setup.defaults.sampling, setup.limits),
         stop=take_stops(fields, setup.limits),
         raw=True,
@@ -60,13 +60,11 @@ def read_completion(body: Any, setup: Setup) -> CompletionAsked:
     suffix = fields.text("suffix", "")
     if suffix and (echo or not all(isinstance(prompt, str) for prompt in prompts)):
         fields.refuse("suffix", "needs prompts that are texts, without echo")
-    if not writes and not echo:
-        fields.refuse("max_tokens", "must be at least 1 without echo")
     fields.ignore(*NO_EFFECT)
     fields.only("best_of", 0, 1, output.choices)
     fields.refuse_set(NOT_THERE)
     fields.end()
-    return CompletionAsked(prompts, options, output, echo, suffix, writes)
+    return CompletionAsked(prompts, options, output, echo, suffix, most > 0)
 
 
 def _check_scored(fields: Fields, options: GenerationOptions, output: Output) -> None:

@@ -27,6 +27,7 @@ from edgespec.serve.parsing import (
     take_max_tokens,
     take_sampling,
     take_stops,
+    takes_prewarm,
 )
 from edgespec.serve.shapes import Choice, Delta, Output, Shape, ToolCall, new_id
 from edgespec.serve.tools import Tools, checked, is_kind, take_function
@@ -50,8 +51,11 @@ def read_messages(body: Any, setup: Setup, *, counts: bool = False) -> ChatAsked
     if not counts and "max_tokens" not in fields:
         fields.refuse("max_tokens", "is missing", code="missing_required_parameter")
     budget, variables = _thinking(fields, setup)
+    most = take_max_tokens(fields, None, setup.context_size, "max_tokens")
+    prewarms = takes_prewarm(fields)
     options = GenerationOptions(
-        max_tokens=take_max_tokens(fields, None, setup.context_size, "max_tokens"),
+        max_tokens=max(1, most),
+        ahead=prewarms,
         sampling=take_sampling(fields, setup.defaults.sampling, setup.limits),
         stop=take_stops(fields, setup.limits, "stop_sequences"),
         raw=True,
@@ -64,7 +68,7 @@ def read_messages(body: Any, setup: Setup, *, counts: bool = False) -> ChatAsked
     fields.ignore("speed", "inference_geo", "diagnostics")
     fields.refuse_set(_NOT_THERE)
     fields.end()
-    return ChatAsked(messages, options, output, variables, tools, budget)
+    return ChatAsked(messages, options, output, variables, tools, budget, most > 0 and not prewarms)
 
 
 # -- messages ------------------------------------------------------------------------------

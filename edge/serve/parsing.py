@@ -137,14 +137,6 @@ class Fields:
             del self._left[field]
         return is_false
 
-    def takes_zero(self, field: str) -> bool:
-        """Whether it is 0, which is taken then: nothing shall be written."""
-        value = self._left.get(field)
-        is_zero = type(value) is int and value == 0
-        if is_zero:
-            del self._left[field]
-        return is_zero
-
     def refuse_set(self, hints: Mapping[str, str]) -> None:
         """Refuse fields that ask for what is not there, unless they are false or empty.
 
@@ -419,15 +411,20 @@ def _texts(fields: Fields, field: str, limits: Limits) -> tuple[str, ...]:
 def take_max_tokens(fields: Fields, default: int | None, context: int, *names: str) -> int:
     """Most tokens of an answer, by the first of `names` that is there.
 
-    -1, as some clients write it, goes on to the end of the context.
+    -1, as some clients write it, goes on to the end of the context. 0 only reads the prompt.
     """
-    found = [name for name in names if name in fields]
-    values = [fields.whole(name, -1, -1, 1 << 31) for name in found]
-    for name, value in zip(found, values, strict=True):
-        if value == 0:
-            fields.refuse(name, "must be at least 1")
+    values = [fields.whole(name, -1, -1, 1 << 31) for name in names if name in fields]
     most = values[0] if values else default
     return context if most is None or most < 0 else most
+
+
+def takes_prewarm(fields: Fields) -> bool:
+    """OpenAI's `prompt_cache_options.prewarm`: the prompt is read while nobody else waits."""
+    options = fields.object("prompt_cache_options")
+    prewarms = options.flag("prewarm")
+    options.ignore("mode", "ttl")
+    options.end()
+    return prewarms
 
 
 def _biases(fields: Fields, limits: Limits) -> tuple[tuple[int, float], ...]:

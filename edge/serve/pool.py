@@ -132,6 +132,7 @@ class Member:
     is_pinned: bool = False
     loaded: Any = None  # a `Loaded`, of the type that its kind has
     is_loading: bool = False
+    progress: float = 0.0  # of that, 0 to 1
     is_leaving: bool = False  # no request gets it any more, and its memory is still there
     leaves: Any = None  # what was loaded, until that is closed: nobody else may refer to it
     must_leave: bool = False  # as soon as it is idle, pinned or not
@@ -174,6 +175,8 @@ class Member:
         more: dict[str, Any] = {"problem": self.problem} if self.problem else {}
         if self.is_pinned:
             more["pinned"] = True
+        if self.is_loading:
+            more["progress"] = round(self.progress, 3)
         about = {**self.model.about, "kind": self.model.kind, "state": self.state}
         return {"id": self.name, **about, "bytes": self.nbytes, "loads": self.loads, **more}
 
@@ -513,7 +516,7 @@ class Pool:
         others = [one.model.sizes or {} for one in self.members if one.loaded is not None]
         began, loaded, failure = self._clock(), None, None
         try:
-            loaded = member.model.load(others, self._report)
+            loaded = member.model.load(others, partial(self._report, member))
         except _Stopped:
             failure = _stopping()
         except Exception as problem:
@@ -535,7 +538,8 @@ class Pool:
             gc.freeze()  # what is there stays: to look it through for garbage takes several steps
             self._grant(member)
 
-    def _report(self, _what: str, _fraction: float) -> None:
+    def _report(self, member: Member, _what: str, fraction: float) -> None:
+        member.progress = fraction
         if self.is_closed:
             raise _Stopped
 

@@ -137,7 +137,8 @@ def _chat(
             f"a call of {names} cannot be required: {problem}", hint=problem.hint
         )
         raise api_error_of(unsupported, "tools") from problem
-    return Prepared(generations, shape, asked.output.streams, talk.make_reader)
+    streams, writes = asked.output.streams, asked.writes
+    return Prepared(generations, shape, streams, talk.make_reader, writes=writes)
 
 
 def _tokens(service: Service) -> ToldTokens:
@@ -162,7 +163,8 @@ def prepare_completion(service: Service, body: Any, task: Task) -> Prepared:
     shape = CompletionShape(
         service.setup.names[0], asked.output, _tokens(service), echoes, writes=asked.writes
     )
-    return Prepared(generations, shape, asked.output.streams)
+    writes = asked.writes or asked.echo
+    return Prepared(generations, shape, asked.output.streams, writes=writes)
 
 
 def _scoring(service: Service, asked: CompletionAsked, ids: list[int]) -> GenerationOptions:

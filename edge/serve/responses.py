@@ -23,6 +23,7 @@ from edgespec.serve.parsing import (
     shown,
     take_max_tokens,
     take_sampling,
+    takes_prewarm,
 )
 from edgespec.serve.shapes import (
     Choice,
@@ -77,10 +78,12 @@ def read_response(body: Any, setup: Setup) -> tuple[ChatAsked, dict[str, Any], b
     repeated = {name: body.get(name) for name in _REPEATED}
     summarises = _wants_summary(fields.any_of("reasoning"))
     budget, variables = take_thinking(fields, setup)
+    limit, size = setup.defaults.max_tokens, setup.context_size
+    most = take_max_tokens(fields, limit, size, "max_output_tokens")
+    prewarms = takes_prewarm(fields)
     options = GenerationOptions(
-        max_tokens=take_max_tokens(
-            fields, setup.defaults.max_tokens, setup.context_size, "max_output_tokens"
-        ),
+        max_tokens=max(1, most),
+        ahead=prewarms,
         sampling=take_sampling(fields, setup.defaults.sampling, setup.limits),
         raw=True,
         reuse=True,
@@ -90,7 +93,9 @@ def read_response(body: Any, setup: Setup) -> tuple[ChatAsked, dict[str, Any], b
     tools = take_tools(fields, setup.limits)
     output = Output(streams=fields.flag("stream"))
     _end(fields)
-    asked = ChatAsked(messages, options, output, variables, tools, budget, "input")
+    asked = ChatAsked(
+        messages, options, output, variables, tools, budget, most > 0 and not prewarms, "input"
+    )
     return asked, repeated, summarises
 
 

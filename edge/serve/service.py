@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import psutil
 
 from edgespec.backends.base import AnswerFormat, MakesGrammars
 from edgespec.decode.engine import Engine
@@ -22,6 +24,7 @@ from edgespec.log import PROMPTS, REQUEST_ID
 from edgespec.memory.device.energy import energy_meter
 from edgespec.memory.device.track import peak_resident_bytes, resident_bytes
 from edgespec.memory.plan.plan import Plan
+from edgespec.prefix import common_prefix_length
 from edgespec.sampling.constrained import make_grammar
 from edgespec.sampling.params import FIELD_NAMES, SamplingParams
 from edgespec.serve.access import CACHE_SALT, HISTORY
@@ -48,6 +51,8 @@ class Totals:
     generated_tokens: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+    read_ahead: int = 0
+    read_ahead_used: int = 0
     rounds: int = 0
     prompt_s: float = 0.0
     time_to_first_token_s: float = 0.0
@@ -73,6 +78,12 @@ class Totals:
             self.decode_s += counters.decode_s
             self.drafted_by.update(counters.drafted_by)
             self.accepted_by.update(counters.accepted_by)
+
+    def add_ahead(self, num_read: int, num_used: int) -> None:
+        """Count tokens that were read before anybody asked, and those that somebody then asked."""
+        with self._lock:
+            self.read_ahead += num_read
+            self.read_ahead_used += num_used
 
     def add_status(self, status: int) -> None:
         """Count a request that was answered."""
@@ -139,6 +150,7 @@ class Service:
         size = engine.backend.context_size
         self.setup = Setup(tuple(names), size, defaults or Defaults(), self.limits, any_model)
         self.prompts = Prompts(engine)
+        self._ahead: deque[_Ahead] = deque(maxlen=_MOST_AHEAD)
         self.worker = Worker(self.limits.waiting, self._ended, engine.users)
 
     @cached_property
@@ -201,7 +213,18 @@ class Service:
                     code="context_length_exceeded",
                     more={"n_prompt_tokens": len(ids), "n_ctx": self.setup.context_size},
                 ) from problem
-            made.append(Generation(task.loop, stream, cancel, text, ids, most_s, CACHE_SALT.get()))
+            made.append(
+                Generation(
+                    task.loop,
+                    stream,
+                    cancel,
+                    text,
+                    ids,
+                    most_s,
+                    CACHE_SALT.get(),
+                    yields=options.ahead,
+                )
+            )
         return made
 
     def _try_form(self, wanted: AnswerFormat, has_left: threading.Event) -> None:
@@ -251,6 +274,12 @@ class Service:
             self.engine.close()
 
     def _ended(self, generation: Generation, result: Result) -> None:
+        if generation.yields:
+            end, begin = generation.stream.num_read
+            self._ahead.append(_Ahead(generation.salt, generation.prompt_ids[:end], begin))
+            self.totals.add_ahead(end - begin, 0)
+            return
+        self._use_ahead(generation, result.counters.reused_tokens)
         is_cancelled = result.finish_reason == "cancelled" and not generation.ran_out
         counters = result.counters
         self.totals.add(counters, cancelled=is_cancelled)
@@ -270,11 +299,32 @@ class Service:
         if generation.text and result.token_ids:
             self.prompts.learn(generation.text, generation.prompt_ids, result, generation.salt)
 
+    def _use_ahead(self, generation: Generation, num_reused: int) -> None:
+        """Count what was read ahead for this prompt, which is forgotten then."""
+        for one in [*self._ahead]:
+            if one.salt == generation.salt:
+                common = common_prefix_length(one.ids, generation.prompt_ids)
+                if (num_used := min(common, num_reused) - one.begin) > 0:
+                    self.totals.add_ahead(0, num_used)
+                    self._ahead.remove(one)
+
+
+class _Ahead(NamedTuple):
+    """What was read before anybody asked: the tokens from `begin` on."""
+
+    salt: str
+    ids: list[int]
+    begin: int
+
+
+_MOST_AHEAD = 32  # of these, of which it is still to be seen whether somebody asks
 
 # What llama.cpp's server has no name for.
 _HELP = {
     "generations": "Answers that ended.",
     "cancelled": "Answers whose client went away.",
+    "read_ahead": "Tokens of prompts that were read before anybody asked.",
+    "read_ahead_used": "Tokens of these that prompts began with.",
     "time_to_first_token_s": "Seconds from arrival to first tokens, waiting included.",
 }
 
@@ -335,10 +385,17 @@ def status(pool: Pool, shared: Shared, member: Member) -> dict[str, Any]:
             "planned": {} if plan is None else plan.component_bytes,
             "allocated": {} if loaded is None else loaded.memory_bytes(),
         },
+        "on_battery": _is_on_battery(),
         "draft_failure": loaded.engine.draft_failure if isinstance(loaded, Service) else None,
         "totals": _numbers(shared.totals),
         "plan": {} if plan is None else plan.as_json(),
     }
+
+
+def _is_on_battery() -> bool:
+    look = getattr(psutil, "sensors_battery", lambda: None)  # not on every system
+    battery = look()
+    return battery is not None and battery.power_plugged is False
 
 
 def _queue(pool: Pool) -> tuple[int, int]:

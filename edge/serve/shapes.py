@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.metadata import version
-from typing import Any
+from typing import Any, NamedTuple
 
 from edgespec.backends.base import Tokenizer
 from edgespec.decode.generation import Chunk, Result
@@ -91,10 +91,11 @@ class Choice:
             raise ApiError("the answer was cancelled", status=503, code="cancelled")
 
 
-def unwritten(choice: Choice) -> Choice:
+def unwritten(choice: Choice, *, may_be_cut: bool = False) -> Choice:
     """An answer of which the prompt alone was asked for, without the token that an engine writes.
 
-    Its counters have what reading the prompt took, and nothing that was decoded.
+    Its counters have what reading the prompt took, and nothing that was decoded. One that
+    `may_be_cut` was answered even if somebody else came before all was read.
     """
     counters = choice.result.counters
     read = Counters(
@@ -103,11 +104,25 @@ def unwritten(choice: Choice) -> Choice:
         time_to_first_token_s=counters.time_to_first_token_s,
         prompt_s=counters.prompt_s,
     )
-    return replace(choice, content="", result=replace(choice.result, counters=read))
+    result = replace(choice.result, text="", token_ids=(), logprobs=(), counters=read)
+    if may_be_cut or result.finish_reason != "cancelled":
+        result = replace(result, finish_reason="length", stop_string=None)
+    return replace(choice, content="", reasoning="", calls=(), thought_tokens=0, result=result)
+
+
+class ReadingProgress(NamedTuple):
+    """How much of a prompt was read, in tokens, by llama.cpp's names."""
+
+    total: int
+    cache: int  # of these that were there before
+    processed: int  # with those
+    time_ms: int
 
 
 class Shape(ABC):
     """One interface's way to say things. Events are documents, in the order they are sent."""
+
+    tells_reading = False  # whether `reading` says anything
 
     def begin(self, index: int) -> list[dict[str, Any]]:
         """Before anything of an answer is known."""
@@ -120,6 +135,10 @@ class Shape(ABC):
     @abstractmethod
     def end(self, choice: Choice) -> list[dict[str, Any]]:
         """When an answer is complete: why it ended."""
+
+    def reading(self, progress: ReadingProgress) -> list[dict[str, Any]]:
+        """While the prompt is read, where that is told."""
+        return []
 
     def close(self, choices: Sequence[Choice]) -> list[dict[str, Any]]:
         """After all answers."""
@@ -204,13 +223,15 @@ def _by_drafter(several: Sequence[Counters]) -> dict[str, Any]:
 class Output:
     """How an answer is sent.
 
-    `usage` adds the usage to a stream; `sources` says in it which drafter wrote what.
+    `usage` adds the usage to a stream; `sources` says in it which drafter wrote what; `progress`
+    says how much of the prompt was read until the first token comes.
     """
 
     choices: int = 1
     streams: bool = False
     usage: bool = False
     sources: bool = False
+    progress: bool = False
 
 
 class OpenAIShape(Shape):
@@ -225,6 +246,7 @@ class OpenAIShape(Shape):
         self, prefix: str, kinds: tuple[str, str], model: str, output: Output, tokens: ToldTokens
     ) -> None:
         self._kinds, self._output, self._tokens = kinds, output, tokens
+        self.tells_reading = output.progress
         self._head = {
             "id": new_id(prefix),
             "created": now_s(),
@@ -236,6 +258,11 @@ class OpenAIShape(Shape):
         if self._output.usage:
             more["usage"] = None
         return {**self._head, "object": self._kinds[0], "choices": [choice], **more}
+
+    def reading(self, progress: ReadingProgress) -> list[dict[str, Any]]:
+        """Without a choice, as nothing of one is known."""
+        told = {"choices": [], "prompt_progress": progress._asdict()}
+        return [{**self._head, "object": self._kinds[0], **told}]
 
     def _more(self, chunks: Sequence[Chunk]) -> dict[str, Any]:
         return {"sources": sources(chunks)} if self._output.sources else {}

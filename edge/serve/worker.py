@@ -17,6 +17,7 @@ from edgespec.decode.generation import Chunk, Result
 from edgespec.decode.stream import Stream
 from edgespec.log import REQUEST_ID
 from edgespec.serve.api_error import ApiError
+from edgespec.serve.shapes import ReadingProgress
 
 # Between two wake-ups of the event loop: it shares its cores, and the interpreter's lock, with the
 # steps, and sending an event takes 0.4 ms. What a faster model writes meanwhile is sent together.
@@ -41,6 +42,7 @@ class Generation:
         prompt_ids: ids of the prompt.
         most_s: from its first token, after which it ends with the line; None is no limit.
         salt: of what may know its ids.
+        yields: it runs only while nobody else waits, and ends where somebody comes.
     """
 
     def __init__(
@@ -52,13 +54,17 @@ class Generation:
         prompt_ids: list[int],
         most_s: float | None = None,
         salt: str = "",
+        *,
+        yields: bool = False,
     ) -> None:
         self.stream = stream
         self.text, self.prompt_ids, self.salt = text, prompt_ids, salt
         self.request_id = REQUEST_ID.get()  # of who asked for it
         self.ran_out = False  # of time, which ended it
+        self.yields = yields
         self._cancel, self._most_s = cancel, most_s
         self._first_s: float | None = None
+        self._asked_s = perf_counter()
         self._has_line = False
         self._loop = loop
         self._news = asyncio.Event()
@@ -72,6 +78,23 @@ class Generation:
     def cancel(self) -> None:
         """Stop it after the step under way, or before its first one."""
         self._cancel.set()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing more comes."""
+        return self._end is not None
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether its first token has not come."""
+        return self._first_s is None
+
+    @property
+    def reading(self) -> ReadingProgress:
+        """How much of its prompt was read, since it was asked for."""
+        processed, cache = self.stream.num_read
+        time_ms = round(1e3 * (perf_counter() - self._asked_s))
+        return ReadingProgress(len(self.prompt_ids), cache, processed, time_ms)
 
     @property
     def result(self) -> Result:
@@ -192,17 +215,26 @@ class Worker:
                     status=429,
                     code="queue_full",
                 )
-            self._waiting += generations
+            others = [*self._running, *self._waiting]
+            if all(one.yields for one in generations) and others:
+                left = generations
+            else:
+                left = [one for one in others if one.yields]
+                self._waiting += generations
             self._change.notify_all()
+        for one in left:
+            self.cancel(one)
 
     def cancel(self, generation: Generation) -> None:
         """Stop one after its step, or take it out of the queue."""
         generation.cancel()
         with self._change:
-            if generation not in self._waiting:
+            if generation in self._running:
                 return
-            self._waiting.remove(generation)
-        generation.end(generation.stream.result)
+            if generation in self._waiting:
+                self._waiting.remove(generation)
+        if not generation.has_ended:
+            generation.end(generation.stream.result)
 
     def close(self) -> None:
         """End all of them and the threads; safe to call twice."""

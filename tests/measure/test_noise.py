@@ -87,6 +87,22 @@ def test_a_rare_large_change_counts_as_it_is() -> None:
     assert six_deviations(0.25, num_rows=64) < 0.25 == noise
 
 
+def test_no_row_is_copied_to_be_compared() -> None:
+    """A row of a large vocabulary is more than a plan leaves."""
+
+    class Row(np.ndarray[Any, Any]):
+        def tobytes(self, *_: Any) -> bytes:
+            pytest.fail("a row was copied")
+
+    class Uncopied(FakeBackend):
+        def verify(self, tree: DraftTree) -> Logits:
+            return super().verify(tree).view(Row)
+
+    backend = Uncopied(by_length, V)
+    assert largest_invariant_step(backend) == backend.max_nodes
+    assert prefill_is_invariant(backend, 4)
+
+
 @pytest.mark.parametrize("from_size", [2, 3, 4, 8, 32])
 def test_noise_of_large_steps_only_is_found(from_size: int) -> None:
     noisy = Noisy({4: 0.25}, from_size=from_size)

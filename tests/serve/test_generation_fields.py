@@ -20,6 +20,7 @@ from edgespec.serve.parsing import (
     take_max_tokens,
     take_sampling,
     take_stops,
+    takes_prewarm,
     typed_format,
 )
 from edgespec.serve.server import Server
@@ -72,8 +73,11 @@ def test_the_first_name_of_a_length_counts_and_all_are_checked() -> None:
     assert take_max_tokens(Fields({}), 16, 2048, *names) == 16
     assert take_max_tokens(Fields({}), None, 2048, *names) == 2048
     assert take_max_tokens(Fields({"max_tokens": -1}), 16, 2048, *names) == 2048
-    with pytest.raises(ApiError, match=r"^max_tokens must be at least 1$"):
-        take_max_tokens(Fields({"max_tokens": 0, "max_completion_tokens": 4}), 16, 2048, *names)
+    assert take_max_tokens(Fields({"max_tokens": 0}), 16, 2048, *names) == 0
+    prewarm = {"prompt_cache_options": {"prewarm": True, "ttl": "5m"}}
+    assert takes_prewarm(Fields(prewarm)) and not takes_prewarm(Fields({}))
+    with pytest.raises(ApiError, match=r"^max_tokens must be"):
+        take_max_tokens(Fields({"max_tokens": -9, "max_completion_tokens": 4}), 16, 2048, *names)
 
 
 def test_stops_are_one_text_or_some() -> None:

@@ -115,6 +115,18 @@ def until(tab: Any, is_so: str) -> None:
         tab.wait_for_timeout(20)
 
 
+def listen(tab: Any, sent: list[Any], ahead: list[Any] | None = None) -> None:
+    """Put what is asked into a list, and what is read ahead into another one."""
+
+    def take(request: Any) -> None:
+        asked = request.post_data_json if request.post_data else None
+        if asked is not None:
+            is_ahead = "prompt_cache_options" in asked
+            (sent if not is_ahead else [] if ahead is None else ahead).append(asked)
+
+    tab.on("request", take)
+
+
 def say(tab: Any, text: str) -> None:
     """Send a message and wait for the end of its answer."""
     tab.fill("#message", text)
@@ -244,6 +256,36 @@ def test_what_takes_its_time_is_told_until_the_first_token(serve: Serve, browser
     backend.gate.set()
     until(tab, "document.querySelector('article.assistant .text')?.innerText === 'Yes.'")
     until(tab, "document.querySelector('article.assistant .note').innerText === ''")
+    assert problems == []
+
+
+def test_what_is_typed_is_read_before_it_is_sent(serve: Serve, browser: Any) -> None:
+    problems, sent, ahead = list[str](), list[Any](), list[Any]()
+    address = serve(Speaker("Yes."))
+    tab = opened(browser, address, problems)
+    listen(tab, sent, ahead)
+
+    def totals() -> dict[str, int]:
+        found: dict[str, int] = httpx.get(f"{address}/status").json()["totals"]
+        return found
+
+    tab.select_option("#ahead", "never")
+    tab.type("#message", "These are ")
+    tab.wait_for_timeout(500)
+    assert totals()["read_ahead"] == 0
+    tab.select_option("#ahead", "always")
+    tab.type("#message", "words that are typed")
+    end = time.monotonic() + PATIENCE_S
+    while totals()["read_ahead"] < len("<user>These are words that are<assistant>"):
+        assert time.monotonic() < end
+        tab.wait_for_timeout(50)
+    assert sent == [] and tab.locator("article").count() == 0
+    tab.press("#message", "Enter")
+    until(tab, "document.querySelector('article.assistant .text')?.innerText === 'Yes.'")
+    assert totals()["read_ahead_used"] >= len("<user>These are words that are")
+    while [one["content"] for one in ahead[-1]["messages"]][1:] != ["Yes.", ""]:
+        assert time.monotonic() < end  # behind the answer, what comes before the next one
+        tab.wait_for_timeout(50)
     assert problems == []
 
 
@@ -541,7 +583,7 @@ def test_full_storage_is_told_and_nothing_is_lost(
 def test_a_schema_and_settings_are_sent_and_kept(serve: Serve, browser: Any) -> None:
     problems, sent = list[str](), list[Any]()
     tab = opened(browser, serve(Speaker("Yes.")), problems)
-    tab.on("request", lambda one: sent.append(one.post_data_json) if one.post_data else None)
+    listen(tab, sent)
     tab.fill("#schema", "{")
     tab.fill("#message", "Hi")
     tab.press("#message", "Enter")
@@ -564,7 +606,7 @@ def test_calls_are_shown_and_their_results_are_asked_for(serve: Serve, browser: 
     problems, sent = list[str](), list[Any]()
     backend = Speaker(CALL)
     tab = opened(browser, serve(backend), problems)
-    tab.on("request", lambda one: sent.append(one.post_data_json) if one.post_data else None)
+    listen(tab, sent)
     tab.fill("#tools", '[{"type": "function", "function": {"name": "weather"}}]')
     say(tab, "Weather?")
     assert tab.inner_text(".call summary") == "Calls weather"
@@ -589,7 +631,7 @@ def test_calls_are_shown_and_their_results_are_asked_for(serve: Serve, browser: 
 def test_a_text_file_goes_with_a_message(serve: Serve, browser: Any) -> None:
     problems, sent = list[str](), list[Any]()
     tab = opened(browser, serve(Speaker("Yes.")), problems)
-    tab.on("request", lambda one: sent.append(one.post_data_json) if one.post_data else None)
+    listen(tab, sent)
     for name, data in (("a.py", b"x = '```'\n"), ("b.txt", b"Two\n")):
         tab.set_input_files("#file", {"name": name, "mimeType": "", "buffer": data})
     until(tab, "document.querySelectorAll('#images button').length === 2")
@@ -646,7 +688,7 @@ def test_an_image_by_drop_paste_and_choice(browser: Any, vision_folder: Path) ->
     problems, sent = list[str](), list[Any]()
     with open_engine(vision_folder, "gemma3") as engine, Server(engine) as server:
         tab = opened(browser, server.start(), problems)
-        tab.on("request", lambda one: sent.append(one.post_data_json) if one.post_data else None)
+        listen(tab, sent)
         tab.wait_for_selector("#attach:text('Image, file')")
         tab.fill("#most", "24")
         give(tab, "drop", png(picture(1)), "one.png")
@@ -682,7 +724,7 @@ def test_a_sound_by_drop_paste_and_choice(browser: Any, tmp_path: Path) -> None:
     engine = open_engine(tmp_path, "qwen2a", context_size=2048)
     with engine, Server(engine) as server:
         tab = opened(browser, server.start(), problems)
-        tab.on("request", lambda one: sent.append(one.post_data_json) if one.post_data else None)
+        listen(tab, sent)
         tab.wait_for_selector("#attach:text('Sound, file')")
         tab.fill("#most", "8")
         give(tab, "drop", wav(samples(1), 16000), "one.wav")

@@ -76,6 +76,7 @@ def test_a_model_of_another_vocabulary_drafts(
             assert prompt in read, "what it was told"
 
 
+@pytest.mark.slow
 @pytest.mark.model
 @pytest.mark.parametrize("vocabulary", ["its own", "the model's"])
 def test_a_draft_model_drafts_for_several_users(
@@ -96,7 +97,7 @@ def test_a_draft_model_drafts_for_several_users(
         drafted = list(pool.map(partial(engine.generate, max_tokens=16), prompts))
         asked = partial(engine.generate, max_tokens=16, speculate=False)
         assert [one.token_ids for one in drafted] == [asked(one).token_ids for one in prompts]
-        made: list[Any] = [engine.drafter, *engine._more_drafters]
+        made: list[Any] = [engine.drafter_of(number) for number in range(3)]
         texts = [one.member("model")._text.backend for one in made]
         assert [text.number for text in texts] == [0, 1, 2] and all(one.tokens for one in texts)
         places = [one.member("model")._places for one in made]

@@ -72,6 +72,13 @@ function part(url) {
   return { type: "input_audio", input_audio: { data: url.split(",")[1], format: "wav" } };
 }
 
+/** Have a prompt read that nobody asks about yet; the server stops where somebody else comes. */
+export async function read(body, signal) {
+  const { stream, stream_options: _, return_progress: __, ...asked } = body;
+  const options = { ...asked, prompt_cache_options: { prewarm: true } };
+  await fetch("v1/chat/completions", { method: "POST", headers: headers(), body: JSON.stringify(options), signal });
+}
+
 /** The events of a streamed answer. Throws Error with what the server says. */
 export async function* ask(body, signal) {
   const asked = { method: "POST", headers: headers(), body: JSON.stringify(body), signal };

@@ -1,6 +1,6 @@
 // The page: what is shown, what is being asked, and what keys and buttons do.
 
-import { ask, failure, headers, piecesOf, request, said } from "./asking.js";
+import { ask, failure, headers, piecesOf, read, request, said } from "./asking.js";
 import * as chats from "./chats.js";
 import { Chat } from "./chats.js";
 import { $, button, element, newId, notice, problem, seconds } from "./dom.js";
@@ -8,12 +8,12 @@ import { figures, liveFigures, status } from "./figures.js";
 import { taken } from "./files.js";
 import { Shown, showAttached } from "./view.js";
 
-const SETTINGS = ["system", "temperature", "topp", "most", "seed", "schema", "tools"];
-const SAVE_MS = 1000, DRAFT_MS = 200, LOOK_MS = 2000;
+const SETTINGS = ["system", "temperature", "topp", "most", "seed", "ahead", "schema", "tools"];
+const SAVE_MS = 1000, DRAFT_MS = 200, LOOK_MS = 2000, AHEAD_MS = 300;
 const HINT = "Message. Enter sends, Shift-Enter begins a line, Escape stops.";
 const state = {
   chat: new Chat(), run: null, images: [], files: [], model: "", status: null,
-  sees: false, hears: false, loading: null, unsaved: false, full: false, defaults: "",
+  sees: false, hears: false, loading: null, unsaved: false, full: false, isIdle: false, defaults: "",
 };
 
 // -- what is shown ---------------------------------------------------------------------------------
@@ -168,6 +168,7 @@ function restoreSettings() {
 /** End what is being written, and keep what was typed. */
 function leave() {
   state.run?.abort.abort();
+  stopReading();
   keepDraft();
   if (state.unsaved) save(state.chat);
 }
@@ -278,6 +279,7 @@ async function answer(question, parent, begins = () => {}) {
     shown: null, began: performance.now(), first: 0, steps: 0, tokens: 0, progress: null, drawn: 0, cost: 0,
   };
   state.run = run;
+  stopReading();
   begins();
   problem("");
   notice("");
@@ -314,6 +316,7 @@ function ended(run) {
     if (follows) talk.scrollTop = talk.scrollHeight;
     $("said").textContent = `Model: ${node.content || "calls a tool"}`;
     hint();
+    readSoon();  // what the chat format puts behind the answer
   }
   save(chat);
 }
@@ -399,6 +402,28 @@ function busy(is) {
   (is ? $("stop") : $("message")).focus();
 }
 
+// -- reading ahead: what is typed is read while nobody else asks, so that the answer begins at once ----
+
+let aheadTimer = 0, reading = null;
+function stopReading() {
+  clearTimeout(aheadTimer);
+  reading?.abort();
+}
+/** Have it read, up to the last whole word, once nothing more is typed for a moment. */
+function readSoon(ms = AHEAD_MS) {
+  stopReading();
+  aheadTimer = setTimeout(() => {
+    if (state.run || openCalls().length) return;
+    if (!state.isIdle) return readSoon(LOOK_MS);
+    const content = $("message").value.replace(/\S+$/, "").trim(), { chat, images, files } = state;
+    reading = new AbortController();
+    try {
+      const body = request([...chat.path(), { role: "user", content, images, files }], state.model);
+      read(body, reading.signal).catch(() => {});  // nothing is lost but time
+    } catch { /* settings that are being written */ }
+  }, ms);
+}
+
 // -- the server's state ----------------------------------------------------------------------------
 
 async function told(path) {
@@ -413,6 +438,9 @@ async function look() {
     const { vision: sees = false, audio: hears = false } = card?.modalities ?? {};
     Object.assign(state, { sees, hears, loading: card?.state === "loading" ? card.progress ?? 0 : null });
     $("attach").textContent = sees && hears ? "Image, sound, file" : sees ? "Image, file" : hears ? "Sound, file" : "File";
+    const { running, waiting } = now.queue, how = $("ahead").value;
+    state.isIdle = running + waiting === 0 && card?.state === "ready"
+      && (how === "always" || (how !== "never" && !now.on_battery));
     status(now);
     if (state.status !== true) problem("");
     state.status = true;
@@ -475,6 +503,7 @@ let draftTimer = 0;
 on("message", "input", () => {
   clearTimeout(draftTimer);
   draftTimer = setTimeout(keepDraft, DRAFT_MS);
+  readSoon();
 });
 on("attach", "click", () => $("file").click());
 on("file", "change", async () => {
