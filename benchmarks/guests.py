@@ -326,7 +326,7 @@ def _held(models: list[Path]) -> None:
 
 def _first(models: list[Path]) -> None:
     for path in models or [embedded_model()]:
-        template = read_model_spec(path).chat_template
+        template = read_model_spec(path).chat_template or ""
         found: list[list[float]] = []
         for _ in range(5):
             chat._guest.end()

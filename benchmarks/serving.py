@@ -331,8 +331,8 @@ def without(engine: edgespec.Engine, prompt: str, tokens: int) -> tuple[float, i
     """The same of the engine itself, written to nowhere as `run` writes to a terminal."""
     moments, count = [], 0
     with open("/dev/null", "w", encoding="utf-8") as nowhere:
-        messages = [{"role": "user", "content": prompt}]
-        for chunk in engine.stream(messages, max_tokens=tokens, reuse=True):
+        asked: list[edgespec.ChatMessage] = [{"role": "user", "content": prompt}]
+        for chunk in engine.stream(asked, max_tokens=tokens, reuse=True):
             moments.append(perf_counter())
             count += len(chunk.token_ids)
             nowhere.write(chunk.text)

@@ -11,6 +11,7 @@ from serving_cases import TEMPLATE, Speaker
 from edgespec.backends.base import Logits
 from edgespec.decode.engine import Engine
 from edgespec.decode.session import Session
+from edgespec.models.chat import ChatMessage
 
 
 class Watched(Speaker):
@@ -28,7 +29,7 @@ class Watched(Speaker):
 def test_what_was_prepared_is_not_read_again() -> None:
     backend = Watched("Yes.")
     with Engine(backend, chat_template=TEMPLATE) as engine:
-        messages = [{"role": "user", "content": "words " * 30}]
+        messages: list[ChatMessage] = [{"role": "user", "content": "words " * 30}]
         size = len(engine.encode(messages))
         assert engine.prepare(messages) == size
         assert max(backend.read) <= 64  # who asks meanwhile waits for one such piece
