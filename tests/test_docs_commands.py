@@ -21,7 +21,8 @@ INDENTED = re.compile(r"(?:^ {4}.*\n?)+", re.MULTILINE)
 INLINE = re.compile(r"`(edgespec [a-z][^`\n]*)`")
 # Where commands are run that need more than the embedded model and some seconds.
 ELSEWHERE = {
-    r"edgespec \w+ hf:|edgespec models pull": "tests/cli/test_models.py, against a local hub",
+    r"edgespec \w+ hf:|edgespec models pull|edgespec embed bge-small": "tests/cli/test_models.py, "
+    "against a local hub",
     r"edgespec \w+ ollama:": "tests/models/hub, in folders laid out like Ollama's",
     r"edgespec serve": "tests/cli/test_serve.py",
     r"edgespec worker|.*--workers": "tests/cli/test_worker.py, tests/backends/llama",
