@@ -10,7 +10,7 @@ import typer
 
 from edgespec.cli import options
 from edgespec.cli.options import PROMPT, load_option, named_option
-from edgespec.cli.render import Progress, printable
+from edgespec.cli.render import Progress, embedding_memory_json, printable
 from edgespec.errors import ModelNotFoundError, UnsupportedError
 from edgespec.option_fields import argument, option
 from edgespec.paths import stdin_lines
@@ -45,6 +45,7 @@ def embed(
 
     Prints a line of numbers for each text, in their order; --json one document.
     """
+    from edgespec.memory.device.track import peak_resident_bytes
     from edgespec.memory.plan.embedding import plan_embedding
     from edgespec.memory.plan.options import LoadOptions
     from edgespec.models.hub.resolve import EMBEDDING_MODELS
@@ -79,7 +80,9 @@ def embed(
         )
     rows = made.rows.tolist()
     if as_json:
-        print(json.dumps({"embeddings": rows, "tokens": [*made.num_tokens]}))
+        memory = {**embedding_memory_json(plan), "measured_peak_bytes": peak_resident_bytes()}
+        tokens = [*made.num_tokens]
+        print(json.dumps({"embeddings": rows, "tokens": tokens, "memory": memory}))
         return
     for row in rows:
         print(" ".join(f"{value:.8g}" for value in row))

@@ -10,10 +10,18 @@ from typing import TYPE_CHECKING, Any
 from edgespec.cli import options
 from edgespec.cli.answer_options import read_text
 from edgespec.cli.options import PROMPT, load_option
-from edgespec.cli.render import memory_json, printable, size_text, speed_text, table
+from edgespec.cli.render import (
+    embedding_memory_json,
+    memory_json,
+    printable,
+    size_text,
+    speed_text,
+    table,
+)
 from edgespec.option_fields import option
 
 if TYPE_CHECKING:
+    from edgespec.memory.plan.embedding import EmbeddingPlan
     from edgespec.memory.plan.plan import Alternative, Plan
     from edgespec.models.spec import ModelSpec
 
@@ -32,11 +40,24 @@ def plan(
     It leaves room for a short prompt, or that of --file, and the longest answer of --max-tokens.
     """
     from edgespec.memory.bytes.simulation import simulating
+    from edgespec.memory.plan.embedding import embeds, plan_embedding
     from edgespec.models.onnx.folder import read_model
     from edgespec.setup.prompt_size import most_prompt_tokens
     from edgespec.setup.smaller_files import plan_or_say_what_fits
 
     spec = read_model(model.path(plan_options))
+    if embeds(spec):
+        asked = plan_options.request()
+        embedding = plan_embedding(spec, asked)
+        whose = "free" if asked.budget_bytes is None else "budget"
+        document = {
+            **_named(spec),
+            "plan": embedding.as_json(),
+            "memory": embedding_memory_json(embedding),
+        }
+        sections = _sections(spec, embedding, embedding.predicted_peak_bytes, whose)
+        print(json.dumps(document) if as_json else "\n\n".join(sections))
+        return
     request = plan_options.request(
         prompt_tokens=most_prompt_tokens(spec, [read_text(file) or ""]),
         max_tokens=max_tokens,
@@ -50,11 +71,13 @@ def plan(
         print(json.dumps(_document(spec, made)) if as_json else plan_text(spec, made))
 
 
+def _named(spec: ModelSpec) -> dict[str, str]:
+    return {"model": str(spec.path), "name": spec.name, "file_type": spec.file_type}
+
+
 def _document(spec: ModelSpec, plan: Plan) -> dict[str, Any]:
     return {
-        "model": str(spec.path),
-        "name": spec.name,
-        "file_type": spec.file_type,
+        **_named(spec),
         "plan": plan.as_json(),
         "kv_loss_nats": plan.kv_loss,
         "memory": memory_json(plan),
@@ -69,26 +92,33 @@ def _document(spec: ModelSpec, plan: Plan) -> dict[str, Any]:
 
 def plan_text(spec: ModelSpec, plan: Plan) -> str:
     """The plan as tables: bytes, choices with their reasons, predicted speed."""
-    components = [
-        (name.replace("_", " "), size_text(size)) for name, size in plan.component_bytes.items()
-    ]
     whose = "free" if plan.limit_bytes == plan.available_bytes else "budget"
     budgeted = plan.predicted_peak_bytes
     if plan.limit_bytes != plan.available_bytes:  # a budget covers the GPU's memory too
         budgeted += plan.predicted_gpu_bytes
-    left = size_text(plan.limit_bytes - budgeted)
-    peak, limit = size_text(budgeted), size_text(plan.limit_bytes)
-    components.append(("at most", f"{peak} of {limit} {whose}, {left} left"))
-    choices = [(c.name.replace("_", " "), str(c.value), c.reason) for c in plan.choices]
     speed = (
         f"{speed_text(plan.speed_range)} tokens/s, plain {speed_text(plan.plain_range)}, while "
         f"nothing else computes ({plan.speed_source})"
     )
-    title = f"{printable(spec.name) or spec.path.name} ({spec.file_type})"
-    sections = [title, table(components), table(choices), table([("predicted", speed)])]
+    sections = [*_sections(spec, plan, budgeted, whose), table([("predicted", speed)])]
     if alternatives := plan.alternatives:
         sections.append("you could also have\n" + table([_row(o) for o in alternatives]))
     return "\n\n".join(sections)
+
+
+def _sections(
+    spec: ModelSpec, plan: Plan | EmbeddingPlan, peak_bytes: int, whose: str
+) -> list[str]:
+    """Title, bytes, and choices with their reasons."""
+    components = [
+        (name.replace("_", " "), size_text(size)) for name, size in plan.component_bytes.items()
+    ]
+    left = size_text(plan.limit_bytes - peak_bytes)
+    peak, limit = size_text(peak_bytes), size_text(plan.limit_bytes)
+    components.append(("at most", f"{peak} of {limit} {whose}, {left} left"))
+    choices = [(c.name.replace("_", " "), str(c.value), c.reason) for c in plan.choices]
+    title = f"{printable(spec.name) or spec.path.name} ({spec.file_type})"
+    return [title, table(components), table(choices)]
 
 
 def _row(other: Alternative) -> tuple[str, str]:

@@ -23,6 +23,7 @@ from edgespec.errors import DraftModelWarning, EdgespecError, EdgespecWarning
 
 if TYPE_CHECKING:
     from edgespec.decode.generation import Result
+    from edgespec.memory.plan.embedding import EmbeddingPlan
     from edgespec.memory.plan.plan import Plan
 
 _MIBI, _GIBI = 1 << 20, 1 << 30
@@ -160,6 +161,15 @@ def table(rows: Sequence[Sequence[str]]) -> str:
         beside = "" if below or not wrapped else wrapped.pop(0)
         lines += [(head + beside).rstrip(), *(" " * indent + line for line in wrapped)]
     return "\n".join(lines)
+
+
+def embedding_memory_json(plan: EmbeddingPlan) -> dict[str, Any]:
+    """As `memory_json`, of a model that makes embeddings."""
+    return {
+        "predicted_peak_bytes": plan.predicted_peak_bytes,
+        "limit_bytes": plan.limit_bytes,
+        "components": plan.component_bytes,
+    }
 
 
 def memory_json(plan: Plan) -> dict[str, Any]:

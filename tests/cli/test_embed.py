@@ -57,6 +57,20 @@ def test_one_document(command: Command, bert: Path) -> None:
     told = json.loads(command("embed", str(bert), *TEXTS, "--json", "--pooling", "cls").out)
     assert np.allclose(told["embeddings"], edgespec.embed(TEXTS, bert, pooling="cls"), atol=1e-6)
     assert told["tokens"] == [4, 5]
+    memory = told["memory"]
+    assert 0 < memory["measured_peak_bytes"] and memory["components"]["weights"] > 0
+
+
+def test_its_plan_has_bytes_and_how_texts_are_pooled(command: Command, bert: Path) -> None:
+    """Nothing is drafted or written."""
+    shown = command("plan", str(bert), "--budget", "600MiB").out
+    assert "pooling" in shown and "of 600 MiB budget" in shown
+    assert "drafter" not in shown and "tokens/s" not in shown
+    told = json.loads(command("plan", str(bert), "--json").out)
+    measured = json.loads(command("embed", str(bert), *TEXTS, "--json").out)["memory"]
+    assert told["memory"]["components"] == measured["components"]
+    done = command("plan", str(bert), "--kv-type", "q8_0")
+    assert done.status == 1 and "is about writing text" in done.err
 
 
 def test_a_long_text_is_refused_in_a_sentence(command: Command, bert: Path) -> None:
