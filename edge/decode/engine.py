@@ -66,18 +66,12 @@ class Engine(Target):
     """A loaded model. Use `edgespec.load` to make one from a file.
 
     Args:
-        backend: the model.
-        curve: measured step times; None disables speculation.
-        drafter: where drafts come from; None disables speculation.
-        more_drafters: those of the cache's other sequences; without, these are never drafted for.
-        max_nodes: largest step, root included; None leaves it to the backend.
-        history: counts how many tokens rounds of each size emitted, for later plans.
+        backend, curve, drafter, more_drafters, max_nodes, history, snapshots_cost: as of `Target`.
+            Snapshots are given up between two answers where drafts were not worth them.
         chat_template: Jinja source of the model's chat format, or None.
         tool_template: the same for conversations with tools, where the file has one.
         reuses_cache: whether a generation may go on from what the cache holds of its prompt.
         is_exact: the answer must be plain decoding's, so no setting may change it.
-        snapshots_cost: how many times as long plain steps take because the backend keeps snapshots
-            for drafts. They are given up between two answers where drafts were not worth it.
         cache_key: what a saved cache must have been made with to be read back; "" saves none.
         on_close: called once when the engine is closed.
     """

@@ -237,7 +237,7 @@ class SequenceState:
     stages, which `make_step` runs for a whole batch: `propose`, `draft_tree`, `process_output`.
     Where no drafter can be asked for some steps a cooldown begins: plain steps, of which the
     drafter learns behind them (`flush`). After a step of the model what Python uses is no longer in
-    the processor's caches: telling the drafter of one step takes 0.1 ms there, which is 3% of a
+    the processor's caches: updating the drafter with one step takes 0.1 ms there, which is 3% of a
     step of 3 ms, and of many together as long.
 
     Args:

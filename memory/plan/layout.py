@@ -187,10 +187,10 @@ class Layout:
     @cached_property
     def kernels(self) -> bool:
         """Whether edgespec's own matrix kernels multiply: in llama.cpp, on the CPU."""
-        return self.request.kernels != "off" and not self.kernels_obstacle
+        return self.request.kernels != "off" and not self.kernels_unsupported
 
     @cached_property
-    def kernels_obstacle(self) -> str:
+    def kernels_unsupported(self) -> str:
         """What keeps them away, or ""."""
         if self.backend == ONNX:
             return "ONNX Runtime has its own"

@@ -254,16 +254,16 @@ def kernels_of(layout: Layout) -> Choice:
 
     Raises UnsupportedError where ours were asked for and cannot be used.
     """
-    obstacle, asked = layout.kernels_obstacle, layout.request.kernels
+    unsupported, asked = layout.kernels_unsupported, layout.request.kernels
     value = "on" if layout.kernels else "off"
-    if asked == "on" and obstacle:
+    if asked == "on" and unsupported:
         raise UnsupportedError(
-            f"--kernels on is not possible: {obstacle}",
+            f"--kernels on is not possible: {unsupported}",
             hint="leave it out; `edgespec doctor` says what kernels there are",
         )
     if asked != "auto":
         return Choice("kernels", value, "as asked")
-    reason = obstacle or "edgespec's own; timed against llama.cpp's at the first load"
+    reason = unsupported or "edgespec's own; timed against llama.cpp's at the first load"
     return Choice("kernels", value, reason)
 
 

@@ -97,18 +97,20 @@ def drafter_of(spec: ModelSpec, request: Request) -> Choice:
 
 def users_of(specs: Sequence[ModelSpec], request: Request, draft_spec: ModelSpec | None) -> Choice:
     """Generations that may run at once. Raises UnsupportedError where they cannot be so many."""
-    obstacle = _lonely(specs, request, draft_spec)
+    unsupported = _single_user_reason(specs, request, draft_spec)
     if request.users is None:
         reason = "at once, in shared steps; --users changes it"
-        return Choice("users", 1 if obstacle else _USUAL_USERS, obstacle or reason)
-    if request.users > 1 and obstacle:
+        return Choice("users", 1 if unsupported else _USUAL_USERS, unsupported or reason)
+    if request.users > 1 and unsupported:
         raise UnsupportedError(
-            f"--users {request.users} is not possible: {obstacle}", hint="leave out --users"
+            f"--users {request.users} is not possible: {unsupported}", hint="leave out --users"
         )
     return Choice("users", request.users, "as asked")
 
 
-def _lonely(specs: Sequence[ModelSpec], request: Request, draft_spec: ModelSpec | None) -> str:
+def _single_user_reason(
+    specs: Sequence[ModelSpec], request: Request, draft_spec: ModelSpec | None
+) -> str:
     """Why a cache holds one text, or ""."""
     if request.backend == ONNX or specs[0].format == ONNX_FORMAT:
         return "ONNX Runtime's cache holds one text"
