@@ -189,13 +189,19 @@ def test_others_write_and_begin_while_an_image_is_encoded(pair: Engine) -> None:
     assert held.count == 1
 
 
-def _assert_same_or_parted_at_a_tie(found: Result, alone: Result) -> None:
-    """Attention sums over a cache that others write to in another order, on some processors."""
-    for token, one in zip(found.token_ids, alone.logprobs, strict=False):
-        if token != one.token:
-            (_, best), (_, second) = one.best
-            assert best - second < 0.05
+def _assert_same_but_for_rounding(found: Result, alone: Result) -> None:
+    """Attention sums in another order over a cache that others write to.
+
+    It moves log probabilities of these random weights by up to 0.042 (AVX2); a token may change
+    only where the best two are as near.
+    """
+    noise = 0.1
+    for one, other in zip(found.logprobs, alone.logprobs, strict=False):
+        if one.token != other.token:
+            (_, best), (_, second) = other.best
+            assert best - second < 2 * noise
             return
+        assert one.logprob == pytest.approx(other.logprob, abs=noise)
     assert found.token_ids == alone.token_ids
 
 
@@ -223,21 +229,21 @@ def test_others_write_between_the_parts_of_an_image(
         monkeypatch.setattr(LlamaSequence, "_read_rows", watched_rows)
         monkeypatch.setattr(Scheduler, "_step", watched_step)
         for options in (
-            GenerationOptions(max_tokens=COUNT, reuse=True, cancel=cancel),
-            GenerationOptions(max_tokens=COUNT, reuse=True),
+            GenerationOptions(max_tokens=COUNT, reuse=True, logprobs=2, cancel=cancel),
+            GenerationOptions(max_tokens=COUNT, reuse=True, logprobs=2),
         ):
             events.clear()
-            writing = engine.stream(asked("Tell me more."), max_tokens=90)
+            writing = engine.stream(asked("Tell me more."), max_tokens=90, logprobs=2)
             next(writing)
             found = engine.generate(question, options)
             for _ in writing:
                 pass
-            _assert_same_or_parted_at_a_tie(writing.result, alone)
+            _assert_same_but_for_rounding(writing.result, alone)
             parts = [place for place, what in enumerate(events) if what == "part"]
             if options.cancel is not None:
                 assert found.finish_reason == "cancelled" and len(parts) == 1
             else:
-                _assert_same_or_parted_at_a_tie(found, expected)
+                _assert_same_but_for_rounding(found, expected)
                 assert len(parts) > 1
                 assert all("step" in events[one:other] for one, other in pairwise(parts))
 
