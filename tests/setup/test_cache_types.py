@@ -88,9 +88,12 @@ def test_a_cache_that_is_shorter_than_the_text_measures_with_less_of_it(
 ) -> None:
     """The text's f16 cache takes no more than the plan's cache of q4_0."""
     lengths: list[int] = []
-    monkeypatch.setattr(
-        cache_types, "measure_kv_losses", lambda *_, tokens, **__: lengths.append(tokens) or ()
-    )
+
+    def measure(*_: Any, tokens: int, **__: Any) -> list[Any]:
+        lengths.append(tokens)
+        return []
+
+    monkeypatch.setattr(cache_types, "measure_kv_losses", measure)
     for context in (256, 1024, 4096):
         options = {**OPTIONS, "context_size": context, "kv_type": "q4_0"}
         edgespec.load(spec.path, **options).close()
