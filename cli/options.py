@@ -68,7 +68,6 @@ class _Own(NamedTuple):
     known: Option | None
 
 
-@functools.cache  # ten commands take what some of these classes say
 def _own(kind: Any) -> dict[str, _Own]:
     hints, known = get_type_hints(kind, include_extras=True), options_of(kind)
     return {
@@ -150,17 +149,22 @@ class Group:
         return {name: one.known for name, one in cls.own().items() if one.known is not None}
 
     @classmethod
-    @functools.cache
     def parameters(cls) -> list[inspect.Parameter]:
         """Of a command that takes them: arguments, then options."""
-        found = [_parameter(name, own, cls.TITLE) for name, own in cls.own().items()]
-        arguments = {name for name, known in cls.known().items() if known.is_argument}
-        return sorted(found, key=lambda one: one.name not in arguments)
+        kind: Any = cls  # mypy takes the class for one of its objects, which have no hash
+        return _parameters(kind)
 
     @classmethod
     def of(cls, values: dict[str, Any]) -> Any:
         """From what was given for each of the parameters."""
         return cls(**values_of(cls.known(), values))
+
+
+@functools.cache  # several commands take the same ones
+def _parameters(kind: Any) -> list[inspect.Parameter]:
+    found = [_parameter(name, own, kind.TITLE) for name, own in kind.own().items()]
+    arguments = {name for name, known in kind.known().items() if known.is_argument}
+    return sorted(found, key=lambda one: one.name not in arguments)
 
 
 @dataclass(frozen=True)

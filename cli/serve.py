@@ -116,7 +116,7 @@ def serve(
     use_one_arena()
     from edgespec.cli.serve_pool import make_pool
     from edgespec.memory.plan.embedding import embeds
-    from edgespec.serve.asked import Defaults
+    from edgespec.serve.parsing import Defaults
     from edgespec.serve.server import Server, bind
 
     if wanted.log_prompts:

@@ -25,10 +25,9 @@ from edgespec.models.projector import is_projector
 from edgespec.models.spec import ModelSpec
 from edgespec.option_fields import options_of
 from edgespec.paths import expanded
-from edgespec.serve.asked import Defaults, Setup
 from edgespec.serve.embeddings import EmbeddingService
 from edgespec.serve.model_file import ModelFile
-from edgespec.serve.parsing import Limits
+from edgespec.serve.parsing import Defaults, Limits, Setup
 from edgespec.serve.pool import CHAT, Member, Pool, keep_alive_of
 from edgespec.serve.service import Service, Shared
 from edgespec.setup.embedding import Embedder

@@ -18,38 +18,41 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from edgespec.serve.access import Access
 from edgespec.serve.admission import Admission
-from edgespec.serve.answers import Answer, Interface, Task, wanted_model
+from edgespec.serve.answers import Answer, Interface, wanted_model
 from edgespec.serve.api_error import COME_AGAIN, ApiError, api_error_of, error_form
-from edgespec.serve.asked import Setup
-from edgespec.serve.chat import read_chat
-from edgespec.serve.completions import read_completion
-from edgespec.serve.embeddings import check_embeddings, check_rerank, embeddings, rerank
-from edgespec.serve.guard import Guard
-from edgespec.serve.llama import read_infill, read_llama
-from edgespec.serve.messages import read_messages
-from edgespec.serve.page import HEADERS as PAGE_HEADERS
-from edgespec.serve.page import page_files
-from edgespec.serve.parsing import read_json
-from edgespec.serve.pool import ANY, CHAT, EMBED, Member, Pool
-from edgespec.serve.prepare import (
+from edgespec.serve.chat import (
     apply_template,
     check_template,
     count_chat,
-    count_message,
-    count_response,
-    detokenize,
     prepare_chat,
-    prepare_completion,
+    read_chat,
+)
+from edgespec.serve.completions import prepare_completion, read_completion
+from edgespec.serve.embeddings import check_embeddings, check_rerank, embeddings, rerank
+from edgespec.serve.guard import Guard
+from edgespec.serve.llama import (
+    detokenize,
     prepare_infill,
     prepare_llama,
-    prepare_message,
-    prepare_response,
     read_ids,
+    read_infill,
+    read_llama,
     read_text,
     tokenize,
 )
-from edgespec.serve.responses import ResponsesShape, read_response
+from edgespec.serve.messages import count_message, prepare_message, read_messages
+from edgespec.serve.page import HEADERS as PAGE_HEADERS
+from edgespec.serve.page import page_files
+from edgespec.serve.parsing import Setup, read_json
+from edgespec.serve.pool import ANY, CHAT, EMBED, Member, Pool
+from edgespec.serve.responses import (
+    ResponsesShape,
+    count_response,
+    prepare_response,
+    read_response,
+)
 from edgespec.serve.service import Shared, metrics, props, status
+from edgespec.serve.worker import Task
 
 Check = Callable[[Any, Setup], object]
 Prepare = Callable[[Any, Any, Task], Any]

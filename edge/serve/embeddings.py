@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from edgespec.errors import ContextFullError, UnsupportedError
 from edgespec.serve.api_error import ApiError
-from edgespec.serve.asked import Setup
-from edgespec.serve.parsing import EMBEDDINGS_AT_ONCE, Fields, json_bytes, shown
+from edgespec.serve.parsing import EMBEDDINGS_AT_ONCE, Fields, Setup, json_bytes, shown
 from edgespec.setup.embedding import Embedder, Embeddings, Text
 
 if TYPE_CHECKING:
-    from edgespec.serve.answers import Task
+    from edgespec.serve.worker import Task
 
 _MOST_TEXTS = 4096  # of a request
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edgespec.decode.generation import Chunk, Result
 from edgespec.decode.options import GenerationOptions
 from edgespec.models.images import KINDS as IMAGES
 from edgespec.models.images import Image
-from edgespec.serve.asked import ChatAsked, Setup, take_model
 from edgespec.serve.chat import (
+    ChatAsked,
     content_of,
+    prepared,
+    prompt_of,
     take_effort,
     take_image,
     take_parts,
@@ -22,15 +24,21 @@ from edgespec.serve.chat import (
 from edgespec.serve.parsing import (
     Fields,
     Limits,
+    Setup,
     format_within,
     shown,
     take_max_tokens,
+    take_model,
     take_sampling,
     take_stops,
     takes_prewarm,
 )
 from edgespec.serve.shapes import Choice, Delta, Output, Shape, ToolCall, new_id
 from edgespec.serve.tools import Tools, checked, is_kind, take_function
+from edgespec.serve.worker import Prepared, Task
+
+if TYPE_CHECKING:
+    from edgespec.serve.service import Service
 
 Messages = list[dict[str, Any]]
 _NOT_THERE = {
@@ -69,6 +77,20 @@ def read_messages(body: Any, setup: Setup, *, counts: bool = False) -> ChatAsked
     fields.refuse_set(_NOT_THERE)
     fields.end()
     return ChatAsked(messages, options, output, variables, tools, budget, most > 0 and not prewarms)
+
+
+def prepare_message(service: Service, body: Any, task: Task) -> Prepared:
+    """The next message of a conversation. Raises ApiError, and as `Engine.stream`."""
+    asked = read_messages(body, service.setup)
+    talk, ids = prompt_of(service, asked)
+    shape = MessagesShape(service.setup.names[0], len(ids))
+    return prepared(service, asked, talk, ids, shape, task, names_events=True)
+
+
+def count_message(service: Service, body: Any) -> dict[str, int]:
+    """How many tokens a request of Anthropic's interface has. Raises as `prepare_message`."""
+    asked = read_messages(body, service.setup, counts=True)
+    return {"input_tokens": len(prompt_of(service, asked)[1])}
 
 
 # -- messages ------------------------------------------------------------------------------

@@ -15,9 +15,8 @@ from edgespec.memory.plan.request import Request
 from edgespec.models.onnx.folder import read_model
 from edgespec.models.projector import projector_beside, read_projector
 from edgespec.models.spec import ModelSpec
-from edgespec.serve.asked import Defaults, Setup
 from edgespec.serve.embeddings import EmbeddingService
-from edgespec.serve.parsing import Limits
+from edgespec.serve.parsing import Defaults, Limits, Setup
 from edgespec.serve.pool import CHAT, EMBED
 from edgespec.serve.service import Service
 from edgespec.setup.embedding import Embedder

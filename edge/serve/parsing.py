@@ -24,6 +24,7 @@ from edgespec.memory.bytes import projector, requests
 from edgespec.option_fields import options_of, shown_number
 from edgespec.sampling.params import FIELD_NAMES, LARGE, SAMPLER_WORDS, SamplingParams
 from edgespec.serve.api_error import LOGGER, ApiError
+from edgespec.serve.shapes import Output
 
 _SHOWN_CHARS = 40
 _CACHE = "cache_control"
@@ -555,3 +556,58 @@ def _check_size(text: str, param: str, limits: Limits) -> None:
     if size > limits.format_chars:
         problem = f"has {size:,} characters, and {limits.format_chars:,} are the most"
         raise ApiError(f"{param} {problem}", param=param)
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """Settings of answers.
+
+    `max_tokens` None goes on to the end of the context; a completion, by OpenAI's rule, ends after
+    16 tokens then. `think_budget` tokens of thoughts come before an answer; None is no limit.
+    """
+
+    sampling: SamplingParams = _GREEDY
+    max_tokens: int | None = None
+    think_budget: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What requests are held against.
+
+    `names` are those of the model, the first one being what answers call it. With `any_model`
+    a request for another model is answered by this one.
+    """
+
+    names: tuple[str, ...]
+    context_size: int
+    defaults: Defaults
+    limits: Limits
+    any_model: bool = False
+
+
+def take_output(fields: Fields, limits: Limits) -> Output:
+    """The fields that say how an answer is sent. Raises ApiError."""
+    streams = fields.flag("stream")
+    options = fields.object("stream_options")
+    output = Output(
+        choices=fields.whole("n", 1, 1, limits.choices),
+        streams=streams,
+        usage=options.flag("include_usage"),
+        sources=options.flag("include_sources"),
+        progress=fields.flag("return_progress"),
+    )
+    options.ignore("include_obfuscation")  # padding; an answer without it is read alike
+    options.end()
+    return output
+
+
+def take_model(fields: Fields, setup: Setup) -> None:
+    """Refuse a model that is not the one that is served, unless any name will do."""
+    name = fields.any("model", setup.names[0])
+    if name not in setup.names and not (setup.any_model and isinstance(name, str)):
+        message = (
+            f"there is no model {shown(name)} here, only {setup.names[0]}: "
+            "ask for that one, or start the server with --alias NAME or --any-model"
+        )
+        raise ApiError(message, status=404, param="model", code="model_not_found")

@@ -32,8 +32,7 @@ from edgespec.memory.bytes.shape import HOST
 from edgespec.memory.device import reservations
 from edgespec.memory.device.track import give_back_memory
 from edgespec.serve.api_error import ApiError, api_error_of
-from edgespec.serve.asked import Setup
-from edgespec.serve.parsing import Limits, shown
+from edgespec.serve.parsing import Limits, Setup, shown
 from edgespec.setup.model_sets import Capacity, Sizes
 
 CHAT, EMBED, ANY = "chat", "embed", ""  # kinds of models

@@ -7,21 +7,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edgespec.decode.generation import Chunk
 from edgespec.decode.options import GenerationOptions
 from edgespec.models.images import KINDS as IMAGES
 from edgespec.serve.api_error import ApiError
-from edgespec.serve.asked import ChatAsked, Setup, take_model
-from edgespec.serve.chat import content_of, take_parts, take_thinking, text_of
+from edgespec.serve.chat import (
+    ChatAsked,
+    content_of,
+    prepared,
+    prompt_of,
+    take_parts,
+    take_thinking,
+    text_of,
+)
 from edgespec.serve.parsing import (
     Fields,
     Limits,
+    Setup,
     format_within,
     note_ignored,
     shown,
     take_max_tokens,
+    take_model,
     take_sampling,
     takes_prewarm,
 )
@@ -38,6 +47,10 @@ from edgespec.serve.shapes import (
     usage,
 )
 from edgespec.serve.tools import call_arguments, take_tools
+from edgespec.serve.worker import Prepared, Task
+
+if TYPE_CHECKING:
+    from edgespec.serve.service import Service
 
 Items = list[dict[str, Any]]
 
@@ -97,6 +110,22 @@ def read_response(body: Any, setup: Setup) -> tuple[ChatAsked, dict[str, Any], b
         messages, options, output, variables, tools, budget, most > 0 and not prewarms, "input"
     )
     return asked, repeated, summarises
+
+
+def prepare_response(service: Service, body: Any, task: Task) -> Prepared:
+    """The next message of a conversation. Raises ApiError, and as `Engine.stream`."""
+    asked, repeated, summarises = read_response(body, service.setup)
+    talk, ids = prompt_of(service, asked)
+    tokens = None if asked.options.logprobs is None else service.told_tokens
+    shape = ResponsesShape(service.setup.names[0], repeated, summarises=summarises, tokens=tokens)
+    events: dict[str, Any] = {"names_events": True, "fail": shape.failed}
+    return prepared(service, asked, talk, ids, shape, task, **events)
+
+
+def count_response(service: Service, body: Any) -> dict[str, Any]:
+    """How many tokens the prompt of a response has. Raises as `prepare_response`."""
+    asked, *_ = read_response(body, service.setup)
+    return {"object": "response.input_tokens", "input_tokens": len(prompt_of(service, asked)[1])}
 
 
 def _wants_summary(reasoning: Any) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -29,15 +29,11 @@ from edgespec.sampling.constrained import make_grammar
 from edgespec.sampling.params import FIELD_NAMES, SamplingParams
 from edgespec.serve.access import CACHE_SALT, HISTORY
 from edgespec.serve.api_error import LOGGER, ApiError
-from edgespec.serve.asked import Defaults, Setup
-from edgespec.serve.conversation import Prompts
-from edgespec.serve.parsing import Limits, seed_of_choice
+from edgespec.serve.parsing import Defaults, Limits, Setup, seed_of_choice
 from edgespec.serve.pool import Member, Pool, Stops
-from edgespec.serve.shapes import fingerprint
-from edgespec.serve.worker import Generation, Worker
-
-if TYPE_CHECKING:
-    from edgespec.serve.answers import Task
+from edgespec.serve.prompts import Prompts
+from edgespec.serve.shapes import ToldTokens, fingerprint
+from edgespec.serve.worker import Generation, Task, Worker
 
 
 @dataclass(slots=True)
@@ -150,6 +146,7 @@ class Service:
         size = engine.backend.context_size
         self.setup = Setup(tuple(names), size, defaults or Defaults(), self.limits, any_model)
         self.prompts = Prompts(engine)
+        self.told_tokens = ToldTokens(engine.backend.tokenizer)
         self._ahead: deque[_Ahead] = deque(maxlen=_MOST_AHEAD)
         self.worker = Worker(self.limits.waiting, self._ended, engine.users)
 

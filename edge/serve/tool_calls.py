@@ -15,10 +15,9 @@ from edgespec.errors import UnsupportedError
 from edgespec.models.chat import plain_message
 from edgespec.models.images import images_of
 from edgespec.serve.api_error import ApiError
-from edgespec.serve.asked import Defaults, Setup
-from edgespec.serve.chat import read_chat
-from edgespec.serve.conversation import Conversation, Prompts, conversation_of
-from edgespec.serve.parsing import Limits
+from edgespec.serve.chat import Conversation, conversation_of, read_chat
+from edgespec.serve.parsing import Defaults, Limits, Setup
+from edgespec.serve.prompts import Prompts
 
 _NAME = "edgespec"  # of the model, which nobody is told
 _TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}

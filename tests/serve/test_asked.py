@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from edgespec.serve.api_error import ApiError
-from edgespec.serve.asked import Defaults, Setup, take_model, take_output
-from edgespec.serve.parsing import Fields, Limits
+from edgespec.serve.parsing import Defaults, Fields, Limits, Setup, take_model, take_output
 from edgespec.serve.shapes import Output
 
 

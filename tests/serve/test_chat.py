@@ -24,9 +24,8 @@ from serving_cases import (
 from edgespec.backends.fake import ByteTokenizer
 from edgespec.drafting.drafters.suffix import SuffixDrafter
 from edgespec.serve.api_error import ApiError
-from edgespec.serve.asked import Defaults, Setup
 from edgespec.serve.chat import ChatShape, read_chat, take_messages
-from edgespec.serve.parsing import Fields, Limits
+from edgespec.serve.parsing import Defaults, Fields, Limits, Setup
 from edgespec.serve.shapes import Output, ToldTokens
 
 

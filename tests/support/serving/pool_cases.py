@@ -13,9 +13,8 @@ from waiting import PATIENCE_S
 
 from edgespec.decode.engine import Engine
 from edgespec.errors import ModelFileError
-from edgespec.serve.asked import Defaults, Setup
 from edgespec.serve.model_file import about
-from edgespec.serve.parsing import Limits
+from edgespec.serve.parsing import Defaults, Limits, Setup
 from edgespec.serve.pool import Loaded
 from edgespec.serve.server import Server
 from edgespec.serve.service import Service, Shared
