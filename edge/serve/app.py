@@ -9,17 +9,15 @@ from functools import partial
 from typing import Any
 
 import anyio
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
-from starlette.routing import Route
+from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from edgespec.serve.access import Access
 from edgespec.serve.admission import Admission
 from edgespec.serve.answers import Answer, Interface, wanted_model
-from edgespec.serve.api_error import COME_AGAIN, ApiError, api_error_of, error_form
+from edgespec.serve.api_error import ApiError, error_form
 from edgespec.serve.chat import (
     apply_template,
     check_template,
@@ -101,16 +99,14 @@ def make_app(pool: Pool, shared: Shared, access: Access | None = None) -> ASGIAp
     """The application of some models, which it closes when it is shut down."""
 
     @asynccontextmanager
-    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+    async def lifespan(_: object) -> AsyncIterator[None]:
         try:
             yield
         finally:
             await anyio.to_thread.run_sync(pool.close)
 
-    app = Starlette(routes=Routes(pool, shared).all(), lifespan=lifespan)
-    app.add_exception_handler(HTTPException, _unknown)
-    app.add_exception_handler(Exception, _failed)
-    return Guard(app, access or Access(), shared)
+    routes = Router(Routes(pool, shared).all(), lifespan=lifespan)
+    return Guard(routes, access or Access(), shared)
 
 
 class Routes:
@@ -230,20 +226,3 @@ def _places(path: str) -> set[str]:
     """A path with /v1 and without it; the page's files have one place."""
     short = path.removeprefix("/v1")
     return {path} if path in page_files() else {short, f"/v1{short}"}
-
-
-async def _unknown(request: Request, problem: Exception) -> Response:
-    """A path or method that is not there."""
-    status = problem.status_code if isinstance(problem, HTTPException) else 500
-    what = f"{request.method} {request.scope['path'][:100]} is not supported"
-    return _error(request, ApiError(what, status=status, code="unknown_path"))
-
-
-async def _failed(request: Request, problem: Exception) -> Response:
-    """What nothing else caught."""
-    return _error(request, api_error_of(problem))
-
-
-def _error(request: Request, error: ApiError) -> Response:
-    headers = {"retry-after": "1"} if error.status in COME_AGAIN else {}
-    return JSONResponse(error_form(request.scope["path"])(error), error.status, headers)
