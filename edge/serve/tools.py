@@ -179,37 +179,6 @@ class OpenCall:
         return [] if self._is_left_out else [last]
 
 
-class Value:
-    """An argument that is written as a text: where it can be nothing else, it is given at once.
-
-    Args:
-        schema: of this argument.
-        whole: of all arguments, where its references lead.
-    """
-
-    def __init__(self, call: OpenCall, schema: Any, whole: Mapping[str, Any]) -> None:
-        self._call, self._schema, self._whole = call, schema, whole
-        self._is_text = is_text(schema, whole)
-        self._held = list[str]()
-        if self._is_text:
-            call.write('"')
-
-    def write(self, text: str) -> None:
-        """More of it."""
-        if self._is_text:
-            self._call.write(json_text(text)[1:-1])
-        else:
-            self._held.append(text)
-
-    def end(self, rest: str) -> None:
-        """The last of it."""
-        self.write(rest)
-        if self._is_text:
-            return self._call.write('"')
-        value = typed("".join(self._held), self._schema, self._whole)
-        self._call.write(json_text(value))
-
-
 def mended(text: str, fields: tuple[str, str]) -> tuple[str, Any, bool] | None:
     """Of JSON that is cut off or no JSON: the name, the arguments, and whether they are whole.
 
@@ -254,12 +223,6 @@ def typed(text: str, schema: Any, whole: Mapping[str, Any]) -> Any:
         return json.loads(word, strict=False)
     except (ValueError, RecursionError):
         return _WORDS[word] if word in _WORDS else _python_value(word, text)
-
-
-def is_text(schema: Any, whole: Mapping[str, Any]) -> bool:
-    """Whether a text for an argument always stands for itself."""
-    types = _types(schema, whole, 0)
-    return "string" in types and "null" not in types
 
 
 def _python_value(word: str, text: str) -> Any:
