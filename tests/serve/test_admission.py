@@ -27,7 +27,7 @@ from edgespec.memory.bytes.requests import (
     requests_bytes,
 )
 from edgespec.models.chat import TEMPLATE_LIMITS
-from edgespec.serve import conversation
+from edgespec.serve import prompts
 from edgespec.serve.api_error import ApiError
 from edgespec.serve.parsing import Limits, read_json
 from edgespec.serve.pool import Member
@@ -144,7 +144,7 @@ def test_a_conversation_that_never_fits_is_not_rendered(
 ) -> None:
     """However it is spread: the process that renders it has memory for what a context holds."""
     address = serve(Speaker())
-    monkeypatch.setattr(conversation, "render_chat", lambda *_, **__: pytest.fail("rendered"))
+    monkeypatch.setattr(prompts, "render_chat", lambda *_, **__: pytest.fail("rendered"))
     told = httpx.post(address + CHAT, json=body)
     assert told.status_code == 400, what
     assert told.json()["error"]["code"] == "context_length_exceeded"
