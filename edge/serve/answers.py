@@ -20,7 +20,7 @@ from edgespec.serve.api_error import (
     api_error_of,
     openai_error,
 )
-from edgespec.serve.parsing import Setup, json_bytes, read_json
+from edgespec.serve.parsing import ServedModel, json_bytes, read_json
 from edgespec.serve.pool import CHAT, Lease, Member, Pool, Stops, keep_alive_of
 from edgespec.serve.worker import Prepared, Task
 
@@ -48,7 +48,7 @@ class Interface(NamedTuple):
     """
 
     kind: str
-    check: Callable[[Any, Setup], object]
+    check: Callable[[Any, ServedModel], object]
     prepare: Callable[[Any, Any, Task], Prepared | Any]
     tell: Callable[[ApiError], dict[str, Any]] = openai_error
     fail: Callable[[ApiError], dict[str, Any]] | None = None

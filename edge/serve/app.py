@@ -41,7 +41,7 @@ from edgespec.serve.llama import (
 from edgespec.serve.messages import count_message, prepare_message, read_messages
 from edgespec.serve.page import HEADERS as PAGE_HEADERS
 from edgespec.serve.page import page_files
-from edgespec.serve.parsing import Setup, read_json
+from edgespec.serve.parsing import ServedModel, read_json
 from edgespec.serve.pool import ANY, CHAT, EMBED, Member, Pool
 from edgespec.serve.responses import (
     ResponsesShape,
@@ -52,13 +52,13 @@ from edgespec.serve.responses import (
 from edgespec.serve.service import Shared, metrics, props, status
 from edgespec.serve.worker import Task
 
-Check = Callable[[Any, Setup], object]
+Check = Callable[[Any, ServedModel], object]
 Prepare = Callable[[Any, Any, Task], Any]
 Answered = Callable[[Interface, Scope, Receive, Send], Awaitable[None]]
 Handler = Callable[[Request], Awaitable[Response]]
 
 
-def _nothing(_document: Any, _setup: Setup) -> None: ...
+def _nothing(_document: Any, _setup: ServedModel) -> None: ...
 
 
 def _told(answer: Callable[[Any, Any], Any]) -> Callable[[Any, Any, Task], Any]:

@@ -24,7 +24,7 @@ from edgespec.serve.api_error import ApiError, api_error_of
 from edgespec.serve.parsing import (
     Fields,
     Limits,
-    Setup,
+    ServedModel,
     shown,
     take_format,
     take_max_tokens,
@@ -106,7 +106,7 @@ class ChatAsked:
     field: str = "messages"  # that has them, for what is wrong with all of them
 
 
-def read_chat(body: Any, setup: Setup) -> ChatAsked:
+def read_chat(body: Any, setup: ServedModel) -> ChatAsked:
     """What a request wants. Raises ApiError for a field that is wrong or not supported."""
     fields = Fields(body)
     take_model(fields, setup)
@@ -158,17 +158,17 @@ def take_prediction(fields: Fields) -> str:
 # -- thoughts ------------------------------------------------------------------------------
 
 
-def take_thinking(fields: Fields, setup: Setup) -> tuple[int | None, dict[str, Any]]:
+def take_thinking(fields: Fields, setup: ServedModel) -> tuple[int | None, dict[str, Any]]:
     """How many tokens a model may think for, None for no limit, and a template's variables.
 
     Clients say it in several ways; the fewest tokens hold.
     """
-    variables = fields.any("chat_template_kwargs", {})
+    variables = fields.pop("chat_template_kwargs", {})
     if not isinstance(variables, dict) or len(variables) > setup.limits.stops:
         fields.refuse("chat_template_kwargs", f"must be a small object, not {shown(variables)}")
     effort = take_effort(fields, "reasoning_effort")
     budgets, thinks = list[int](), None
-    if isinstance(fields.any_of("think"), str):
+    if isinstance(fields.peek("think"), str):
         effort = take_effort(fields, "think") or effort
     elif "think" in fields:
         thinks = fields.flag("think")
@@ -178,7 +178,7 @@ def take_thinking(fields: Fields, setup: Setup) -> tuple[int | None, dict[str, A
             effort = take_effort(inner, "effort") or effort
             if (budget := inner.whole("budget_tokens", -1, -1, _MOST_BUDGET)) >= 0:
                 budgets.append(budget)
-            kind = inner.any("type")
+            kind = inner.pop("type")
             if kind is not None and kind not in ("enabled", "adaptive", "disabled"):
                 inner.refuse("type", f"must be enabled, adaptive or disabled, not {shown(kind)}")
             thinks = kind != "disabled" if kind is not None else thinks
@@ -188,7 +188,11 @@ def take_thinking(fields: Fields, setup: Setup) -> tuple[int | None, dict[str, A
 
 
 def _thinking(
-    setup: Setup, variables: dict[str, Any], effort: str, budgets: list[int], thinks: bool | None
+    setup: ServedModel,
+    variables: dict[str, Any],
+    effort: str,
+    budgets: list[int],
+    thinks: bool | None,
 ) -> tuple[int | None, dict[str, Any]]:
     said = variables.get("enable_thinking", thinks)
     of_effort = _EFFORTS.get(effort)
@@ -261,7 +265,7 @@ def take_parts(
 
     Thoughts are put into `thoughts`.
     """
-    value = fields.any(field, "" if may_lack else None)
+    value = fields.pop(field, "" if may_lack else None)
     if isinstance(value, str):
         return [value]
     if not isinstance(value, list):
@@ -296,7 +300,7 @@ def take_image(part: Fields) -> Image:
     name = next(names, "image_url")
     part.refuse_set({"file_id": "send the image itself, as a data: URL"})
     try:
-        image = sent_image({name: part.any(name)})
+        image = sent_image({name: part.pop(name)})
     except UnsupportedError as problem:
         part.refuse(name, f"is not taken: {problem}" + f" ({problem.hint})" * bool(problem.hint))
     part.ignore("detail", "prompt_cache_breakpoint")
@@ -341,7 +345,7 @@ def _thought_of(fields: Fields) -> str:
     """What was thought before an answer that is sent back, under any of its names."""
     fields.ignore("reasoning_details", "thinking_blocks", "reasoning_signature")
     names = ("reasoning_content", "reasoning", "thinking")
-    found = [value for name in names if isinstance(value := fields.any(name), str)]
+    found = [value for name in names if isinstance(value := fields.pop(name), str)]
     return next(filter(None, found), "")
 
 
@@ -351,7 +355,7 @@ def _calls(fields: Fields, limits: Limits) -> list[dict[str, Any]]:
         _call(Fields(value, f"{fields.name('tool_calls')}[{index}]"))
         for index, value in enumerate(values)
     ]
-    if function := fields.any("function_call"):  # as it was before there were tools
+    if function := fields.pop("function_call"):  # as it was before there were tools
         calls.append(_call(Fields({"function": function}, fields.path)))
     return calls
 
@@ -558,7 +562,7 @@ def apply_template(service: Service, body: Any) -> dict[str, str]:
     return {"prompt": prompt_of(service, asked)[0].text}
 
 
-def check_template(body: Any, setup: Setup) -> None:
+def check_template(body: Any, setup: ServedModel) -> None:
     """Raise ApiError for a field that is wrong or not supported."""
     read_chat(_with_opening(body)[0], setup)
 

@@ -16,7 +16,7 @@ from edgespec.serve.chat import NO_EFFECT, NOT_THERE, take_prediction
 from edgespec.serve.parsing import (
     Fields,
     Limits,
-    Setup,
+    ServedModel,
     shown,
     take_format,
     take_max_tokens,
@@ -64,7 +64,7 @@ class CompletionAsked:
         return self.echo and self.options.logprobs is not None
 
 
-def read_completion(body: Any, setup: Setup) -> CompletionAsked:
+def read_completion(body: Any, setup: ServedModel) -> CompletionAsked:
     """What a request wants. Raises ApiError for a field that is wrong or not supported."""
     fields = Fields(body)
     take_model(fields, setup)
@@ -118,7 +118,7 @@ def _logprobs(fields: Fields, limits: Limits) -> int | None:
 
 def take_prompts(fields: Fields, limits: Limits) -> list[str | list[int]]:
     """The field `prompt`: a text, several, token ids, or several lists of them. Raises ApiError."""
-    value = fields.any("prompt")
+    value = fields.pop("prompt")
     if isinstance(value, str) or _is_ids(value):
         return [value]
     if isinstance(value, list) and value and all(isinstance(o, str) or _is_ids(o) for o in value):

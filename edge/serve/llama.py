@@ -15,7 +15,7 @@ from edgespec.sampling.params import SamplingParams
 from edgespec.serve.completions import Gap, fill_ids, take_prompts
 from edgespec.serve.parsing import (
     Fields,
-    Setup,
+    ServedModel,
     json_bytes,
     take_format,
     take_model,
@@ -64,13 +64,13 @@ class LlamaAsked:
     paths: Sequence[str]  # what alone is told; all of it where there are none
 
 
-def read_llama(body: Any, setup: Setup) -> LlamaAsked:
+def read_llama(body: Any, setup: ServedModel) -> LlamaAsked:
     """What `/completion` is asked for. Raises ApiError."""
     fields = Fields(body)
     return _asked(fields, setup, take_prompts(fields, setup.limits), None)
 
 
-def read_infill(body: Any, setup: Setup) -> LlamaAsked:
+def read_infill(body: Any, setup: ServedModel) -> LlamaAsked:
     """What `/infill` is asked for. Raises ApiError."""
     fields = Fields(body)
     prefix, suffix = fields.text("input_prefix"), fields.text("input_suffix")
@@ -90,7 +90,7 @@ def _file(fields: Fields) -> tuple[str, str]:
 
 
 def _asked(
-    fields: Fields, setup: Setup, prompts: list[str | list[int]], gap: Gap | None
+    fields: Fields, setup: ServedModel, prompts: list[str | list[int]], gap: Gap | None
 ) -> LlamaAsked:
     take_model(fields, setup)
     limits = setup.limits
@@ -123,7 +123,7 @@ def _asked(
     return asked
 
 
-def _most_tokens(fields: Fields, setup: Setup) -> int:
+def _most_tokens(fields: Fields, setup: ServedModel) -> int:
     """Most tokens of an answer; what is below 0 goes on to the end of the context."""
     found = [fields.whole(name, -1, -2, _MOST) for name in _MAX_TOKENS if name in fields]
     most = found[0] if found else setup.defaults.max_tokens
@@ -304,7 +304,7 @@ def tokenize(service: Service, body: Any) -> Any:
     return b'{"tokens":[' + b",".join(map(written.__getitem__, ids)) + b"]}"
 
 
-def read_text(body: Any, _setup: Setup | None = None) -> tuple[str, bool, bool, bool]:
+def read_text(body: Any, _setup: ServedModel | None = None) -> tuple[str, bool, bool, bool]:
     """A text to tokenize, and how: `add_special`, `with_pieces`, `parse_special`."""
     fields = Fields(body)
     fields.ignore("model")  # by which this one was found
@@ -327,7 +327,7 @@ def detokenize(service: Service, body: Any) -> dict[str, Any]:
     return {"content": b"".join(map(written.__getitem__, ids)).decode(errors="replace")}
 
 
-def read_ids(body: Any, _setup: Setup | None = None) -> tuple[Fields, list[Any]]:
+def read_ids(body: Any, _setup: ServedModel | None = None) -> tuple[Fields, list[Any]]:
     """Ids to make a text of, and the request that has them."""
     fields = Fields(body)
     fields.ignore("model")

@@ -25,7 +25,7 @@ from edgespec.serve.chat import (
 from edgespec.serve.parsing import (
     Fields,
     Limits,
-    Setup,
+    ServedModel,
     format_within,
     note_ignored,
     shown,
@@ -79,7 +79,7 @@ _NOT_THERE = {
 }
 
 
-def read_response(body: Any, setup: Setup) -> tuple[ChatAsked, dict[str, Any], bool]:
+def read_response(body: Any, setup: ServedModel) -> tuple[ChatAsked, dict[str, Any], bool]:
     """What a request wants, the fields that its answer repeats, whether it summarises thoughts.
 
     Raises ApiError.
@@ -89,7 +89,7 @@ def read_response(body: Any, setup: Setup) -> tuple[ChatAsked, dict[str, Any], b
     fields.refuse_set(_NOT_THERE)
     messages = _messages(fields, _items(fields, setup.limits))
     repeated = {name: body.get(name) for name in _REPEATED}
-    summarises = _wants_summary(fields.any_of("reasoning"))
+    summarises = _wants_summary(fields.peek("reasoning"))
     budget, variables = take_thinking(fields, setup)
     limit, size = setup.defaults.max_tokens, setup.context_size
     most = take_max_tokens(fields, limit, size, "max_output_tokens")
@@ -137,7 +137,7 @@ def _wants_summary(reasoning: Any) -> bool:
 
 def _items(fields: Fields, limits: Limits) -> Items:
     """The items of a conversation."""
-    value = fields.any("input")
+    value = fields.pop("input")
     items = [{"role": "user", "content": value}] if isinstance(value, str) else value
     if not isinstance(items, list) or not items:
         fields.refuse("input", f"must be a text or a list of items, not {shown(value)}")

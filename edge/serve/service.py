@@ -29,7 +29,7 @@ from edgespec.sampling.constrained import make_grammar
 from edgespec.sampling.params import FIELD_NAMES, SamplingParams
 from edgespec.serve.access import CACHE_SALT, HISTORY
 from edgespec.serve.api_error import LOGGER, ApiError
-from edgespec.serve.parsing import Defaults, Limits, Setup, seed_of_choice
+from edgespec.serve.parsing import Defaults, Limits, ServedModel, seed_of_choice
 from edgespec.serve.pool import Member, Pool, Stops
 from edgespec.serve.prompts import Prompts
 from edgespec.serve.shapes import ToldTokens, fingerprint
@@ -141,7 +141,7 @@ class Service:
         self.limits, self.totals = shared.limits, shared.totals
         self._owns_engine = owns_engine
         size = engine.backend.context_size
-        self.setup = Setup(tuple(names), size, defaults or Defaults(), self.limits, any_model)
+        self.setup = ServedModel(tuple(names), size, defaults or Defaults(), self.limits, any_model)
         self.prompts = Prompts(engine)
         self.told_tokens = ToldTokens(engine.backend.tokenizer)
         self._ahead: deque[_Ahead] = deque(maxlen=_MOST_AHEAD)

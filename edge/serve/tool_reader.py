@@ -39,10 +39,10 @@ from edgespec.serve.tools import (
     call_of,
     gemma_arguments,
     json_text,
-    mended,
+    parse_argument,
     python_calls,
+    read_broken_call,
     repaired,
-    typed,
 )
 
 T = TypeVar("T")
@@ -474,7 +474,9 @@ class ToolReader:
         end = yield from self._closed(how, place, broken)
         if is_given:
             return end + len(first_piece(how.closing)) if end >= 0 else len(self._text)
-        found = mended(self._text[place : end if end >= 0 else len(self._text)], how.fields)
+        found = read_broken_call(
+            self._text[place : end if end >= 0 else len(self._text)], how.fields
+        )
         name = found and self._known(found[0])
         if not found or not name:
             return place
@@ -594,7 +596,7 @@ class ToolReader:
                 break
             text, place, is_whole = yield from self._value(how, key.end())
             written = key["key"].strip()
-            arguments[written] = typed(text, known.get(written), schema)
+            arguments[written] = parse_argument(text, known.get(written), schema)
         self._give([call_of(name, arguments, is_whole=is_whole)])
         return place
 

@@ -216,7 +216,7 @@ class Worker:
             there = len(self._waiting) + len(self._running)
             if there + len(generations) > self._most + self._users:
                 raise ApiError(
-                    f"{len(self._waiting)} generations wait and {self._most} may: try again later",
+                    f"the queue is full ({len(self._waiting)} wait): try again in a second",
                     status=429,
                     code="queue_full",
                 )

@@ -25,7 +25,7 @@ from edgespec.backends.fake import ByteTokenizer
 from edgespec.drafting.drafters.suffix import SuffixDrafter
 from edgespec.serve.api_error import ApiError
 from edgespec.serve.chat import ChatShape, read_chat, take_messages
-from edgespec.serve.parsing import Defaults, Fields, Limits, Setup
+from edgespec.serve.parsing import Defaults, Fields, Limits, ServedModel
 from edgespec.serve.shapes import Output, ToldTokens
 
 
@@ -75,7 +75,7 @@ def test_what_is_not_supported_is_refused_by_name(serve: Serve, client: Connect)
         talk.create(model="gpt-9", messages=HELLO)
 
 
-SETUP = Setup(("edgespec",), 2048, Defaults(think_budget=500), Limits())
+SETUP = ServedModel(("edgespec",), 2048, Defaults(think_budget=500), Limits())
 
 
 @pytest.mark.parametrize(
