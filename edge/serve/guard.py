@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from time import perf_counter
+from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
@@ -191,7 +192,7 @@ def _local(scope: Scope) -> tuple[Scope, str]:
     if "host" not in headers and path in _OPEN_PATHS:
         host = "localhost"  # HTTP/1.0, as HAProxy asks for health; every browser names a host
     # The routes raise for a path that is not there, whatever application they are mounted in.
-    more = {"app": None, "starlette.exception_handlers": ({}, {})}
+    more: dict[str, Any] = {"app": None, "starlette.exception_handlers": ({}, {})}
     return {**scope, **more, "path": f"{root}/{path.strip('/')}"}, host
 
 
