@@ -10,7 +10,7 @@ import typer
 
 from edgespec.cli import options
 from edgespec.cli.command import Commands
-from edgespec.cli.render import Progress, note, printable, size_text, table
+from edgespec.cli.render import Progress, note, paragraph, printable, size_text, table
 from edgespec.cli.start import cancel_on_interrupt, end_if_interrupted, until_set
 from edgespec.option_fields import argument, option, size_bytes
 from edgespec.paths import expanded
@@ -310,7 +310,7 @@ def _tuned_text(report: dict[str, Any]) -> str:
         f"{now['plain_tokens_per_s'] / source['plain_tokens_per_s']:.2f}x of the source; "
         f"at most {report['max_kl']:.4f} of loss was allowed"
     )
-    return f"{table(rows)}\n\n{end}"
+    return f"{table(rows)}\n\n{paragraph(end)}"
 
 
 def _compared_text(report: dict[str, Any]) -> str:
@@ -326,7 +326,7 @@ def _compared_text(report: dict[str, Any]) -> str:
         f"{report['tokens_kept']} tokens are taken together, "
         f"{report['mass_taken_together']:.2%} of the probability"
     )
-    return f"{table(rows)}\n\n{end}"
+    return f"{table(rows)}\n\n{paragraph(end)}"
 
 
 def _kv_text(report: dict[str, Any]) -> str:
@@ -336,10 +336,11 @@ def _kv_text(report: dict[str, Any]) -> str:
         cells = _loss_cells(row.get("quality"))
         cells[0] = cells[0].partition(" [")[0]  # of one text, which has no interval
         rows.append([row["kv_type"], *cells, *times])
-    return (
-        f"{table(rows)}\n\nlosses over {report['places']} tokens of one text, against f16; "
+    end = (
+        f"losses over {report['places']} tokens of one text, against f16; "
         f"steps after {report['step_depth']} tokens; names are of keys/values where these differ"
     )
+    return f"{table(rows)}\n\n{paragraph(end)}"
 
 
 def _loss_cells(quality: dict[str, Any] | None) -> list[str]:
