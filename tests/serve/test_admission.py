@@ -99,7 +99,7 @@ def test_few_large_bodies_are_read_at_once(
     serve: Serve, size: int, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And small ones beside them."""
-    begun, gate, render = list[str](), threading.Event(), conversation.render_chat
+    begun, gate, render = list[str](), threading.Event(), prompts.render_chat
 
     def slow(template: str, messages: Any, **options: Any) -> str:
         if messages[0]["content"] == "large":
@@ -107,7 +107,7 @@ def test_few_large_bodies_are_read_at_once(
             assert gate.wait(PATIENCE_S)
         return render(template, messages, **options)
 
-    monkeypatch.setattr(conversation, "render_chat", slow)
+    monkeypatch.setattr(prompts, "render_chat", slow)
     address = serve(Speaker())
     said = [{"role": "user", "content": "large"}]
     body = json.dumps({"messages": said, "user": "a" * size}).encode()
