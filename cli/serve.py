@@ -7,7 +7,6 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from edgespec.cli import options
 from edgespec.cli.answer_options import SamplingOptions, read_text
 from edgespec.cli.embed import PoolingOption
 from edgespec.cli.options import load_option
+from edgespec.cli.pool_options import PoolOptions
 from edgespec.cli.render import note
 from edgespec.cli.start import cancel_on_interrupt, load_engine
 from edgespec.errors import UnsupportedError
@@ -29,34 +29,6 @@ if TYPE_CHECKING:
     from edgespec.memory.plan.request import Request
     from edgespec.models.spec import ModelSpec
     from edgespec.serve.server import Server
-
-
-@dataclass(frozen=True)
-class PoolOptions(options.Group):
-    """Which models answer, and how long each stays.
-
-    Args:
-        folder: Folder of GGUF files, which are loaded when asked for.
-        any_here: Load any model that `models list` knows when asked for.
-        keep_alive: How long an idle model stays: 5m, 0 or always; for one model NAME=5m. Default:
-            until others need its memory.
-        pin: Name of a model that is loaded at once and stays.
-        alias: Name of the model for clients; of several models NAME=ALIAS. Default: the file's
-            name.
-    """
-
-    TITLE: ClassVar = options.SERVER
-
-    folder: Path | None = option(None, called="--models")
-    any_here: bool = option(False, called="--any")
-    keep_alive: list[str] | None = option(None)
-    pin: list[str] | None = option(None)
-    alias: list[str] | None = option(None)
-
-    def is_pool(self, named: Sequence[str]) -> bool:
-        """Whether models are loaded when they are asked for: not one model that stays."""
-        is_chosen = self.folder or self.any_here or self.keep_alive or self.pin
-        return len(named) > 1 or bool(is_chosen)
 
 
 _KEY_VARIABLE = "EDGESPEC_API_KEY"

@@ -9,8 +9,8 @@ from math import inf
 from pathlib import Path
 
 from edgespec.cli import options
+from edgespec.cli.pool_options import PoolOptions
 from edgespec.cli.render import note, printable, size_text
-from edgespec.cli.serve import PoolOptions
 from edgespec.decode.engine import Engine
 from edgespec.errors import DoesNotFitError, EdgespecError, UnsupportedError
 from edgespec.memory.bytes.footprint import RUNTIME_BYTES

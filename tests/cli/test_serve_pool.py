@@ -15,7 +15,7 @@ from random_gguf import F32, write_model
 from serving_cases import TEMPLATE
 
 from edgespec.cli.options import DEFAULTS
-from edgespec.cli.serve import PoolOptions
+from edgespec.cli.pool_options import PoolOptions
 from edgespec.cli.serve_pool import make_pool
 from edgespec.errors import DoesNotFitError, ModelNotFoundError, UnsupportedError
 from edgespec.memory.plan.request import Request
