@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -26,6 +26,7 @@ from edgespec.memory.bytes.shape import GPU, HOST, Device
 from edgespec.memory.device.llama_binary import PACKAGE
 from edgespec.memory.device.track import give_back_memory, limit_freed_memory
 from edgespec.models.gguf.ggml_types import GGML_NUMBERS
+from edgespec.models.gguf.shards import read_gguf_shards
 
 if TYPE_CHECKING:
     from edgespec.backends.llama.batch import Batch
@@ -115,6 +116,8 @@ class LlamaContext:
         LOG.clear()
         self._load(path, progress)
         self.tokenizer = self._tokenizer = LlamaTokenizer(self.lib, self._model)
+        if self.lib.llama_model_chat_template(self._model, None):
+            self.tokenizer.find_control_texts()
         self.capabilities = self._find_capabilities()
         self._make_context(adjust)
         self._look(self.settings.max_nodes)
@@ -174,11 +177,14 @@ class LlamaContext:
         )
         self._adjust_loading(params)
         pages, problems = HugePages(), list[BaseException]()
+        shards = read_gguf_shards(path)
+        largest = max((one.data_bytes for shard in shards for one in shard.tensors), default=0)
 
         def report(fraction: float, _data: Any) -> bool:
             try:
                 if fraction == 0.0:  # the weights have their place and are not read yet
                     pages.ask()
+                    pages.fill(largest)
                 if progress is not None:
                     progress(fraction)
             except BaseException as problem:  # C cannot pass it on
@@ -191,7 +197,7 @@ class LlamaContext:
         tied = settings.tied and not settings.devices  # whose last one has the head
         use = kernels(settings.kernels, tied=tied, threads=settings.threads)
         limit_freed_memory()  # tensors are read into a buffer of their size before they are packed
-        with interrupts_kept() as interrupted, use:
+        with interrupts_kept() as interrupted, use, closing(pages):
             if self._parts:
                 names = (ctypes.c_char_p * len(self._parts))(*map(os.fsencode, self._parts))
                 self._model = self.lib.llama_model_load_from_splits(names, len(names), params)

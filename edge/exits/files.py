@@ -13,6 +13,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import numpy as np
@@ -178,7 +179,7 @@ def _add_tokenizer(writer: Any, file: Gguf, token_ids: NDArray[np.int32]) -> Non
     for key in (*_COPIED, *(f"tokenizer.ggml.{flag}" for flag in _FLAGS)):
         if key in metadata:
             _add_scalar(writer, key, metadata[key])
-    tokens = read_strings(file.path, metadata.get(_TOKENS))
+    tokens = list(read_strings(file.path, metadata.get(_TOKENS)))
     chosen = [tokens[token] for token in token_ids]
     writer.add_token_list(chosen)
     kinds = read_numbers(file.path, metadata.get(_TYPES))
@@ -188,7 +189,7 @@ def _add_tokenizer(writer: Any, file: Gguf, token_ids: NDArray[np.int32]) -> Non
     if len(scores):
         writer.add_token_scores([float(scores[token]) for token in token_ids])
     there = set(chosen)
-    merges = read_strings(file.path, metadata.get("tokenizer.ggml.merges"))
+    merges = list(read_strings(file.path, metadata.get("tokenizer.ggml.merges")))
     kept = [merge for merge in merges if {merge.replace(b" ", b""), *merge.split(b" ")} <= there]
     if merges:
         writer.add_token_merges(kept or merges[:1])
@@ -262,7 +263,8 @@ def check_made_for(target: ModelSpec, info: HeadInfo) -> None:
     if info.target_hash != target_hash(target):
         raise UnsupportedError(
             f"{info.file.path.name} is a head of {info.target_name}, not of {target.path.name}",
-            hint=f"make one with `edgespec draft train {target.path.name} --kind eagle3 -o FILE`",
+            hint="make one with "
+            f"`edgespec draft train {quote(str(target.path))} --kind eagle3 -o FILE`",
         )
 
 

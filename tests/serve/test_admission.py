@@ -8,6 +8,7 @@ import gzip
 import json
 import logging
 import socket
+import threading
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -27,7 +28,7 @@ from edgespec.memory.bytes.requests import (
     requests_bytes,
 )
 from edgespec.models.chat import TEMPLATE_LIMITS
-from edgespec.serve import conversation
+from edgespec.serve import prompts
 from edgespec.serve.api_error import ApiError
 from edgespec.serve.parsing import Limits, read_json
 from edgespec.serve.pool import Member
@@ -93,6 +94,37 @@ def test_large_bodies_of_others_are_held_up_to_a_bound(serve: Serve) -> None:
     until(lambda: httpx.post(address + CHAT, content=body).status_code == 200)
 
 
+@pytest.mark.parametrize(("size", "most"), [(80_000, 2), (1_100_000, 1)])
+def test_few_large_bodies_are_read_at_once(
+    serve: Serve, size: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And small ones beside them."""
+    begun, gate, render = list[str](), threading.Event(), prompts.render_chat
+
+    def slow(template: str, messages: Any, **options: Any) -> str:
+        if messages[0]["content"] == "large":
+            begun.append("large")
+            assert gate.wait(PATIENCE_S)
+        return render(template, messages, **options)
+
+    monkeypatch.setattr(prompts, "render_chat", slow)
+    address = serve(Speaker())
+    said = [{"role": "user", "content": "large"}]
+    body = json.dumps({"messages": said, "user": "a" * size}).encode()
+    asked = [
+        in_thread(lambda: httpx.post(address + CHAT, content=body, timeout=PATIENCE_S))
+        for _ in range(4)
+    ]
+    until(lambda: len(begun) == most)
+    assert httpx.post(address + CHAT, json=HELLO).status_code == 200
+    time.sleep(0.2)
+    assert len(begun) == most
+    gate.set()
+    for thread, answers in asked:
+        join(thread)
+        assert answers[0].status_code == 200
+
+
 LONG = "a" * 100_000
 PATHS: list[tuple[str, dict[str, Any]]] = [
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": LONG}]}),
@@ -144,7 +176,7 @@ def test_a_conversation_that_never_fits_is_not_rendered(
 ) -> None:
     """However it is spread: the process that renders it has memory for what a context holds."""
     address = serve(Speaker())
-    monkeypatch.setattr(conversation, "render_chat", lambda *_, **__: pytest.fail("rendered"))
+    monkeypatch.setattr(prompts, "render_chat", lambda *_, **__: pytest.fail("rendered"))
     told = httpx.post(address + CHAT, json=body)
     assert told.status_code == 400, what
     assert told.json()["error"]["code"] == "context_length_exceeded"
