@@ -36,9 +36,8 @@ from streams import ReadLoop, cycles, streams
 
 import edgespec
 from edgespec.backends.llama.backend import LlamaBackend
-from edgespec.backends.llama.context import LlamaSettings
 from edgespec.backends.llama.kernels import attach
-from edgespec.backends.ort.backend import OrtBackend, OrtSettings
+from edgespec.backends.ort.backend import OrtBackend
 from edgespec.backends.ort.cache import converted
 from edgespec.backends.ort.providers import (
     CPU_PROVIDER,
@@ -50,6 +49,7 @@ from edgespec.backends.ort.providers import (
 from edgespec.backends.tree import DraftTree
 from edgespec.measure.prompts import PROMPTS
 from edgespec.measure.timing import one_step, some_tokens
+from edgespec.memory.bytes.config import RunConfig
 from edgespec.memory.bytes.footprint import multiplied_tensors
 from edgespec.memory.device import host
 from edgespec.memory.device.kernels import instruction_set
@@ -124,7 +124,7 @@ def kernels() -> None:
 
 
 def _open(spec: ModelSpec, ours: bool, arguments: argparse.Namespace) -> LlamaBackend:
-    settings = LlamaSettings(
+    settings = RunConfig(
         context_size=max(arguments.prompt, arguments.depth) + 64,
         batch_size=128,
         max_nodes=max(arguments.sizes),
@@ -439,7 +439,7 @@ def _opened(
             bucket_graphs(tuple(steps), context, options) if is_fixed else {GRAPH_FILE: options}
         )
     folder = converted(spec, cache.cache_directory() / "onnx", host.cpu_name(), graphs=wanted)
-    settings = OrtSettings(context, 64, max(_PROVIDER_SIZES), threads=arguments.threads)
+    settings = RunConfig(context, 64, max(_PROVIDER_SIZES), threads=arguments.threads)
     return OrtBackend(spec, read_facts(spec), folder, settings, place)
 
 

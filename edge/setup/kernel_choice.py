@@ -19,7 +19,6 @@ from edgespec.memory.device.kernels import kernels_key, missing_kernels, packed_
 from edgespec.memory.plan.options import ONNX
 from edgespec.memory.plan.plan import Plan
 from edgespec.memory.plan.request import Request
-from edgespec.memory.plan.settings import settings_of
 from edgespec.memory.store import cache
 from edgespec.models.gguf.ggml_types import GGML_NUMBERS
 from edgespec.models.gguf.reader import GgufTensor
@@ -65,8 +64,8 @@ def best_kernels(spec: ModelSpec, request: Request, plan_of: Callable[[Request],
     plan = plan_of(request)
     if request.kernels != "auto" or not plan.kernels:
         return plan
-    own = replace(settings_of(plan), kernels=False)
-    curves = stored_curve(spec, own), stored_curve(spec, settings_of(plan))
+    own = replace(plan, kernels=False)
+    curves = stored_curve(spec, own), stored_curve(spec, plan)
     if all(one is not None and one.contention == 1.0 for one in curves):
         other = plan_of(replace(request, kernels="off"))
         speeds = plan.tokens_per_s, other.tokens_per_s

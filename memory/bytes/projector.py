@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from edgespec.errors import BackendError
+from edgespec.memory.bytes.config import GPU, HOST
 from edgespec.memory.bytes.footprint import Component
 from edgespec.memory.bytes.requests import AT_ONCE
-from edgespec.memory.bytes.shape import GPU, HOST
 from edgespec.memory.bytes.simulation import simulated_projector
 from edgespec.models.images import MAX_PIXELS
 from edgespec.models.projector import Projector

@@ -20,7 +20,7 @@ from functools import cache, cached_property, partial
 from typing import Any
 
 from edgespec.errors import DoesNotFitError
-from edgespec.memory.bytes.shape import HOST, WORKER, kv_name, kv_pair
+from edgespec.memory.bytes.config import HOST, WORKER, RunConfig, kv_name, kv_pair
 from edgespec.memory.plan.drafts import Drafts, largest_cheap
 from edgespec.memory.plan.layout import (
     BATCH_SIZES,
@@ -54,7 +54,6 @@ from edgespec.memory.plan.request import (
     threads_of,
     users_of,
 )
-from edgespec.memory.plan.settings import Settings, settings_of
 from edgespec.memory.times.speed import SpeedModel
 from edgespec.models.spec import ModelSpec
 
@@ -66,12 +65,12 @@ def make_plan(
     spec: ModelSpec,
     request: Request,
     machine: Machine,
-    speed_of: Callable[[Settings], SpeedModel],
+    speed_of: Callable[[RunConfig], SpeedModel],
     *,
     drafter_bytes: int = 0,
     draft_spec: ModelSpec | None = None,
     switch_spec: ModelSpec | None = None,
-    max_step_of: Callable[[Settings], int | None] = lambda _settings: None,
+    max_step_of: Callable[[RunConfig], int | None] = lambda _config: None,
     kv_losses: Mapping[str, float] | None = None,
 ) -> Plan:
     """Choose all settings of a run.
@@ -115,10 +114,11 @@ def make_plan(
     choices.append(kernels_of(layout))
     choices += _kv_costs(losses)
     choices += [users] if request.users != 1 else []
-    settings, known = settings_of(layout), cache(speed_of)
+    config = layout.config(layout.contexts.least, layout.least_batch, 0)
+    known = cache(speed_of)
 
     def speed_with(draft_max: int) -> SpeedModel:
-        return known(replace(settings, snapshots=snapshots_of(spec, draft_max)))
+        return known(replace(config, snapshots=snapshots_of(spec, draft_max)))
 
     def again(**changes: Any) -> Plan:
         return make_plan(
@@ -133,7 +133,7 @@ def make_plan(
             kv_losses=kv_losses,
         )
 
-    return _sized(layout, Drafts(layout, speed_with, max_step_of(settings)), choices, again)
+    return _sized(layout, Drafts(layout, speed_with, max_step_of(config)), choices, again)
 
 
 def _kv_costs(losses: Mapping[str, float]) -> Iterator[Choice]:
@@ -167,26 +167,15 @@ def _sized(
     if layout.users > 1:
         layout, cells = with_cells_for_all(layout, context, batch_size, draft_max)
         sizes.append(cells)
-    return Plan(
-        backend=layout.backend,
-        device=layout.device,
-        context_size=context,
-        batch_size=batch_size,
-        threads=layout.threads,
-        kv_type_k=layout.kv_type_k,
-        kv_type_v=layout.kv_type_v,
-        kv_loss=layout.kv_losses.get(kv_name(layout.kv_type_k, layout.kv_type_v)),
-        gpu_layers=layout.gpu_layers,
+    return Plan.of(
+        layout.config(context, batch_size, draft_max),
         draft_max=draft_max,
-        drafter=layout.drafter,
         draft_model=layout.draft_spec.path if layout.draft_spec else None,
         draft_mapped=layout.draft_mapped,
         switch=layout.switch_spec.path if layout.switch_spec else None,
         switch_mapped=layout.switch_mapped,
-        exact=layout.exact,
+        switch_snapshots=snapshots_of(layout.switch_spec, draft_max),
         remember=layout.request.remember,
-        mapped=layout.mapped,
-        kernels=layout.kernels,
         choices=(*choices, *sizes, mapping_of(layout)),
         components=layout.footprint(context, batch_size, draft_max),
         limit_bytes=layout.limit_bytes,
@@ -197,18 +186,10 @@ def _sized(
         speed_range=drafts.range_of(draft_max),
         goal=_goal(layout, drafts),
         speed_source=drafts.speed_of(draft_max).source,
+        kv_loss=layout.kv_losses.get(kv_name(layout.kv_type_k, layout.kv_type_v)),
         find_alternatives=partial(
             _alternatives, ladder, drafts, (context, batch_size, draft_max), again
         ),
-        users=layout.users,
-        cells=layout.cells(context),
-        shares=layout.shares,
-        overrides=layout.overrides,
-        snapshots=snapshots_of(layout.spec, draft_max),
-        switch_snapshots=snapshots_of(layout.switch_spec, draft_max),
-        projector=layout.projector.path if layout.projector else None,
-        image_tokens=layout.image_tokens,
-        states=layout.states,
     )
 
 

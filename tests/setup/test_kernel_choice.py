@@ -14,7 +14,6 @@ from planning_cases import PLENTY, SPEC, curve, model, plan_of
 from edgespec.memory.plan.options import KernelChoice
 from edgespec.memory.plan.plan import Plan
 from edgespec.memory.plan.request import Request
-from edgespec.memory.plan.settings import settings_of
 from edgespec.memory.store import cache
 from edgespec.memory.times.curve import CostCurve
 from edgespec.memory.times.speed import SpeedModel
@@ -106,7 +105,7 @@ def test_whole_steps_count_more_than_products() -> None:
     products({"1": (3.0, 1.0), "4": (5.0, 3.0)})
     plan = planner()(REQUEST)
     for kernels, ms in ((True, 4.0), (False, 3.0)):
-        settings = replace(settings_of(plan), kernels=kernels)
+        settings = replace(plan, kernels=kernels)
         taken = CostCurve([float("inf"), ms, 1.2 * ms])
         cache.store("curves", settings_key(SPEC, settings), taken.as_json())
     best = best_kernels(SPEC, REQUEST, planner())

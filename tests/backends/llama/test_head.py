@@ -28,9 +28,9 @@ from edgespec.drafting.drafters.combined import CombinedDrafter
 from edgespec.drafting.drafters.model import HeadDrafter, HeadText
 from edgespec.drafting.drafters.suffix import SuffixDrafter
 from edgespec.errors import UnsupportedError
+from edgespec.memory.bytes.config import RunConfig
 from edgespec.memory.bytes.footprint import Component, footprint
 from edgespec.memory.bytes.head_footprint import block_footprint, wanted_block
-from edgespec.memory.bytes.shape import RunShape
 from edgespec.memory.bytes.simulation import Wanted, simulated
 from edgespec.memory.plan.request import Request
 from edgespec.memory.times.curve import CostCurve
@@ -278,7 +278,7 @@ def test_a_head_that_is_always_wrong_is_hardly_asked(files: Files) -> None:
 def test_a_plan_has_the_head_in_it(path: Path) -> None:
     """Tried as long as nobody knows whether it pays; named, it is there in any case."""
     spec = read_model_spec(path)
-    shape = RunShape(512, 64, DRAFTS + 1, head=True)
+    shape = RunConfig(512, 64, DRAFTS + 1, head=True)
     plan = make_run_plan(spec, Request(context_size=512, draft_max=DRAFTS, kernels="off"))
     assert plan.drafter == "suffix,head"
     assert {"head_kv_cache", "head_compute", "head_rows", "head_logits"} <= set(
@@ -300,7 +300,7 @@ def test_a_plan_has_the_head_in_it(path: Path) -> None:
     assert found["logits"] == planned["head_logits"] and found["rows"] == planned["head_rows"]
 
 
-def block_parts(spec: ModelSpec, shape: RunShape) -> tuple[Component, ...]:
+def block_parts(spec: ModelSpec, shape: RunConfig) -> tuple[Component, ...]:
     (_, answer) = simulated([Wanted(spec, shape), wanted_block(spec, shape)])
     return block_footprint(spec, shape, answer)
 
@@ -310,7 +310,7 @@ def test_weights_of_a_head_that_is_not_loaded_are_not_planned(path: Path) -> Non
     totals = []
     for head in (False, True):
         backend = opened(Files(path), has_head=False, mapped=False) if head else None
-        shape = RunShape(512, 64, 5, snapshots=4, mapped=False, head=head)
+        shape = RunConfig(512, 64, 5, snapshots=4, mapped=False, head=head)
         (answer,) = simulated([Wanted(spec, shape)])
         parts = footprint(spec, shape, answer)
         planned = sum(one.nbytes for one in parts if "weights" in one.name)
