@@ -73,15 +73,15 @@ class LlamaContext:
         self.capabilities = self._find_capabilities()
         self._make_context(adjust)
         self._look(self.settings.max_nodes)
-        if self.settings.projector:
-            self._open_projector()
+        if self.settings.projector is not None:
+            self._open_projector(self.settings.projector)
 
-    def _open_projector(self) -> None:
+    def _open_projector(self, path: Path) -> None:
         from edgespec.backends.llama.vision import Vision
 
         settings, has_gpu = self.settings, self.settings.gpu_layers != 0
         self.vision = Vision(
-            Path(settings.projector),
+            path,
             self._model,
             self.tokenizer.vocabulary,
             threads=settings.threads,

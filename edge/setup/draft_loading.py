@@ -74,7 +74,7 @@ def load_draft_model(
         curve = measured(head, None)
         return (HeadDrafter(HeadText(head), curve, vocab_size),)
     draft_spec = read_model_spec(path, heads=True)
-    config = draft_config(plan, spec, draft_spec, mapped=plan.draft_mapped)
+    config = draft_config(plan, draft_spec, spec, mapped=plan.draft_mapped)
     if is_head:
         assert isinstance(target, FollowedBackend)
         target.truncate(0)

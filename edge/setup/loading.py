@@ -263,7 +263,7 @@ def _load_llamacpp(spec: ModelSpec, plan: Plan, report: Progress) -> Backend:
     read = layers_to_read(spec, plan.read_layers)
     config = replace(plan, tied=spec.tied_embeddings, read_layers=read)
     has_head = HEAD in plan.drafter.split(",") and plan.draft_max > 0
-    make = FollowedBackend if has_head else LlamaBackend
+    make: type[LlamaBackend] = FollowedBackend if has_head else LlamaBackend
     if plan.snapshots:
         make = FollowedRecurrentBackend if has_head else RecurrentBackend
     return make(spec.path, config, progress=lambda part: report("loading", part))

@@ -95,7 +95,7 @@ def draft_key(spec: ModelSpec, plan: Plan, draft_spec: ModelSpec | None) -> str:
     if draft_spec is None:
         return f"{settings_key(spec, plan)} head"
     beside = ", ".join(_name(one) for one in plan.devices if not one.worker)
-    key = settings_key(draft_spec, draft_config(plan, spec, draft_spec))
+    key = settings_key(draft_spec, draft_config(plan, draft_spec))
     return f"{key} | {beside}" if beside else key
 
 

@@ -511,7 +511,7 @@ class Layout:
 
     def _draft_config(self, config: RunConfig) -> RunConfig:
         assert self.draft_spec is not None
-        return draft_config(config, self.spec, self.draft_spec, mapped=self.draft_mapped)
+        return draft_config(config, self.draft_spec, self.spec, mapped=self.draft_mapped)
 
 
 def largest_fitting(sizes: Sequence[int], excess_bytes: Callable[[int], int]) -> int | None:

@@ -157,20 +157,19 @@ def component_bytes(components: Sequence[Component]) -> dict[str, int]:
 
 
 def draft_config(
-    config: RunConfig, target: ModelSpec, draft: ModelSpec, *, mapped: bool = True
+    config: RunConfig, draft: ModelSpec, target: ModelSpec | None = None, *, mapped: bool = True
 ) -> RunConfig:
-    """How a draft model is loaded beside its target: as that is, with small steps.
+    """How a draft model is loaded beside a model that is loaded as `config` says: in small steps.
 
-    On a GPU with all of its layers where the target uses one. A head reads what its target does.
+    On a GPU with all of its layers where that one uses any. Without a `target` its context, which
+    changes no step's time, is as long as the target's.
     """
-    context, cells = config.context_size, 0
-    if draft.reads is None:
-        context, cells = min(context, draft.context_length or context), config.cells
+    context, cells = config.context_size, config.cells if config.users > 1 else 0
+    if target is not None and draft.reads is None:
+        context = min(context, draft.context_length or context)
         if is_translated(target, draft):
             context = min(context, TRANSLATED_CONTEXT if config.users == 1 else TRANSLATED_SHARE)
             cells = config.users * context
-        elif config.users == 1:
-            cells = 0
     return RunConfig(
         context_size=context,
         cells=cells,

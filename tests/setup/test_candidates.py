@@ -98,7 +98,7 @@ def test_its_cache_is_as_small_as_the_targets(
     )
     spec = read_model_spec(drafter)
     assert plan.component_bytes["draft_kv_cache"] == 512 * spec.kv_values_per_token * bits / 8
-    assert draft_config(plan, target, spec).kv_type_k == kind
+    assert draft_config(plan, spec).kv_type_k == kind
 
 
 def test_it_is_used_where_it_pays(target: ModelSpec, shipped: Path) -> None:

@@ -167,9 +167,9 @@ def test_step_times_are_kept_for_the_shares() -> None:
 def test_a_draft_model_stays_here() -> None:
     """A trip for each of its tokens would cost more than it saves."""
     plan = plan_of(LARGE, machine(worker(8 << 30)), gpu_layers=4)
-    assert (draft_config(plan, LARGE, LARGE).gpu_layers, plan.gpu_layers) == (0, 4)
+    assert (draft_config(plan, LARGE).gpu_layers, plan.gpu_layers) == (0, 4)
     beside = plan_of(LARGE, machine(worker(8 << 30), *gpu(8 << 30)), gpu_layers=-1)
-    assert draft_config(beside, LARGE, LARGE).gpu_layers == -1
+    assert draft_config(beside, LARGE).gpu_layers == -1
 
 
 def test_what_workers_are_not_used_with_is_refused() -> None:

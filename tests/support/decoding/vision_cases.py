@@ -28,7 +28,7 @@ PLACES = ("first", "last", "between")
 
 def open_backend(folder: Path, name: str, **changes: Any) -> LlamaBackend:
     settings = {"context_size": 1024, "batch_size": 64, "threads": 1, "max_nodes": 8, **changes}
-    projector = str(folder / f"mmproj-{name}.gguf")
+    projector = folder / f"mmproj-{name}.gguf"
     return LlamaBackend(folder / f"{name}.gguf", RunConfig(**settings, projector=projector))
 
 
