@@ -186,24 +186,18 @@ class Chat:
     # -- the bottom line -------------------------------------------------------------------
 
     def status(self, columns: int) -> str:
-        """Speed, acceptance length, context and memory, in at most `columns` characters."""
+        """Speed, context, tokens a step and memory: as many of them as `columns` have room for."""
         counters = self.last.counters if self.last else None
         used, size = self.session.used_tokens, self.engine.backend.context_size
         peak, limit = peak_resident_bytes(), self.plan.limit_bytes
         speed = f"{counters.tokens_per_s:.0f}" if counters else "-"
         length = f"{counters.acceptance_length:.2f}" if counters else "-"
         share = f"  large {self.last.large_share:.0%}" if self.last and self.last.spans else ""
-        wide = (
-            f"{speed} tokens/s  {length} a step{share}  context {used}/{size}  "
-            f"memory {size_text(peak)} of {size_text(limit)}"
-        )
-        if len(wide) <= columns:
-            return wide
-        parts = [f"{speed} t/s", f"{length}x{share}", f"{used}/{size}"]
-        parts.append(f"{peak >> 20}/{limit >> 20}M")
-        while len(" ".join(parts)) > columns and len(parts) > 1:
-            parts.pop()  # half a number would be another one
-        return " ".join(parts)[:columns]
+        parts = [f"{speed} tokens/s", f"context {used}/{size}", f"{length} a step{share}"]
+        parts.append(f"memory {size_text(peak)} of {size_text(limit)}")
+        while len("  ".join(parts)) > columns:
+            parts.pop()  # half a number would be another one, and a number alone says nothing
+        return "  ".join(parts)
 
 
 @contextmanager

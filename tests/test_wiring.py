@@ -64,14 +64,21 @@ def test_weights_and_the_cache_lie_on_huge_pages(measured_cache: Path) -> None:
             granted[written] += size
             return size
 
-        HugePages.ask = counted
+        def noted(self, spare):
+            fill(self, spare)
+            filled.append(sum(end - start for start, end in self._new) - spare)
+
+        fill, filled = HugePages.fill, []
+        HugePages.ask, HugePages.fill = counted, noted
         with edgespec.load(context_size=4096, drafter="none") as engine:
             sizes = engine.memory_bytes()
         print(json.dumps([granted[False] / sizes["weights_repacked"],
-                          granted[True] / sizes["kv_cache"]]))
+                          granted[True] / sizes["kv_cache"],
+                          sum(filled) / sizes["weights_repacked"]]))
     """
-    of_weights, of_cache = _said_by(program, measured_cache)
+    of_weights, of_cache, zeroed_ahead = _said_by(program, measured_cache)
     assert of_weights > 0.9 and of_cache > 0.9
+    assert 0.5 < zeroed_ahead < 0.9  # all but the room for the largest tensor
 
 
 def test_freed_buffers_go_back_after_a_load(measured_cache: Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ from edgespec.memory.bytes.config import GPU, HOST, RunConfig
 from edgespec.memory.device.llama_binary import PACKAGE
 from edgespec.memory.device.track import give_back_memory, limit_freed_memory
 from edgespec.models.gguf.ggml_types import GGML_NUMBERS
+from edgespec.models.gguf.shards import read_gguf_shards
 
 if TYPE_CHECKING:
     from edgespec.backends.llama.batch import Batch
@@ -129,11 +130,14 @@ class LlamaContext:
         )
         self._adjust_loading(params)
         pages, problems = HugePages(), list[BaseException]()
+        shards = read_gguf_shards(path)
+        largest = max((one.data_bytes for shard in shards for one in shard.tensors), default=0)
 
         def report(fraction: float, _data: Any) -> bool:
             try:
                 if fraction == 0.0:  # the weights have their place and are not read yet
                     pages.ask()
+                    pages.fill(largest)
                 if progress is not None:
                     progress(fraction)
             except BaseException as problem:  # C cannot pass it on
@@ -146,7 +150,7 @@ class LlamaContext:
         tied = settings.tied and not settings.devices  # whose last one has the head
         use = kernels(settings.kernels, tied=tied, threads=settings.threads)
         limit_freed_memory()  # tensors are read into a buffer of their size before they are packed
-        with interrupts_kept() as interrupted, use:
+        with interrupts_kept() as interrupted, use, closing(pages):
             if self._parts:
                 names = (ctypes.c_char_p * len(self._parts))(*map(os.fsencode, self._parts))
                 self._model = self.lib.llama_model_load_from_splits(names, len(names), params)

@@ -67,14 +67,10 @@ def compare(
         _check_same_tokens(spec, other)
     reference, threads = held_out(spec, data, progress), host.usable_cores()
     rows: list[dict[str, Any]] = []
-    files, begun_s = [spec, *others], perf_counter()
+    files, tell = [spec, *others], _with_time_left(progress)
     for number, file in enumerate(files):
-        what = f"comparing {file.path.name}"
-        if number:
-            left_s = (perf_counter() - begun_s) / number * (len(files) - number)
-            what += f", about {time_text(left_s)} left"
         try:
-            progress(what, number / len(files))
+            tell(f"comparing {file.path.name}", number / len(files))
         except KeyboardInterrupt:
             if not number:
                 raise
@@ -113,36 +109,47 @@ def compare_kv_types(
 ) -> dict[str, Any]:
     """What types of the KV cache lose against f16 over a text, and step times with a long past.
 
-    The losses are kept: plans show them, and `--prefer context` chooses by them.
+    The losses are kept: plans show them, and `--prefer context` chooses by them. A `progress` that
+    raises KeyboardInterrupt ends it as it ends `compare`.
     """
     threads = host.usable_cores()
     kinds = [kind for kind in _KV_TYPES if all(kv_type_fits(spec, one) for one in kv_pair(kind))]
-    losses = measure_kv_losses(
-        spec,
-        kinds,
-        threads=threads,
-        text=None if data is None else read_text(data),
-        progress=lambda what, part: progress(what, part / 2),
-        kernels=not missing_kernels() and has_packed_weights(spec),
-    )
     rows: list[dict[str, Any]] = []
-    for number, kind in enumerate(("f16", *kinds)):
-        try:
-            progress(f"timing steps with a {kind} cache", (1 + number / (1 + len(kinds))) / 2)
-        except KeyboardInterrupt:
-            if not number:
-                raise
-            break
-        times = step_ms(
-            spec.path, threads=threads, sizes=SHOWN_SIZES, depth=_KV_DEPTH, kv_type=kind
-        )
-        row = {"kv_type": kind, "step_ms": {str(n): ms for n, ms in times.items()}}
-        if kind in losses:
-            row["quality"] = losses[kind].as_json()
-        rows.append(row)
-    places = next(iter(losses.values())).places
+    places = 0
+    try:
+        for kind, loss in measure_kv_losses(
+            spec,
+            kinds,
+            threads=threads,
+            text=None if data is None else read_text(data),
+            progress=_with_time_left(progress),
+            kernels=not missing_kernels() and has_packed_weights(spec),
+        ):
+            times = step_ms(
+                spec.path, threads=threads, sizes=SHOWN_SIZES, depth=_KV_DEPTH, kv_type=kind
+            )
+            row = {"kv_type": kind, "step_ms": {str(n): ms for n, ms in times.items()}}
+            if loss is not None:
+                row["quality"], places = loss.as_json(), loss.places
+            rows.append(row)
+    except KeyboardInterrupt:
+        if not places:
+            raise
     complete = len(rows) == 1 + len(kinds)
     return {"complete": complete, "places": places, "step_depth": _KV_DEPTH, "kv_rows": rows}
+
+
+def _with_time_left(progress: Progress) -> Progress:
+    """The same progress, which says how long what is left takes if it goes on as it did."""
+    begun_s = perf_counter()
+
+    def tell(what: str, part: float) -> None:
+        if 0.0 < part < 1.0:
+            left_s = (perf_counter() - begun_s) * (1.0 - part) / part
+            what += f", about {time_text(left_s)} left"
+        progress(what, part)
+
+    return tell
 
 
 def _facts(spec: ModelSpec) -> dict[str, Any]:

@@ -437,7 +437,9 @@ def _biases(fields: Fields, limits: Limits) -> tuple[tuple[int, float], ...]:
     for token, bias in value.items():
         is_id = token.isascii() and token.isdigit() and len(token) <= len(str(_MOST_COUNT))
         if not is_id or int(token) >= _MOST_COUNT:
-            fields.refuse("logit_bias", f"must name token ids, not {shown(token)}")
+            fields.refuse(
+                "logit_bias", f"must name token ids, not {shown(token)}: /tokenize has them"
+            )
         if isinstance(bias, bool) or not isinstance(bias, int | float) or not -100 <= bias <= 100:
             fields.refuse("logit_bias", f"must be -100 to 100, not {shown(bias)}")
     return tuple((int(token), float(bias)) for token, bias in value.items())

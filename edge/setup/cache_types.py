@@ -6,7 +6,7 @@ table). So nothing but q8_0 is chosen unmeasured, and who asks for a type is tol
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 from warnings import warn
 
@@ -43,11 +43,13 @@ def measure_kv_losses(
     tokens: int = TOKENS,
     progress: Progress = lambda _what, _part: None,
     **loading: Unpack[Loading],
-) -> dict[str, QuantizationLoss]:
-    """What caches of these types (as `kv_name` has them) lose against f16; it is kept.
+) -> Iterator[tuple[str, QuantizationLoss | None]]:
+    """What caches of these types (as `kv_name` has them) lose against f16, one after the other.
 
-    Over the first `tokens` of a text, or of the built-in prompts. One file is open at a time, with
-    a cache as long as the text. Raises UnsupportedError where the text is too short.
+    Over the first `tokens` of a text, or of the built-in prompts. The first one is f16 itself,
+    with None. Each loss is kept before the next one is measured, so an interruption loses none.
+    One file is open at a time, with a cache as long as the text. Raises UnsupportedError where
+    the text is too short.
     """
     with open_tokenizer(spec.path) as tokenizer:
         start = [] if spec.bos_id is None else [spec.bos_id]
@@ -60,20 +62,22 @@ def measure_kv_losses(
         )
     counted = np.ones(len(ids), np.bool_)
     counted[-1] = False
-    told = f"measuring what a {' and a '.join(kinds)} cache loses (once)"
-    progress(told, 0.0)
+    progress(_measuring(kinds[0]), 0.0)
     reference = make_reference(
         spec.path, [CountedText(ids, counted)], threads=threads, top=_TOP, **loading
     )
-    found = {}
+    yield "f16", None
     for number, kind in enumerate(kinds, 1):
-        progress(told, number / (1 + len(kinds)))
+        progress(_measuring(kind), number / (1 + len(kinds)))
         how: Loading = {**loading, "kv_type": kind}
-        scores = score(spec.path, reference, threads=threads, **how)
-        found[kind] = quality_of(reference, scores)
-    keep_kv_losses(spec, {kind: one.kl.value for kind, one in found.items()})
-    progress(told, 1.0)
-    return found
+        loss = quality_of(reference, score(spec.path, reference, threads=threads, **how))
+        keep_kv_losses(spec, {kind: loss.kl.value})
+        yield kind, loss
+    progress(_measuring(kinds[-1]), 1.0)
+
+
+def _measuring(kind: str) -> str:
+    return f"measuring what a {kind} cache loses (once)"
 
 
 def know_cache_type(spec: ModelSpec, plan: Plan, report: Progress) -> None:
@@ -124,9 +128,10 @@ def _measure(spec: ModelSpec, plan: Plan, kind: str, report: Progress) -> bool:
         "gpu_layers": plan.gpu_layers,
     }
     try:
-        measure_kv_losses(
+        for _ in measure_kv_losses(
             spec, [kind], threads=plan.threads, tokens=tokens, progress=report, **loading
-        )
+        ):
+            pass
     except EdgespecError:  # a vocabulary without words for the text; loading says what else it is
         return False
     return True

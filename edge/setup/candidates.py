@@ -19,9 +19,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from math import inf
-from pathlib import Path
 
 from edgespec.drafting.constants import (
     TELLING_ROUNDS,
@@ -106,12 +104,6 @@ class DraftSource:
         return self.kind == _SMALL
 
 
-@lru_cache(maxsize=2 * _MOST_LOOKED_AT)
-def _read_once(path: Path) -> ModelSpec:
-    """A file that stays as it is while a program runs: lists of models plan many others."""
-    return read_model_spec(path, heads=True)
-
-
 def source_of(spec: ModelSpec, request: Request) -> DraftSource | None:
     """What `--drafter auto` thinks about: the named file, the shipped one, or the model's own.
 
@@ -126,7 +118,7 @@ def source_of(spec: ModelSpec, request: Request) -> DraftSource | None:
     own = DraftSource(HEAD, None) if has_head(spec) else None
     if path is None:
         return own or _trained_beside(spec) or _small_model(spec, request)
-    drafter = read_model_spec(path, heads=True) if is_named else _read_once(Path(path))
+    drafter = read_model_spec(path, heads=True)
     if not is_named and drafter.reads is not None and drafter.vocab_size != spec.vocab_size:
         return own or _trained_beside(spec) or _small_model(spec, request)
     made = read_exit(drafter) if drafter.reads is None else read_made_for(path)
@@ -156,7 +148,7 @@ def _small_model(spec: ModelSpec, request: Request) -> DraftSource | None:
     found: list[tuple[bool, bool, int, DraftSource]] = []
     for path in dict.fromkeys((*embedded, *(path for _, path in small))):
         with contextlib.suppress(EdgespecError):  # a projector, or of a kind that cannot draft
-            draft = _read_once(path)
+            draft = read_model_spec(path, heads=True)
             if draft.reads is not None or read_exit(draft) is not None:
                 continue
             check_drafter(spec, draft)

@@ -63,3 +63,29 @@ def test_cache_types(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert 0 < losses[0] < losses[2] < losses[1]
     stored = stored_kv_losses(read_model_spec(source))
     assert stored == dict(zip(("q8_0", "q4_0", "q8_0/q4_0"), losses, strict=True))
+
+
+def test_cache_types_that_were_measured_before_an_interruption_are_told_and_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All losses were measured before anything was told or kept, which takes minutes."""
+    source = write_model(tmp_path / "bytes.gguf", "llama", F32, reads_bytes=True)
+    monkeypatch.setattr(comparison, "_KV_DEPTH", 32)
+    monkeypatch.setattr(comparison, "_KV_TYPES", ("q8_0", "q4_0"))
+    cancel = threading.Event()
+    monkeypatch.setattr("edgespec.cli.quantize.cancel_on_interrupt", lambda: cancel)
+
+    def measured(*arguments: Any, kv_type: str, **options: Any) -> dict[int, float]:
+        if kv_type == "q8_0":
+            cancel.set()
+        return step_ms(*arguments, kv_type=kv_type, **options)
+
+    monkeypatch.setattr(comparison, "step_ms", measured)
+    asked = ["quantize", "compare", str(source), "--kv", "--json"]
+    done = CliRunner().invoke(app, asked)
+    assert done.exit_code == 130
+    assert "interrupted: this is what was measured until then" in done.stderr
+    report = json.loads(done.stdout)
+    assert not report["complete"]
+    assert [row["kv_type"] for row in report["kv_rows"]] == ["f16", "q8_0"]
+    assert set(stored_kv_losses(read_model_spec(source))) == {"q8_0"}

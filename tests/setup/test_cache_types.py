@@ -69,9 +69,10 @@ def test_a_preference_for_context_measures_what_it_may_take(
     lost = {"q8_0": 0.2, "q8_0/q4_0": 0.3, "q5_0": 0.05, "q4_0": 0.06}
     asked: list[str] = []
 
-    def measure(of: ModelSpec, kinds: list[str], **_: Any) -> None:
+    def measure(of: ModelSpec, kinds: list[str], **_: Any) -> list[Any]:
         asked.extend(kinds)
         keep_kv_losses(of, {kind: lost[kind] for kind in kinds})
+        return []
 
     monkeypatch.setattr(cache_types, "measure_kv_losses", measure)
     least = edgespec.plan(spec.path, context_size=512, threads=1, drafter="none")
@@ -87,9 +88,12 @@ def test_a_cache_that_is_shorter_than_the_text_measures_with_less_of_it(
 ) -> None:
     """The text's f16 cache takes no more than the plan's cache of q4_0."""
     lengths: list[int] = []
-    monkeypatch.setattr(
-        cache_types, "measure_kv_losses", lambda *_, tokens, **__: lengths.append(tokens)
-    )
+
+    def measure(*_: Any, tokens: int, **__: Any) -> list[Any]:
+        lengths.append(tokens)
+        return []
+
+    monkeypatch.setattr(cache_types, "measure_kv_losses", measure)
     for context in (256, 1024, 4096):
         options = {**OPTIONS, "context_size": context, "kv_type": "q4_0"}
         edgespec.load(spec.path, **options).close()

@@ -47,6 +47,30 @@ def test_asking_changes_no_content() -> None:
         region.close()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="MADV_POPULATE_WRITE exists on Linux only")
+def test_large_regions_are_zeroed_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large one but for what is spared, nothing of a small one, and nothing once it is closed."""
+    done = list[tuple[int, int, int]]()
+    monkeypatch.setattr(huge_pages, "_advise", lambda *_: 0)
+    monkeypatch.setattr(huge_pages, "_madvise", lambda: lambda *call: done.append(call) or 0)
+    for size in (8 * MIB, 80 * MIB):
+        pages = HugePages()
+        region = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        try:
+            pages.ask()
+            pages.fill(10 * MIB)
+            pages.fill(10 * MIB)
+            pages._filling.join()
+            zeroed = sum(size for _, size, _ in done)
+            assert 0 <= zeroed - (size - 10 * MIB) < 4 * MIB if size > 32 * MIB else zeroed == 0
+            pages.close()
+            done.clear()
+            pages._fill()
+            assert done == []
+        finally:
+            region.close()
+
+
 def test_a_region_without_a_whole_huge_page_is_left_alone() -> None:
     assert huge_pages._advise(MIB, 3 * MIB, False) == 0
 

@@ -211,6 +211,23 @@ def test_a_large_vocabulary_is_stepped_over(tmp_path: Path) -> None:
     assert peak < 200_000, f"peak {peak} bytes for a file of {file.file_bytes}"
 
 
+def test_a_file_is_read_again_when_it_is_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A header is kept while the file stays as it is, and was not written a moment ago."""
+    path = write(tmp_path, SMALL)
+    assert read_gguf(path) is not read_gguf(path)
+    monkeypatch.setattr("edgespec.models.gguf.reader.time", lambda: path.stat().st_ctime + 60)
+    first = read_gguf(path)
+    assert read_gguf(path) is first and read_gguf(str(path)) is first
+    other = write(tmp_path, pack([entry("general.name", STRING, text("of another length"))]))
+    assert other == path
+    assert read_gguf(path).metadata != first.metadata
+    path.unlink()
+    with pytest.raises(ModelNotFoundError):
+        read_gguf(path)
+
+
 def test_import_is_light() -> None:
     code = (
         "import sys, edgespec.models.spec; print({'numpy', 'gguf', 'llama_cpp'} & {*sys.modules})"
