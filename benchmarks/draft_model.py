@@ -50,7 +50,7 @@ from edgespec.exits.gains import LONGEST_RUN, agreement_of
 from edgespec.exits.gains import gains_of as gains_along
 from edgespec.exits.target import hyperparameters_of
 from edgespec.measure.noise import find_divergence, measure_batch_noise
-from edgespec.measure.timing import measure_curve, measure_depths, one_step, times_behind
+from edgespec.measure.timing import expect_slopes, measure_curve, one_step, times_behind
 from edgespec.memory.bytes.config import RunConfig
 from edgespec.memory.bytes.head_footprint import block_nodes
 from edgespec.memory.device.host import usable_cores
@@ -243,9 +243,8 @@ class Bench:
         self._target.truncate(0)
         curves = []
         for backend, most in ((self._target, 16), (self._draft, 8)):
-            curve = measure_curve(partial(one_step, backend), most, seconds=1.5)
-            measure_depths(backend, curve)
-            curves.append(curve)
+            curves.append(measure_curve(partial(one_step, backend), most, seconds=1.5))
+        expect_slopes(curves[0], self._spec)
         times = times_behind(self._target, self._draft, curves[1])
         return curves[0], curves[1].scaled(times)
 

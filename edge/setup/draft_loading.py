@@ -25,8 +25,8 @@ from edgespec.drafting.drafters.model import (
 )
 from edgespec.drafting.drafters.translated import TranslatingDrafter, Translation
 from edgespec.measure.timing import (
+    expect_slopes,
     measure_curve,
-    measure_depths,
     measured_while_busy,
     one_step,
     times_behind,
@@ -62,7 +62,7 @@ def load_draft_model(
     def measured(backend: Backend, draft_spec: ModelSpec | None) -> CostCurve:
         key = draft_key(spec, plan, draft_spec)
         stored = curve_at(key)
-        curve = _curve(backend, report, stored, target)
+        curve = _curve(backend, report, stored, target, draft_spec)
         if curve is not stored:
             keep_curve(key, curve, replaced=True)
         return curve
@@ -116,7 +116,11 @@ def windows_of(target: Backend, plan: Plan, curve: CostCurve) -> list[WritingDra
 
 
 def _curve(
-    backend: Backend, report: Progress, stored: CostCurve | None, target: Backend
+    backend: Backend,
+    report: Progress,
+    stored: CostCurve | None,
+    target: Backend,
+    spec: ModelSpec | None,
 ) -> CostCurve:
     """The times of a draft model's steps behind those of its `target`; stored ones if they hold."""
     holds = stored is not None and not measured_while_busy(
@@ -128,7 +132,8 @@ def _curve(
     curve = measure_curve(
         lambda nodes: one_step(backend, nodes), DRAFT_MODEL_NODES, seconds=_CURVE_SECONDS
     )
-    measure_depths(backend, curve)
+    if spec is not None and spec.reads is None:
+        expect_slopes(curve, spec)
     curve = curve.scaled(times_behind(target, backend, curve)).uncontended(backend.contention)
     report("measuring step times", 1.0)
     return curve

@@ -28,7 +28,6 @@ from edgespec.measure.timing import (
     contention_now,
     expect_slopes,
     measure_curve,
-    measure_depths,
     measured_while_busy,
     one_step,
     snapshots_cost,
@@ -317,8 +316,8 @@ def _snapshots_cost(backend: Backend, curve: CostCurve, spec: ModelSpec, plan: P
 def _curve(backend: Backend, spec: ModelSpec, plan: Plan, report: Progress) -> CostCurve:
     """The stored curve, or a measurement of two to three seconds.
 
-    A slow model leaves some sizes unmeasured. Each later load goes on with those and, as long as
-    there are some, with how much longer steps take at depth where that was not found. One that was
+    A slow model leaves some sizes unmeasured, and each later load goes on with those. How much
+    longer steps take at depth is what is likely of the model, until answers tell. A curve that was
     measured beside other programs is kept without what these explain, and measured again by the
     first load that has all threads.
     """
@@ -342,9 +341,9 @@ def _curve(backend: Backend, spec: ModelSpec, plan: Plan, report: Progress) -> C
         seconds=_CURVE_SECONDS,
         known=None if known is None else known.contended(contention),
     )
-    if not curve.knows_depth:
+    backend.truncate(0)  # of steps that could not be taken back
+    if known is None:
         expect_slopes(curve, spec)
-        measure_depths(backend, curve)
     report("measuring step times", 1.0)
     if known is not None and backend.contention != contention:
         return known  # others began or ended in the middle of it

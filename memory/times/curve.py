@@ -175,11 +175,6 @@ class CostCurve:
         return next(n for n in range(len(self.base) - 1, 0, -1) if self.base[n] != _NEVER)
 
     @property
-    def knows_depth(self) -> bool:
-        """Whether steps were found to take longer at depth; no: too shallow a cache, or noise."""
-        return self.depth_ms + self.depth_node_ms > 0.0
-
-    @property
     def speed_error(self) -> float:
         """Relative standard error of this machine's speed in a process that begins.
 
@@ -403,15 +398,6 @@ class CostCurve:
         self.depth_ms, self.depth_node_ms = depth_ms, depth_node_ms
         *_, change = self._state.slopes
         self._state = _State.of((error * depth_ms, error * depth_node_ms, change))
-
-    def learn_growth(self, num_nodes: int, depth: int, grown_ms: float, error_ms: float) -> None:
-        """Learn the slopes from a step that took so much longer behind so many tokens."""
-        rows, variance = self._state.products((0.0, depth, depth * num_nodes, 0.0, 0.0))
-        variance += error_ms * error_ms
-        off_ms = grown_ms - (self.depth_ms + self.depth_node_ms * num_nodes) * depth
-        self.depth_ms = max(0.0, self.depth_ms + rows[1] * off_ms / variance)
-        self.depth_node_ms = max(0.0, self.depth_node_ms + rows[2] * off_ms / variance)
-        self._state.narrow(rows, variance)
 
     # -- the same for other steps ----------------------------------------------------------
 

@@ -22,7 +22,6 @@ from edgespec.setup.stored import curve_key, keep_curve, settings_key, stored_cu
 
 pytestmark = pytest.mark.usefixtures("quiet")
 ALONE, BESIDE = [10.0, 12.0, 14.0, 16.0], [10.0, 14.0, 18.0, 22.0]  # further tokens take twice
-SLOPES = (0.01, 0.002)
 
 
 @pytest.fixture
@@ -33,12 +32,11 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     def measure(run: Any, _most: int, **options: Any) -> CostCurve:
         contention = run.__closure__[0].cell_contents.contention
         seen.append(contention)
-        return CostCurve([INF, *(ALONE if contention == 1.0 else BESIDE)], *SLOPES)
+        return CostCurve([INF, *(ALONE if contention == 1.0 else BESIDE)])
 
     for module in (loading, draft_loading):
         monkeypatch.setattr(module, "measure_curve", measure)
         monkeypatch.setattr(module, "measured_while_busy", lambda *_: False)
-        monkeypatch.setattr(module, "measure_depths", lambda *_: None)
     monkeypatch.setattr(draft_loading, "times_behind", lambda *_: 1.0)
     monkeypatch.setattr("edgespec.measure.timing._LOOK_SECONDS", 0.0)
     monkeypatch.setattr(loading, "saw_step", lambda *_: None)
@@ -67,6 +65,7 @@ def test_a_busy_machine_measures_once_and_a_free_one_anew(measured: list[float])
     plan = plan_of()
     first = load(2.0, plan)
     assert first.base == [INF, *ALONE] and first.contention == 2.0
+    assert first.step_ms(1, 100) > first.base[1], "what is likely of the model"
     stored = stored_curve(SPEC, plan)
     assert stored is not None and stored == first
     assert load(2.0, plan) == first and load(4.0, plan) == first
@@ -98,10 +97,11 @@ def test_a_draft_models_times_are_kept_too(measured: list[float]) -> None:
     target = backend_of(2.0)
 
     def curve_of(contention: float, stored: CostCurve | None) -> CostCurve:
-        return draft_loading._curve(backend_of(contention), lambda *_: None, stored, target)
+        return draft_loading._curve(backend_of(contention), lambda *_: None, stored, target, SPEC)
 
     first = curve_of(2.0, None)
     assert first.contention == 2.0 and first.base == [INF, *ALONE]
+    assert first.step_ms(1, 100) > first.base[1]
     assert curve_of(2.0, first) is first
     assert curve_of(1.0, first).contention == 1.0
 
