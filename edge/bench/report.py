@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from edgespec.bench.ratios import interval_text, ratio_text
 from edgespec.bench.summary import table_rows
+from edgespec.memory.bytes.config import MEBIBYTE
 from edgespec.memory.device.neighbours import BUSY
 from edgespec.memory.report.page import (
     BLUE,
     GREEN,
     GREY,
-    MEBIBYTE,
     ORANGE,
     figure_of,
     page_of,

@@ -12,6 +12,7 @@ KV_TYPE_BYTES = {
     **{"q4_1": 20 / 32, "iq4_nl": 18 / 32, "q4_0": 18 / 32},
 }
 KV_FLOATS = ("f32", "bf16", "f16")  # types that lose nothing that could be measured
+MEBIBYTE = 1 << 20
 _CELL_PADDING = 256  # llama.cpp rounds caches up to this many cells
 
 

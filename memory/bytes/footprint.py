@@ -26,7 +26,7 @@ _KV_BLOCK = 32  # values of a cache with a scale of their own
 # of a file that has no others.
 _FLOATS = ("F32", "F16", "BF16")
 _MULTIPLIED_VECTOR = "ffn_gate_inp_shexp.weight"  # the gate of a shared expert
-_F32 = 4
+F32 = 4
 NOTHING = Bytes(0, 0, 0, 0)
 TABLE, HEAD = "token_embd.weight", "output.weight"
 # Architectures with tables that llama.cpp marks (`TENSOR_READ_LAZY`).
@@ -128,7 +128,7 @@ def footprint(
     parts = (
         *weights_parts(spec, config, answer),
         *context_parts(answer),
-        Component("logits", config.max_nodes * spec.vocab_size * _F32, is_ceiling=True),
+        Component("logits", config.max_nodes * spec.vocab_size * F32, is_ceiling=True),
         Component("drafter_tables", drafter_bytes, is_ceiling=True),
     )
     here = sum(part.nbytes for part in parts if part.device == HOST)

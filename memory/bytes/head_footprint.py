@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from edgespec.memory.bytes.config import RunConfig
 from edgespec.memory.bytes.footprint import (
+    F32,
     Component,
     beside_another,
     context_parts,
@@ -28,7 +29,6 @@ BLOCK_TOKENS = 16  # as many as a DFlash head takes in at once
 # What contexts of heads have in llama.cpp that others do not: the type of one for a model's last
 # block (LLAMA_CONTEXT_TYPE_MTP), and one row of logits.
 MTP_CONTEXT = (("ctx_type", 1), ("n_outputs_max", 1), ("n_seq_max", 1))
-_F32 = 4
 
 
 def block_nodes(reads: Reads) -> int:
@@ -113,8 +113,8 @@ def _rows_of_block(spec: ModelSpec, target: RunConfig) -> Iterator[Component]:
     them."""
     batch = target.batch_size + HEAD_NODES
     rows = target.batch_size + target.max_nodes + batch + HEAD_UNREAD + min(batch, HEAD_UNREAD)
-    yield Component("rows", rows * spec.embedding_size * _F32, is_ceiling=True)
-    yield Component("logits", spec.vocab_size * _F32, is_ceiling=True)
+    yield Component("rows", rows * spec.embedding_size * F32, is_ceiling=True)
+    yield Component("logits", spec.vocab_size * F32, is_ceiling=True)
 
 
 def _rows_of(
@@ -133,5 +133,5 @@ def _rows_of(
         values = len(target.read_layers) * spec.embedding_size * (of_target + config.batch_size)
     if kind == EAGLE:  # and rows of its encoder, and rows to go on with
         values += head.embedding_size * 2 * EAGLE_TOKENS
-    yield Component("rows", values * _F32, is_ceiling=True)
-    yield Component("logits", logits * head.vocab_size * _F32, is_ceiling=True)
+    yield Component("rows", values * F32, is_ceiling=True)
+    yield Component("logits", logits * head.vocab_size * F32, is_ceiling=True)

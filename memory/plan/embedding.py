@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 
 from edgespec.errors import DoesNotFitError, UnsupportedError
-from edgespec.memory.bytes.config import HOST, RunConfig
+from edgespec.memory.bytes.config import HOST, MEBIBYTE, RunConfig
 from edgespec.memory.bytes.footprint import (
     RUNTIME_BYTES,
     Component,
@@ -35,7 +35,6 @@ _BATCH, _ROWS_OF_THREAD, _MOST_BATCH = 128, 32, 512
 _TEXTS = 64  # of a batch
 _STATEFUL_TEXTS = 4  # of a model with a recurrent state, of which each text has one
 _USUAL_CONTEXT, _LEAST_CONTEXT = 2048, 64
-_MEBIBYTE = 1 << 20
 _BF16_FLAG = "avx512_bf16"  # of processors with products of BF16; edgespec's keep 32 bits
 # What this kind of model can be told; the other options are about writing text.
 _TAKEN = {"budget_bytes", "context_size", "threads", "gpu_layers", "kernels", "backend", "device"}
@@ -264,11 +263,11 @@ def _with_bytes(plan: EmbeddingPlan, machine: Machine, request: Request) -> Embe
 
 
 def _too_large(plan: EmbeddingPlan, options: LoadOptions) -> DoesNotFitError:
-    needed = -(-plan.predicted_peak_bytes // _MEBIBYTE)
+    needed = -(-plan.predicted_peak_bytes // MEBIBYTE)
     where = "free" if options.budget_bytes is None else "budget"
     shorter = options.context_size is not None and options.context_size > _LEAST_CONTEXT
     return DoesNotFitError(
         f"needs {needed} MiB for texts of {plan.context_size} tokens; {where}: "
-        f"{plan.limit_bytes // _MEBIBYTE} MiB",
+        f"{plan.limit_bytes // MEBIBYTE} MiB",
         hint="leave out --ctx" if shorter else "use a smaller model file",
     )

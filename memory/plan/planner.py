@@ -20,7 +20,7 @@ from functools import cache, cached_property, partial
 from typing import Any
 
 from edgespec.errors import DoesNotFitError
-from edgespec.memory.bytes.config import HOST, WORKER, RunConfig, kv_name, kv_pair
+from edgespec.memory.bytes.config import HOST, MEBIBYTE, WORKER, RunConfig, kv_name, kv_pair
 from edgespec.memory.plan.drafts import Drafts, largest_cheap
 from edgespec.memory.plan.layout import (
     BATCH_SIZES,
@@ -58,7 +58,6 @@ from edgespec.memory.times.speed import SpeedModel
 from edgespec.models.spec import ModelSpec
 
 _WORTH_TELLING = 1.02
-_MEBIBYTE = 1 << 20
 
 
 def make_plan(
@@ -162,7 +161,7 @@ def _sized(
     batch_size = max(int(batch.value), layout.max_nodes(draft_max))
     layout = with_states(layout, context, batch_size, draft_max)
     if layout.state_bytes:
-        reason = f"of {layout.state_bytes / _MEBIBYTE:.1f} MiB: conversations go on from there"
+        reason = f"of {layout.state_bytes / MEBIBYTE:.1f} MiB: conversations go on from there"
         sizes.append(Choice("states", layout.states, reason))
     if layout.users > 1:
         layout, cells = with_cells_for_all(layout, context, batch_size, draft_max)
@@ -228,10 +227,10 @@ def _alternatives(
         return
     now = drafts.tokens_per_s(draft_max)
     for size in (context, layout.contexts.longest):  # a draft comes before a longer context, or not
-        needed = -(-layout.nbytes(size, batch, ladder.drafts[-1]) // _MEBIBYTE)
-        if needed * _MEBIBYTE > layout.machine.free_bytes:
+        needed = -(-layout.nbytes(size, batch, ladder.drafts[-1]) // MEBIBYTE)
+        if needed * MEBIBYTE > layout.machine.free_bytes:
             return
-        options, budget = f"--budget {needed}MiB", needed * _MEBIBYTE
+        options, budget = f"--budget {needed}MiB", needed * MEBIBYTE
         for other in alternative("faster", options, budget_bytes=budget):
             if other.tokens_per_s > _WORTH_TELLING * now:
                 yield other
@@ -398,12 +397,12 @@ def does_not_fit(layout: Layout, context: int, batch: int, draft_max: int) -> Do
     else:
         parts = tuple(part for part in parts if not part.device.startswith(WORKER))
     largest = sorted(component_bytes(parts).items(), key=lambda item: -item[1])[:_NAMED]
-    named = ", ".join(f"{name.replace('_', ' ')} {-(-size // _MEBIBYTE)}" for name, size in largest)
-    total = -(-sum(part.nbytes for part in parts) // _MEBIBYTE)
+    named = ", ".join(f"{name.replace('_', ' ')} {-(-size // MEBIBYTE)}" for name, size in largest)
+    total = -(-sum(part.nbytes for part in parts) // MEBIBYTE)
     both = "" if layout.switch_spec is None else "two models and "
     return DoesNotFitError(
         f"needs {total} MiB for {both}{context} tokens of context ({named} MiB); "
-        f"{shortage.where}: {shortage.there_bytes // _MEBIBYTE} MiB",
+        f"{shortage.where}: {shortage.there_bytes // MEBIBYTE} MiB",
         hint="; ".join(_ways_out(layout, shortage, context, draft_max))
         or "use a smaller model file",
     )
@@ -416,13 +415,13 @@ def _ways_out(layout: Layout, shortage: Shortage, context: int, draft_max: int) 
     """
     others = list(_other_options(layout, context, draft_max))
     yield from others
-    reserved = layout.machine.reserved_bytes // _MEBIBYTE
+    reserved = layout.machine.reserved_bytes // MEBIBYTE
     if reserved and shortage.device == HOST:
         yield f"other programs of edgespec have reserved {reserved} MiB: stop one"
     if not others and layout.request.budget_bytes:
         needed = layout.nbytes(context, smallest_batch(draft_max), draft_max)
         if needed <= layout.machine.free_bytes:
-            yield f"`--budget {-(-needed // _MEBIBYTE)}MiB` is enough"
+            yield f"`--budget {-(-needed // MEBIBYTE)}MiB` is enough"
 
 
 def _other_options(layout: Layout, context: int, draft_max: int) -> Iterator[str]:

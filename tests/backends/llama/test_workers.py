@@ -237,7 +237,7 @@ class FakeClient:
 
     def is_turned_away(self) -> bool:
         try:
-            rpc.ask(self._connection, rpc.HELLO, bytes(rpc.HELLO_BYTES))
+            rpc.ask(self._connection, rpc.Command.HELLO, bytes(rpc.HELLO_BYTES))
         except ConnectionError:
             return True
         return False
