@@ -53,6 +53,7 @@ from edgespec.models.embedded import embedded_model
 from edgespec.models.spec import read_model_spec
 from edgespec.models.template_sandbox import compiled, render
 from edgespec.sampling.constrained import make_grammar
+from edgespec.serve.running import SWITCH_S
 
 _MOST_CHARS = 256 << 10
 _TOKENS = 12  # drawn of a grammar
@@ -234,6 +235,7 @@ def _each(arguments: argparse.Namespace) -> Iterator[tuple[str, float, float]]:
     attempt: Callable[[Engine, random.Random], None]
     attempt = _try_grammar if arguments.what == "grammars" else _try_template
     end_s = time.monotonic() + arguments.seconds
+    sys.setswitchinterval(SWITCH_S)  # as a server's threads have it
     with edgespec.load(context_size=2048, users=2, drafter="none") as engine:
         engine.generate("x", max_tokens=2, regex="a")  # builds what all share
         if not arguments.alone:

@@ -284,7 +284,7 @@ _STYLE = (
     "@media(prefers-color-scheme:dark){svg{color:#e8eaed}.page{fill:#14171a}}"
 )
 _SECTION = re.compile(r"<section><h2>([^<]*)</h2>(.*?)</section>", re.DOTALL)
-_FIGURE = re.compile(r"<figure>(<svg.*?</svg>)\s*</figure>", re.DOTALL)
+_FIGURE = re.compile(r"<figure[^>]*>(<svg.*?</svg>)\s*</figure>", re.DOTALL)
 _SIZE = re.compile(r'viewBox="0 0 ([\d.]+) ([\d.]+)"')
 _OPENING = re.compile(r"<svg[^>]*>\s*(<metadata>.*?</metadata>)?", re.DOTALL)
 

@@ -5,19 +5,16 @@ from __future__ import annotations
 import csv
 import io
 import json
-import shutil
-import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from edgespec.cli import options
 from edgespec.cli.options import OUTPUT, PROMPT
-from edgespec.cli.render import Progress, note, printable, size_text, table
+from edgespec.cli.render import Progress, note, paragraph, printable, size_text, table
 from edgespec.cli.start import cancel_on_interrupt, end_if_interrupted, until_set
 from edgespec.option_fields import option
 
-_WIDE = 78  # columns that the whole table takes
 _SHORT = 9  # letters of a name that fits over a column
 
 
@@ -132,9 +129,9 @@ def bench_text(measured: dict[str, Any]) -> str:
     )
     if settings["repeats"] > 1:
         asked += f", {settings['repeats']} times"
-    parts = [_wrapped(title), _wrapped(asked), table(_ceiling_rows(measured))]
+    parts = [paragraph(title), paragraph(asked), table(_ceiling_rows(measured))]
     parts += [_variant_table(one, variants[0]) for one in variants[1:] or variants]
-    parts += [_wrapped(text) for one in variants if (text := _remarks(one))]
+    parts += [paragraph(text) for one in variants if (text := _remarks(one))]
     if (energy := measured["energy"])["source"] is not None:
         each = (
             f"{one['name']} {one['overall']['j_per_token']:.3g}"
@@ -142,20 +139,12 @@ def bench_text(measured: dict[str, Any]) -> str:
             if one["overall"]["j_per_token"] is not None
         )
         parts.append(
-            _wrapped(
+            paragraph(
                 f"J a token: {', '.join(each)} ({energy['source']}, {energy['idle_w']:.1f} W idle)"
             )
         )
     parts.append(table([("memory", _memory_text(load)) for load in measured["loads"]]))
     return "\n\n".join(parts)
-
-
-def _columns() -> int:
-    return max(40, shutil.get_terminal_size((100, 24)).columns)
-
-
-def _wrapped(text: str) -> str:
-    return textwrap.fill(text, _columns())
 
 
 def _ceiling_rows(measured: dict[str, Any]) -> list[tuple[str, str]]:
@@ -172,10 +161,9 @@ def _ceiling_rows(measured: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _variant_table(variant: dict[str, Any], baseline: dict[str, Any]) -> str:
-    """One variant beside the baseline, a line for every task; narrow terminals get less of it."""
+    """One variant beside the baseline, a line for every task."""
     from edgespec.bench.summary import table_rows
 
-    is_wide = _columns() >= _WIDE
     names = [baseline["name"], variant["name"]]
     heads = [
         name if len(name) <= _SHORT else letter for name, letter in zip(names, "AB", strict=True)
@@ -184,16 +172,11 @@ def _variant_table(variant: dict[str, Any], baseline: dict[str, Any]) -> str:
         name if name == head else f"{name} ({head})"
         for name, head in zip(names, heads, strict=True)
     ]
-    rows = [_cells(("task", *heads, "ratio", "95%", "length", "start", "same"), is_wide)]
-    for task, *rest in table_rows(variant, baseline):
-        rows.append(_cells((task if is_wide else task[:12], *rest), is_wide))
+    rows = [("task", *heads, "ratio", "95%", "length", "start", "same")]
+    rows += table_rows(variant, baseline)
     if variant is baseline:
         return f"{variant['name']}, tokens/s\n{table(rows)}"
-    return _wrapped(f"{told[1]} against {told[0]}, tokens/s") + "\n" + table(rows)
-
-
-def _cells(cells: tuple[str, ...], is_wide: bool) -> tuple[str, ...]:
-    return cells if is_wide else cells[:4]
+    return paragraph(f"{told[1]} against {told[0]}, tokens/s") + "\n" + table(rows)
 
 
 def _remarks(variant: dict[str, Any]) -> str:

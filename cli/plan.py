@@ -13,6 +13,7 @@ from edgespec.cli.options import PROMPT, load_option
 from edgespec.cli.render import (
     embedding_memory_json,
     memory_json,
+    paragraph,
     printable,
     size_text,
     speed_text,
@@ -118,7 +119,7 @@ def _sections(
     components.append(("at most", f"{peak} of {limit} {whose}, {left} left"))
     choices = [(c.name.replace("_", " "), str(c.value), c.reason) for c in plan.choices]
     title = f"{printable(spec.name) or spec.path.name} ({spec.file_type})"
-    return [title, table(components), table(choices)]
+    return [paragraph(title), table(components), table(choices)]
 
 
 def _row(other: Alternative) -> tuple[str, str]:

@@ -11,7 +11,7 @@ import typer
 from edgespec.cli import options
 from edgespec.cli.bench import warn_if_busy
 from edgespec.cli.options import OUTPUT
-from edgespec.cli.render import Progress, note, printable, size_text, table
+from edgespec.cli.render import Progress, note, paragraph, printable, size_text, table
 from edgespec.cli.start import cancel_on_interrupt, end_if_interrupted, until_set
 from edgespec.memory.plan.options import DRAFTS
 from edgespec.option_fields import option
@@ -88,12 +88,12 @@ def _text(measured: dict[str, Any]) -> str:
     model, memory = measured["model"], measured["memory"]
     title = f"{printable(model['name'])} ({model['type']}) on {measured['machine']['cpu']}"
     parts = [
-        title,
+        paragraph(title),
         "step times in ms by tokens in a step\n" + table(_step_rows(measured)),
         "memory: planned and allocated\n" + table(_memory_rows(memory)),
     ]
     if speeds := _speed_rows(measured):
-        parts.append("tokens per second: predicted and measured\n" + table(speeds))
+        parts.append(paragraph("tokens per second: predicted and measured") + "\n" + table(speeds))
     return "\n\n".join((*parts, table(_fact_rows(measured))))
 
 
@@ -149,7 +149,9 @@ def _switch_text(found: dict[str, Any]) -> str:
         ),
     ]
     title = f"{printable(found['large'])} and {printable(found['small'])} in turns"
-    return "\n\n".join((title, "expected by threshold\n" + table(rows), "kept\n" + table(chosen)))
+    return "\n\n".join(
+        (paragraph(title), "expected by threshold\n" + table(rows), "kept\n" + table(chosen))
+    )
 
 
 def _step_rows(measured: dict[str, Any]) -> list[tuple[str, ...]]:
@@ -166,7 +168,7 @@ def _memory_rows(memory: dict[str, Any]) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for name, predicted in memory["predicted"].items():
         real = memory["allocated"].get(name)
-        shown = size_text(real) if real is not None else "not told"
+        shown = size_text(real) if real is not None else "in the peak"
         rows.append((name.replace("_", " "), size_text(predicted), shown))
     rows.append(
         (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from edgespec.cli.render import size_text, table
+from edgespec.cli.render import paragraph, size_text, table
 
 
 def report_text(report: dict[str, Any]) -> str:
@@ -57,7 +57,7 @@ def _tuned_text(report: dict[str, Any]) -> str:
         f"{now['plain_tokens_per_s'] / source['plain_tokens_per_s']:.2f}x of the source; "
         f"at most {report['max_kl']:.4f} of loss was allowed"
     )
-    return f"{table(rows)}\n\n{end}"
+    return f"{table(rows)}\n\n{paragraph(end)}"
 
 
 def _compared_text(report: dict[str, Any]) -> str:
@@ -73,7 +73,7 @@ def _compared_text(report: dict[str, Any]) -> str:
         f"{report['tokens_kept']} tokens are taken together, "
         f"{report['mass_taken_together']:.2%} of the probability"
     )
-    return f"{table(rows)}\n\n{end}"
+    return f"{table(rows)}\n\n{paragraph(end)}"
 
 
 def _kv_text(report: dict[str, Any]) -> str:
@@ -83,10 +83,11 @@ def _kv_text(report: dict[str, Any]) -> str:
         cells = _loss_cells(row.get("quality"))
         cells[0] = cells[0].partition(" [")[0]  # of one text, which has no interval
         rows.append([row["kv_type"], *cells, *times])
-    return (
-        f"{table(rows)}\n\nlosses over {report['places']} tokens of one text, against f16; "
+    end = (
+        f"losses over {report['places']} tokens of one text, against f16; "
         f"steps after {report['step_depth']} tokens; names are of keys/values where these differ"
     )
+    return f"{table(rows)}\n\n{paragraph(end)}"
 
 
 def _loss_cells(quality: dict[str, Any] | None) -> list[str]:

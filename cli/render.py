@@ -144,20 +144,39 @@ def error(problem: EdgespecError) -> None:
         note(f"\nhint: {problem.hint}")
 
 
-def table(rows: Sequence[Sequence[str]]) -> str:
-    """Left-aligned columns; the last one is wrapped to the terminal, or stands below."""
+_WRAPPED = 16  # characters: a last column that is longer may be wrapped, to no less
+
+
+def paragraph(text: str) -> str:
+    """The text, broken between words where the terminal is narrower."""
     columns = max(20, shutil.get_terminal_size((100, 24)).columns)
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
+    return textwrap.fill(text, columns, break_long_words=False, break_on_hyphens=False)
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Left-aligned columns; the last one is wrapped to the terminal, or stands below.
+
+    Columns that there is no room for are a table below the others, beside the first one again.
+    """
+    columns = max(20, shutil.get_terminal_size((100, 24)).columns)
+    *widths, last = (max(len(row[i]) for row in rows) for i in range(len(rows[0])))
+    whole = [*widths, last] if last <= _WRAPPED else widths  # columns that are not wrapped
     # 40 columns hold more with one blank between two.
-    gap = 2 if sum(widths) + 2 * (len(widths) - 1) <= columns else 1
+    gap = 2 if sum(whole) + 2 * (len(whole) - 1) <= columns else 1
+    if len(widths) > 1 and sum(whole) + gap * (len(whole) - 1) > columns:
+        count = 2
+        while sum(whole[: count + 1]) + count <= columns:
+            count += 1
+        parts = [row[:count] for row in rows], [(row[0], *row[count:]) for row in rows]
+        return "\n\n".join(table(part) for part in parts)
     indent = sum(widths) + gap * len(widths)
     room = columns - indent
-    below = room < 16 < max(len(row[-1]) for row in rows)  # no room for its words beside the others
+    below = room < _WRAPPED < last  # no room for its words beside the others
     indent = 4 if below else indent
     lines = []
     for row in rows:
         head = "".join(cell.ljust(width + gap) for cell, width in zip(row, widths, strict=False))
-        wrapped = textwrap.wrap(row[-1], columns - 5 if below else max(16, room - 1))
+        wrapped = textwrap.wrap(row[-1], columns - 5 if below else max(_WRAPPED, room - 1))
         beside = "" if below or not wrapped else wrapped.pop(0)
         lines += [(head + beside).rstrip(), *(" " * indent + line for line in wrapped)]
     return "\n".join(lines)

@@ -189,7 +189,7 @@ def _plan(
     specs = [read_model(file.path) for _, file in eager]
     for spec in specs:
         if not embeds(spec, request.pooling):
-            prepare_kernels(spec, request, lambda _what, _fraction: None)
+            prepare_kernels(spec, request)
     pinned = [number for number, (one, _) in enumerate(eager) if one.is_pinned]
     planned, capacity = plan_set(specs, request, machine, pinned)
     for (one, file), plan in zip(eager, planned, strict=True):

@@ -120,7 +120,7 @@ def heads_for(target: ModelSpec) -> Iterator[tuple[Path, str]]:
             yield path, "" if head.reads is not None else "a whole model, and no head"
 
 
-def _tokens_in(path: Path) -> list[bytes]:
+def _tokens_in(path: Path) -> Iterator[bytes]:
     file = read_gguf(path)
     return read_strings(file.path, file.metadata.get("tokenizer.ggml.tokens"))
 

@@ -177,13 +177,6 @@ def whole_teams(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edgespec.backends.llama.context.TEAMS", _WholeTeams())
 
 
-@pytest.fixture(autouse=True)
-def timed_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels are used where there are any: what a busy machine times decides nothing."""
-    faster = {"1": (2.0, 1.0), "4": (2.0, 1.0)}
-    monkeypatch.setattr("edgespec.setup.kernel_choice._measured", lambda *_: faster)
-
-
 @pytest.fixture
 def frozen_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounds take no time: which drafters are asked, and for how much, is always the same."""

@@ -71,6 +71,8 @@ class LlamaContext:
         LOG.clear()
         self._load(path, progress)
         self.tokenizer = self._tokenizer = LlamaTokenizer(self.lib, self._model)
+        if self.lib.llama_model_chat_template(self._model, None):
+            self.tokenizer.find_control_texts()
         self.capabilities = self._find_capabilities()
         self._make_context(adjust)
         self._look(self.settings.max_nodes)

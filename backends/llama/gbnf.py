@@ -15,6 +15,7 @@ _PARTS = r'"(?:\\.|[^"\\])*(?:"|\\?\Z)|\[(?:\\.|[^\]\\])*(?:\]|\\?\Z)|#[^\n]*'
 _PART = re.compile(
     rf"{_PARTS}|(?P<not>!?)<(?:\[(?P<id>\d{{1,9}})\]|(?P<name>[^<>]+))>|\.", re.DOTALL
 )
+_RULE_OR_PART = re.compile(rf"{_PARTS}|(?P<rule>::=)", re.DOTALL)
 _TOKEN_RULE = "edgespectoken"
 
 
@@ -50,7 +51,8 @@ def with_token_ids(grammar: str, tokenizer: Names) -> str:
             return '""'
         return f"{part['not']}<[{ids[0]}]>"
 
-    return _PART.sub(by_id, grammar) if _is_gbnf(grammar) else grammar
+    names_any = "<" in grammar and _is_gbnf(grammar)
+    return _PART.sub(by_id, grammar) if names_any else grammar
 
 
 def lark_of(grammar: str) -> str:
@@ -92,7 +94,8 @@ def lark_of(grammar: str) -> str:
 
 
 def _is_gbnf(grammar: str) -> bool:
-    return "::=" in re.sub(_PARTS, "", grammar, flags=re.DOTALL)
+    """Whether a rule is written as in GBNF, found at its first one."""
+    return "::=" in grammar and any(one["rule"] for one in _RULE_OR_PART.finditer(grammar))
 
 
 def _short_escape(escape: re.Match[str]) -> str:

@@ -24,9 +24,15 @@ import numpy as np
 
 from edgespec.backends.base import AnswerFormat, Logits
 from edgespec.backends.llama.gbnf import with_token_ids
-from edgespec.backends.llama.grammar_guest import CONTROL, LLGUIDANCE_LIMITS, MODULE
+from edgespec.backends.llama.grammar_guest import (
+    CONTROL,
+    LLGUIDANCE_LIMITS,
+    MODULE,
+    MOST_FORCED,
+)
 from edgespec.backends.llama.json_schemas import schema_document, unusable, unusable_place
 from edgespec.backends.llama.library import library
+from edgespec.backends.llama.team import TEAMS
 from edgespec.errors import EdgespecError, UnsupportedError
 from edgespec.memory.bytes.requests import FORM_BYTES
 from edgespec.models.processes import Guest, GuestEndedError, GuestLimits
@@ -39,7 +45,6 @@ _MOST_CHARS = 256 << 10  # of a schema or a grammar
 # its memory, and masks are as fast.
 _SLICES = [r'[^"\\\x00-\x1F\x7F]{1,10}', r'[^"\\\x00-\x1F\x7F]+']
 _MOST_AHEAD = 64  # forced tokens that are told at once
-_MOST_FORCED = 8 << 10  # bytes that are cut into tokens at once: 8 ms in which nobody else writes
 _AFTER_THOUGHT = r"/\n{0,2}/"  # what models write between a thought and the answer
 
 
@@ -71,13 +76,15 @@ class LlamaGrammar:
         self._tokenizer = tokenizer
         self._kind = _NAMES[wanted.kind]
         document = _document(tokenizer, wanted)
-        with tokenizer.vocabulary(), _COMPILING[wanted.kind]:  # they tokenize with it
+        # They tokenize with the vocabulary.
+        with tokenizer.vocabulary(), _COMPILING[wanted.kind], TEAMS.beside():
             engine = _engine_of(tokenizer)
             if wanted.think_tags is not None or wanted.free_after:
                 document = _with_others(document, wanted, tokenizer, engine)
             limits = LLParserLimits(**LLGUIDANCE_LIMITS)  # type: ignore[arg-type]
             self._matcher = LLMatcher(engine, document, log_level=0, limits=limits)
-            # Forces what is left to compile; the engine's thread finds it done.
+            # Forces what is left to compile, which other threads go on beside; what is forced is
+            # found without them. The engine's thread finds both done.
             self._matcher.compute_bitmask()
         if self._matcher.is_error():
             place = unusable_place(wanted.text) if wanted.kind == "json_schema" else ""
@@ -133,10 +140,10 @@ class LlamaGrammar:
     def _find_forced(self) -> bool:
         """Whether the next token is forced; found out once for each run of forced ones."""
         if not self._sure:
-            if (size := len(self._matcher.compute_ff_bytes())) > _MOST_FORCED:
+            if (size := len(self._matcher.compute_ff_bytes())) > MOST_FORCED:
                 raise UnsupportedError(
                     f"the {self._kind} forces {size:,} bytes of an answer at once, "
-                    f"{_MOST_FORCED:,} are the most"
+                    f"{MOST_FORCED:,} are the most"
                 )
             with self._tokenizer.vocabulary():
                 self._sure.extend(self._matcher.compute_ff_tokens())
@@ -257,11 +264,12 @@ def _tried_document(tokenizer: Vocabulary, wanted: AnswerFormat) -> str:
         return _tried[key]
     question = {"vocabulary": vocabulary, "kind": kind, "text": text}
     try:
-        told = _guest.ask(question)
-        if "unknown" in told:
-            pieces = _all_pieces(tokenizer)
-            _guest.ask({"vocabulary": vocabulary, "pieces": pieces, "slices": _SLICES})
+        with TEAMS.beside():
             told = _guest.ask(question)
+            if "unknown" in told:
+                pieces = _all_pieces(tokenizer)
+                _guest.ask({"vocabulary": vocabulary, "pieces": pieces, "slices": _SLICES})
+                told = _guest.ask(question)
     except GuestEndedError as problem:
         reason = "it is nested too deeply, or takes too much memory"
         raise UnsupportedError(

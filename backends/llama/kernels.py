@@ -13,7 +13,7 @@ import itertools
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from edgespec.backends.llama.library import ggml_function, has_amx_kernels, library
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from edgespec.backends.llama.ggml_products import MatrixProduct
 
 _NAMES = (
     "Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS TQ2_0 MXFP4 NVFP4 "
@@ -40,7 +39,6 @@ KERNEL_TYPES = tuple(GGML_NUMBERS[name] for name in _NAMES.split())
 _CHECKED_ROWS, _CHECKED_COLUMNS, _CHECKED_TOKENS = 32, 512, 3
 # Both sides round activations to 8 bits, in blocks of other sizes: 0.3% to 0.9% is usual.
 _MOST_DIFFERENCE = 0.02
-_TIMED_BYTES, _TIMED_ROUNDS = 16 << 20, 6
 _P = ctypes.c_void_p
 _first_use = threading.Lock()
 _attached_reason: list[str] = []  # why the kernels stay out, once that is known
@@ -185,71 +183,6 @@ def difference(kind: int, weights: NDArray[np.float32], x: NDArray[np.float32]) 
             return float("inf")
     theirs, ours = results
     return float(np.sqrt(np.mean((ours - theirs) ** 2) / np.mean(theirs**2)))
-
-
-def product_ms(
-    ggml_type: int, shape: tuple[int, ...], tokens: int, used: int = 0
-) -> tuple[float, float]:
-    """Milliseconds of a product on one thread: with llama.cpp's kernels, and with ours.
-
-    One thread is measured well beside busy programs, too. `shape` is columns and rows of the
-    matrix, of which so many rows are taken that it is larger than usual caches; of experts, of
-    which each token goes to `used`, so many of these. In turns; the best of each counts.
-    """
-    import numpy as np
-
-    from edgespec.backends.llama.ggml_products import quantized
-
-    columns, rows, *experts = shape
-    few = quantized(ggml_type, _numbers(_CHECKED_ROWS, columns))
-    copies = max(1, min(rows * few.nbytes // _CHECKED_ROWS, _TIMED_BYTES) // few.nbytes)
-    shape, x, ids = (columns, copies * _CHECKED_ROWS), _numbers(tokens, columns), None
-    if experts:
-        count = max(used, min(experts[0], _TIMED_BYTES // (copies * few.nbytes)))
-        ids = (np.arange(tokens)[:, None] * 7 + np.arange(used)).astype(np.int32) % count
-        copies, shape, x = copies * count, (*shape, count), x[:, None]
-    data = np.tile(few, copies)
-    with ExitStack() as opened:
-        products = [
-            opened.enter_context(_product(ggml_type, data, shape, tokens, used, buffer_type))
-            for buffer_type in (_repacked_type(), packed_type())
-        ]
-        for product in products:
-            product(x, ids)
-        times = [[product.seconds() for product in products] for _ in range(_TIMED_ROUNDS)]
-    theirs, ours = (1e3 * min(column) for column in zip(*times, strict=True))
-    return theirs, ours
-
-
-def _product(
-    ggml_type: int,
-    data: NDArray[np.uint8],
-    shape: tuple[int, ...],
-    tokens: int,
-    used: int,
-    buffer_type: int | None,
-) -> MatrixProduct:
-    """In that buffer type, or in plain memory where it has no kernel for these weights."""
-    from edgespec.backends.llama.ggml_products import MatrixProduct
-
-    try:
-        return MatrixProduct(
-            ggml_type, data, shape, tokens=tokens, used=used, buffer_type=buffer_type
-        )
-    except BackendError:
-        return MatrixProduct(ggml_type, data, shape, tokens=tokens, used=used)
-
-
-def _repacked_type() -> int | None:
-    """llama.cpp's own buffer type of rearranged weights, or None."""
-    name_of = ggml_function("ggml_backend_buft_name", ctypes.c_char_p, _P)
-    types = _offered_types()
-    for i in itertools.count():
-        if types[i] is None:
-            return None
-        if name_of(types[i]) == b"CPU_REPACK":
-            return int(types[i])
-    return None
 
 
 def _offered_types() -> Any:

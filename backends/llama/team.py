@@ -12,7 +12,8 @@ from __future__ import annotations
 import ctypes
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from time import perf_counter
 
 from edgespec.backends.llama.library import ggml_function
@@ -41,6 +42,7 @@ class Teams:
         self._neighbours: Neighbours | None = None
         self._next_look_s = self._last_step_s = 0.0
         self._others = 0.0  # cores that others keep busy
+        self._beside = 0  # that this program keeps busy with something else
         self._at_work = 0
 
     def enter(self, most: int) -> int:
@@ -50,7 +52,8 @@ class Teams:
             now = self._clock()
             if now >= self._next_look_s:
                 self._see(now)
-            free = int((self._cores - self._others) / self._at_work + 0.5)
+            taken = max(self._others, self._beside)  # a process of ours is one of the others, too
+            free = int((self._cores - taken) / self._at_work + 0.5)
         return most if free >= most else max(1, free)
 
     def leave(self) -> None:
@@ -59,6 +62,20 @@ class Teams:
             if self._at_work:  # an interrupt may have come before `enter`
                 self._at_work -= 1
             self._last_step_s = self._clock()
+
+    @contextmanager
+    def beside(self) -> Iterator[None]:
+        """While this program keeps a core busy with something else, in a process of ours or here.
+
+        It is known before anybody looks: in a quarter of a second 30 steps would wait for it.
+        """
+        with self._lock:
+            self._beside += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._beside -= 1
 
     def _see(self, now: float) -> None:
         is_stale = self._at_work == 1 and now - self._last_step_s > _STALE_S

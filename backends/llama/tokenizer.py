@@ -8,7 +8,7 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from edgespec.backends.llama.grammar import LlamaGrammar
 
 
-# How vocabularies call a token that ends a text (`llama.cpp: src/llama-vocab.cpp`).
-_END = re.compile(r"</s>|[<\[_].*(?:end|eo[tms]|return|call|flush).*[>\]]", re.IGNORECASE)
+# What is in the names of tokens that end a text (`llama.cpp: src/llama-vocab.cpp`).
+_END = re.compile("end|eo[tms]|return|call|flush", re.IGNORECASE)
 
 
 class LlamaTokenizer:
@@ -42,6 +42,7 @@ class LlamaTokenizer:
         self._bytes: dict[int, bytes] = {}
         self._ends: dict[int, bool] = {}
         self._control_texts: ControlTexts | None = None
+        self._finding = threading.Lock()
         self._change = threading.Condition()
         self._calls: dict[object, threading.Thread] = {}
         self.vocab_size = int(library.llama_vocab_n_tokens(self._vocab))
@@ -60,7 +61,7 @@ class LlamaTokenizer:
         key = f"tokenizer.ggml.{which}_token_id".encode()
         self._lib.llama_model_meta_val_str(model, key, value, len(value))
         is_named = value.value == str(token).encode()
-        return token if is_named or _END.fullmatch(self.token_text(token)) else -1
+        return token if is_named or _is_end_name(self.token_text(token)) else -1
 
     @contextmanager
     def vocabulary(self) -> Iterator[Any]:
@@ -133,13 +134,23 @@ class LlamaTokenizer:
     @property
     def control_texts(self) -> ControlTexts:
         """Texts that become control tokens: 17 ms for 49,152 tokens, once."""
-        if self._control_texts is None:
-            kinds = self._lib.LLAMA_TOKEN_ATTR_CONTROL | self._lib.LLAMA_TOKEN_ATTR_UNKNOWN
-            with self.vocabulary() as vocab:
-                asked = self._lib.llama_vocab_get_attr
-                found = [one for one in range(self.vocab_size) if asked(vocab, one) & kinds]
-                self._control_texts = ControlTexts(map(self.token_text, found))
-        return self._control_texts
+        with self._finding:
+            if self._control_texts is None:
+                kinds = self._lib.LLAMA_TOKEN_ATTR_CONTROL | self._lib.LLAMA_TOKEN_ATTR_UNKNOWN
+                with self.vocabulary() as vocab:
+                    asked = self._lib.llama_vocab_get_attr
+                    found = [one for one in range(self.vocab_size) if asked(vocab, one) & kinds]
+                    self._control_texts = ControlTexts(map(self.token_text, found))
+            return self._control_texts
+
+    def find_control_texts(self) -> None:
+        """Look for them in a thread, beside the rest of a load: 30 to 230 ms of the first chat."""
+
+        def find() -> None:
+            with suppress(UnsupportedError):  # it was closed meanwhile
+                _ = self.control_texts
+
+        threading.Thread(target=find, name="edgespec-vocabulary", daemon=True).start()
 
     def grammar(self, wanted: AnswerFormat) -> LlamaGrammar:
         """As `MakesGrammars.grammar`."""
@@ -223,6 +234,11 @@ class LlamaTokenizer:
         """Name of the end-of-sequence token, for chat templates."""
         with self.vocabulary():
             return self.token_text(self._eos)
+
+
+def _is_end_name(name: str) -> bool:
+    is_tag = name.startswith(("<", "[", "_")) and name.endswith((">", "]"))
+    return name.lower() == "</s>" or (is_tag and _END.search(name, 1, len(name) - 1) is not None)
 
 
 class VocabularyTokenizer(LlamaTokenizer):

@@ -158,7 +158,8 @@ def render_profile(profile: dict[str, Any]) -> str:
         tiles_of(_profile_tiles(profile)),
         section_of(
             "Memory by component",
-            "What the plan allowed for and what llama.cpp says it allocated.",
+            "What the plan allowed for and what llama.cpp says it allocated; where that is "
+            "nothing (-), it is part of the peak.",
             figure_of(_draw_components, memory),
             _component_table(memory),
         ),

@@ -178,7 +178,7 @@ def _add_tokenizer(writer: Any, file: Gguf, token_ids: NDArray[np.int32]) -> Non
     for key in (*_COPIED, *(f"tokenizer.ggml.{flag}" for flag in _FLAGS)):
         if key in metadata:
             _add_scalar(writer, key, metadata[key])
-    tokens = read_strings(file.path, metadata.get(_TOKENS))
+    tokens = list(read_strings(file.path, metadata.get(_TOKENS)))
     chosen = [tokens[token] for token in token_ids]
     writer.add_token_list(chosen)
     kinds = read_numbers(file.path, metadata.get(_TYPES))
@@ -188,7 +188,7 @@ def _add_tokenizer(writer: Any, file: Gguf, token_ids: NDArray[np.int32]) -> Non
     if len(scores):
         writer.add_token_scores([float(scores[token]) for token in token_ids])
     there = set(chosen)
-    merges = read_strings(file.path, metadata.get("tokenizer.ggml.merges"))
+    merges = list(read_strings(file.path, metadata.get("tokenizer.ggml.merges")))
     kept = [merge for merge in merges if {merge.replace(b" ", b""), *merge.split(b" ")} <= there]
     if merges:
         writer.add_token_merges(kept or merges[:1])

@@ -85,7 +85,7 @@ class ModelFile:
         """Plan it for a process in which these stay. Raises as `make_run_plan`."""
         self._spec = spec = read_model(self.path)
         if not embeds(spec, self._request.pooling):
-            prepare_kernels(spec, self._request, lambda _what, _fraction: None)
+            prepare_kernels(spec, self._request)
         made, _ = plan_beside(spec, self._request, self._machine, pinned)
         self.planned = Planned.of(spec, made)
 

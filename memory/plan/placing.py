@@ -263,7 +263,7 @@ def kernels_of(layout: Layout) -> Choice:
         )
     if asked != "auto":
         return Choice("kernels", value, "as asked")
-    reason = unsupported or "edgespec's own; timed against llama.cpp's at the first load"
+    reason = unsupported or "edgespec's own, which have this file's types"
     return Choice("kernels", value, reason)
 
 

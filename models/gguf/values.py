@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 import sys
 from array import array
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +16,15 @@ _LENGTH = struct.Struct("<Q")
 _NUMBERS = {"i32": "i", "u32": "I", "f32": "f"}
 
 
-def read_strings(path: Path, value: GgufValue | None) -> list[bytes]:
-    """The strings of a list; none where there is no such value."""
+def read_strings(path: Path, value: GgufValue | None) -> Iterator[bytes]:
+    """The strings of a list one by one; none where there is no such value."""
     if not isinstance(value, GgufSpan) or value.element_type != "string":
-        return []
-    data = _bytes(path, value)
-    texts, place = [], 0
+        return
+    data, place = _bytes(path, value), 0
     for _ in range(value.count):
         (length,) = _LENGTH.unpack_from(data, place)
-        place += _LENGTH.size
-        texts.append(data[place : place + length])
-        place += length
-    return texts
+        place += _LENGTH.size + length
+        yield data[place - length : place]
 
 
 def read_numbers(path: Path, value: GgufValue | None) -> array[Any]:

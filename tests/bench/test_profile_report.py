@@ -16,7 +16,11 @@ from edgespec.memory.report.page import require_place
 MIB = 1 << 20
 
 
-def test_tables_that_scroll_show_that_there_is_more() -> None:
+def test_tables_and_plots_that_scroll_show_that_there_is_more() -> None:
+    """A plot as narrow as a telephone had letters of six pixels."""
+    page = render_profile(profile())
+    assert page.count('<figure class="scroll"') == page.count("<figure") > 0
+    assert re.search(r"figure svg \{[^}]*min-width: 36rem", page)
     style = re.search(r"\.scroll \{(.*?)\}", render_profile(profile()), re.S)
     assert style and "overflow-x: auto" in style[1]
     assert style[1].count(" local") == style[1].count(" scroll") == 2  # covers, and shadows

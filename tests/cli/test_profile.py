@@ -90,11 +90,15 @@ def test_profile_puts_measurements_beside_predictions(tmp_path: Path) -> None:
 
 @pytest.mark.model
 @pytest.mark.usefixtures("profile_once")
-def test_profile_as_text_names_what_was_planned_and_measured() -> None:
+def test_profile_as_text_names_what_was_planned_and_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
     done = runner.invoke(app, ["profile", *SHORT])
     assert done.exit_code == 0, done.output
     for words in ("step times in ms", "<- largest planned", "kv cache", "measured", "suffix"):
         assert words in done.stdout
+    assert [line for line in done.stdout.splitlines() if len(line) > 40] == []
 
 
 @pytest.mark.model

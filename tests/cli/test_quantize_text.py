@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from edgespec.cli.quantize_text import report_text
 
 STEP_MS = {"1": 10.0, "4": 12.5, "8": 20.0}
@@ -38,7 +40,7 @@ def test_a_mixture_says_how_many_tensors_have_which_type() -> None:
     ]
 
 
-def test_types_of_a_cache_are_held_against_the_first() -> None:
+def test_types_of_a_cache_are_held_against_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     rows: list[dict[str, Any]] = [
         {"kv_type": "f16", "step_ms": STEP_MS},
         {"kv_type": "q8_0", "step_ms": STEP_MS, "quality": LOSS},
@@ -48,6 +50,9 @@ def test_types_of_a_cache_are_held_against_the_first() -> None:
     assert found[1] == ["f16", "source", *times]
     assert found[2] == ["q8_0", "0.0100", "95.0%", "1.020x", *times]
     assert "losses over 64 tokens of one text" in " ".join(map(" ".join, found))
+    monkeypatch.setenv("COLUMNS", "40")
+    narrow = report_text({"kv_rows": rows, "places": 64, "step_depth": 256})
+    assert max(map(len, narrow.splitlines())) <= 40 and "20.00 ms" in narrow
 
 
 def test_the_chosen_type_is_marked_beside_what_was_predicted_for_it() -> None:
@@ -62,7 +67,7 @@ def test_the_chosen_type_is_marked_beside_what_was_predicted_for_it() -> None:
     rows = [{**source, "is_source": True}, row("Q5_0", 30.0, kl=0.01), chosen]
     text = report_text({"rows": rows, "type": "Q4_0", "max_kl": 0.05})
     assert [line.endswith("<- chosen") for line in text.splitlines()[1:4]] == [False, False, True]
-    assert text.endswith(
+    assert " ".join(text.split()).endswith(
         "Q4_0: 40.0 tokens/s plain as written, 38.0 predicted, 2.00x of the source; "
         "at most 0.0500 of loss was allowed"
     )

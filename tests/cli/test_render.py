@@ -18,6 +18,7 @@ from edgespec.cli.render import (
     Progress,
     error,
     models_text,
+    paragraph,
     printable_streams,
     show_warnings,
     table,
@@ -181,3 +182,30 @@ def test_a_table_that_is_a_little_too_wide_has_one_blank_between_its_columns(
     ]
     head, *_, last = table(rows).splitlines()
     assert head == "model    type size   takes   tokens/s" and last.strip() == rows[1][-1]
+
+
+def test_columns_without_room_are_a_table_below_beside_the_first_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The terminal broke lines in the middle of numbers."""
+    rows = [
+        ("KV cache", "KL", "agreement", "perplexity", "t(1)", "t(8)"),
+        ("q8_0/q4_0", "0.0100", "95.0%", "1.020x", "10.00 ms", "120.00 ms"),
+    ]
+    monkeypatch.setenv("COLUMNS", "40")
+    assert table(rows).splitlines() == [
+        "KV cache   KL      agreement  perplexity",
+        "q8_0/q4_0  0.0100  95.0%      1.020x",
+        "",
+        "KV cache   t(1)      t(8)",
+        "q8_0/q4_0  10.00 ms  120.00 ms",
+    ]
+    for columns in range(21, 70):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        assert max(map(len, table(rows).splitlines())) <= columns
+
+
+def test_a_paragraph_is_broken_between_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    text = "tokens per second: predicted and measured"
+    assert paragraph(text) == "tokens per second: predicted and\nmeasured"

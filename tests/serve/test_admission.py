@@ -8,6 +8,7 @@ import gzip
 import json
 import logging
 import socket
+import threading
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -91,6 +92,37 @@ def test_large_bodies_of_others_are_held_up_to_a_bound(serve: Serve) -> None:
         assert told.json()["error"]["code"] == "too_many_bodies"
         assert httpx.post(address + CHAT, json=HELLO).status_code == 200
     until(lambda: httpx.post(address + CHAT, content=body).status_code == 200)
+
+
+@pytest.mark.parametrize(("size", "most"), [(80_000, 2), (1_100_000, 1)])
+def test_few_large_bodies_are_read_at_once(
+    serve: Serve, size: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And small ones beside them."""
+    begun, gate, render = list[str](), threading.Event(), conversation.render_chat
+
+    def slow(template: str, messages: Any, **options: Any) -> str:
+        if messages[0]["content"] == "large":
+            begun.append("large")
+            assert gate.wait(PATIENCE_S)
+        return render(template, messages, **options)
+
+    monkeypatch.setattr(conversation, "render_chat", slow)
+    address = serve(Speaker())
+    said = [{"role": "user", "content": "large"}]
+    body = json.dumps({"messages": said, "user": "a" * size}).encode()
+    asked = [
+        in_thread(lambda: httpx.post(address + CHAT, content=body, timeout=PATIENCE_S))
+        for _ in range(4)
+    ]
+    until(lambda: len(begun) == most)
+    assert httpx.post(address + CHAT, json=HELLO).status_code == 200
+    time.sleep(0.2)
+    assert len(begun) == most
+    gate.set()
+    for thread, answers in asked:
+        join(thread)
+        assert answers[0].status_code == 200
 
 
 LONG = "a" * 100_000

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import re
 import signal
 import socket
 import subprocess
@@ -144,7 +145,9 @@ def test_a_request_waits_for_a_template_without_an_end_once() -> None:
     with served("endless") as (address, process):
         answer = ask(address)
         assert answer is not None and answer.status_code == 400
-        assert "the model's chat template fails: it takes more than 2 s" in answer.text
+        assert re.search(
+            "the model's chat template fails: it takes more than (2|10) s", answer.text
+        )
         spent_s = psutil.Process(process.pid).cpu_times().children_user
     assert spent_s < 4
 

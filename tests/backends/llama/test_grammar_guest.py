@@ -8,17 +8,22 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from llguidance import LLMatcher
 
 from edgespec.backends.base import AnswerFormat
 from edgespec.backends.llama import grammar as module
+from edgespec.backends.llama import grammar_guest
 from edgespec.backends.llama.grammar import LlamaGrammar
+from edgespec.backends.llama.team import TEAMS
 from edgespec.backends.llama.tokenizer import VocabularyTokenizer
 from edgespec.errors import UnsupportedError
 from edgespec.memory.bytes.requests import FORM_BYTES, FORM_TOKEN_BYTES
@@ -167,7 +172,8 @@ def test_no_text_is_forced_that_takes_everybodys_time(
     if size == 8192:
         assert LlamaGrammar(tokenizer, wanted).forced()[0]
     else:
-        with pytest.raises(UnsupportedError, match="forces 8,193 bytes of an answer at once"):
+        refused = "the grammar cannot be used: it " if kind == "grammar" else "the JSON schema "
+        with pytest.raises(UnsupportedError, match=f"{refused}forces 8,193 bytes of an answer"):
             LlamaGrammar(tokenizer, wanted)
 
 
@@ -177,6 +183,55 @@ def test_it_may_take_what_plans_of_servers_have(tokenizer: VocabularyTokenizer) 
     limits = Path(f"/proc/{module._guest.pid}/limits").read_text()
     most, *_ = re.search(r"Max data size +(\d+)", limits).groups()  # type: ignore[union-attr]
     assert int(most) == FORM_BYTES + tokenizer.vocab_size * FORM_TOKEN_BYTES
+
+
+def watched(call: str, before: Callable[[], None]) -> type:
+    """llguidance's class, with something done before one of its calls."""
+
+    class Watched:
+        def __init__(self, *arguments: Any, **named: Any) -> None:
+            self._matcher = LLMatcher(*arguments, **named)
+
+        def __getattr__(self, name: str) -> Any:
+            if name == call:
+                before()
+            return getattr(self._matcher, name)
+
+    return Watched
+
+
+@pytest.mark.parametrize("call", ["compute_ff_tokens", "consume_token"])
+def test_a_token_that_keeps_the_interpreter_is_refused(
+    tokenizer: VocabularyTokenizer, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In these calls no other thread of the engine's process would go on."""
+    document = grammar_guest._document("grammar", 'root ::= [a-z]+ "x"')
+    engine = module._engine_of(tokenizer)
+    assert grammar_guest._tried(document, engine) == ""
+
+    def slow() -> None:
+        end_s = time.thread_time() + 2 * grammar_guest._SLOW_HELD_S
+        while time.thread_time() < end_s:
+            pass
+
+    monkeypatch.setattr("llguidance.LLMatcher", watched(call, slow))
+    assert "a token of an answer takes" in grammar_guest._tried(document, engine)
+
+
+def test_steps_leave_a_core_to_a_form_that_is_tried_and_compiled(
+    tokenizer: VocabularyTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cores, ask = list[int](), module._guest.ask
+
+    def asked(question: Any) -> Any:
+        cores.append(TEAMS._beside)
+        return ask(question)
+
+    monkeypatch.setattr(module._guest, "ask", asked)
+    seen = watched("compute_bitmask", lambda: cores.append(TEAMS._beside))
+    monkeypatch.setattr("llguidance.LLMatcher", seen)
+    LlamaGrammar(tokenizer, AnswerFormat("regex", "[a-z]{5}"))
+    assert cores[0] == cores[-1] == 1 and TEAMS._beside == 0
 
 
 def test_few_forms_are_kept(tokenizer: VocabularyTokenizer) -> None:

@@ -12,14 +12,12 @@ from contextlib import closing
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from product_cases import Q4_K
 
 from edgespec.backends.llama.backend import LlamaBackend
 from edgespec.backends.llama.kernels import (
     kernels,
     leave_out,
     packed_type,
-    product_ms,
 )
 from edgespec.backends.llama.library import ggml_function, library
 from edgespec.measure.noise import largest_invariant_step, prefill_is_invariant
@@ -31,12 +29,6 @@ from edgespec.models.embedded import embedded_model
 from edgespec.models.spec import read_model_spec
 
 pytestmark = [pytest.mark.model, pytest.mark.usefixtures("attached")]
-
-
-@pytest.mark.parametrize(("shape", "used"), [((256, 64), 0), ((256, 64, 6), 2)])
-def test_products_are_timed_in_turns(shape: tuple[int, ...], used: int) -> None:
-    theirs, ours = product_ms(Q4_K, shape, 3, used)
-    assert 0 < ours < 1e3 and 0 < theirs < 1e3
 
 
 @pytest.fixture(scope="module")

@@ -61,6 +61,17 @@ def test_a_team_is_as_large_as_there_are_free_cores(others: float, threads: int)
     assert world.work(2.0, 0.0)[-1] == 4, "they come back"
 
 
+def test_what_this_program_does_besides_has_a_core_at_once() -> None:
+    """Two threads of a step on one core wait for each other at each layer, for up to a second."""
+    world = World(4)
+    assert world.work(0.1, 0.0) == [4, 4]
+    with world.teams.beside():
+        assert world.work(0.1, others=0.0) == [3, 3]
+        assert set(world.work(2.0, others=1.0)) == {3}, "a process of ours is one of the others"
+        assert set(world.work(2.0, others=2.0)[10:]) == {2}
+    assert world.work(2.0, 0.0)[-1] == 4
+
+
 def test_threads_beyond_the_team_are_nobodys_loss() -> None:
     """Two threads on eight cores do not mind that three others are busy."""
     world = World(8)

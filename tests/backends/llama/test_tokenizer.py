@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,11 +14,18 @@ import gguf
 import pytest
 from llama_cases import RecordingBackend
 from random_gguf import byte_tokens
-from waiting import PATIENCE_S
+from waiting import PATIENCE_S, until
 
 from edgespec.backends.base import FillsIn
 from edgespec.backends.llama import tokenizer as llama_tokenizer
-from edgespec.backends.llama.tokenizer import LlamaTokenizer, VocabularyTokenizer, open_tokenizer
+from edgespec.backends.llama.backend import LlamaBackend
+from edgespec.backends.llama.context import LlamaSettings
+from edgespec.backends.llama.tokenizer import (
+    LlamaTokenizer,
+    VocabularyTokenizer,
+    _is_end_name,
+    open_tokenizer,
+)
 from edgespec.errors import BackendError, UnsupportedError
 from edgespec.models.embedded import embedded_model
 from edgespec.models.spec import ModelSpec
@@ -400,3 +408,28 @@ def test_a_text_without_a_mark_asks_for_no_control_texts() -> None:
     """The vocabulary is looked through at the first chat, never for a raw prompt."""
     tokenizer = LlamaTokenizer(Library(), None)
     assert tokenizer.encode("日本<|im_end|>") == list("日本<|im_end|>".encode())
+
+
+# -- hostile files -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "is_end"),
+    [
+        *((one, True) for one in ("</s>", "</S>", "<|im_end|>", "[EOS]", "_<EOT>", "<|call|>")),
+        *((one, False) for one in ("", "<", ">", "<end", "end>", ",", "<|im_start|>", "_")),
+        ("<" + "end" * 100_000, False),  # it was tried again from each of them
+    ],
+    ids=lambda one: str(one)[:20],
+)
+def test_the_name_of_a_token_that_ends_a_text(name: str, is_end: bool) -> None:
+    assert _is_end_name(name) is is_end
+
+
+@pytest.mark.model
+def test_a_file_that_chats_is_looked_through_beside_its_load() -> None:
+    """It was looked through at the first prompt."""
+    settings = LlamaSettings(context_size=256, threads=1)
+    with closing(LlamaBackend(str(embedded_model()), settings)) as backend:
+        until(lambda: backend.tokenizer._control_texts is not None)
+        assert "<|im_end|>" in backend.tokenizer.control_texts.texts
