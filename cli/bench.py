@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from edgespec.cli import options
-from edgespec.cli.options import OUTPUT, PROMPT
+from edgespec.cli.options import PROMPT
 from edgespec.cli.render import Progress, note, paragraph, printable, size_text, table
 from edgespec.cli.start import cancel_on_interrupt, end_if_interrupted, until_set
 from edgespec.option_fields import option
@@ -31,7 +28,7 @@ def warn_if_busy(cores: float) -> None:
 
 def bench(
     model: options.ModelOptions,
-    settings: options.PlanOptionLists,
+    settings: options.SettingsInTurns,
     prompts: Path | None = option(
         None,
         "Prompts as JSON lines, like Spec-Bench's. Default: twenty built-in ones.",
@@ -42,28 +39,19 @@ def bench(
     ),
     max_tokens: int = option(128, "Most tokens of an answer.", also="-n", panel=PROMPT, low=2),
     repeats: int = option(1, "Answer all prompts this many times; medians count.", low=1),
-    html: Path | None = option(None, "Write a web page with plots to this file.", panel=OUTPUT),
-    csv_file: Path | None = option(
-        None, "Write one row per answer to this file.", called="--csv", panel=OUTPUT
-    ),
     as_json: options.JsonOption = False,
 ) -> None:
     """Compare speeds by task. Example: edgespec bench model.gguf --drafter plain --drafter suffix
 
-    Options from --budget on that take a value may be given several times; all combinations answer
-    the same prompts in turns. The first one is what the others are compared with. Drafters are
-    plain and auto if none is named. Ctrl-C shows what is measured.
+    --drafter may be given several times: plain and auto if none is named. One other option from
+    --budget on may be given twice: the model is loaded with both. All answer the same prompts in
+    turns, and the first one is what others are compared with. Ctrl-C shows what is measured.
     """
     from edgespec.bench.measure import bench as measure
     from edgespec.measure.prompts import PROMPTS, first_of_each_task, read_prompts
     from edgespec.models.onnx.folder import read_model
     from edgespec.setup.prompt_size import most_prompt_tokens
 
-    write_page = _page_writer(html)
-    if csv_file is not None:
-        from edgespec.memory.report.page import require_place
-
-        require_place(csv_file)
     chosen = list(PROMPTS) if prompts is None else read_prompts(prompts)
     if per_task is not None:
         chosen = first_of_each_task(chosen, per_task)
@@ -82,37 +70,8 @@ def bench(
             progress=until_set(cancel_on_interrupt(), progress),
         )
     warn_if_busy(measured["busy_neighbours"])
-    # First what took minutes: a file that cannot be written must not cost it.
     print(json.dumps(measured) if as_json else bench_text(measured), flush=True)
-    if html is not None:
-        write_page(measured, html)
-        note(f"report: {html}")
-    if csv_file is not None:
-        _write_csv(measured["answers"], csv_file)
-        note(f"answers: {csv_file}")
     end_if_interrupted(measured)
-
-
-def _page_writer(html: Path | None) -> Any:
-    """What writes the page; a missing library or folder is found before minutes are spent."""
-    if html is None:
-        return None
-    from edgespec.bench.report import write_bench_report
-    from edgespec.memory.report.page import require_place, require_plots
-
-    require_plots()
-    require_place(html)
-    return write_bench_report
-
-
-def _write_csv(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    from edgespec.memory.report.page import write_text
-
-    lines = io.StringIO()
-    writer = csv.DictWriter(lines, list(rows[0]))
-    writer.writeheader()
-    writer.writerows(rows)
-    write_text(lines.getvalue(), path, "--csv")
 
 
 # -- text ----------------------------------------------------------------------------------

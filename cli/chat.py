@@ -9,9 +9,9 @@ import typer
 
 from edgespec.cli import options
 from edgespec.cli.answer_options import FormatOptions, SamplingOptions
+from edgespec.cli.answer_writer import color_option
 from edgespec.cli.options import PROMPT
 from edgespec.cli.render import error
-from edgespec.cli.tint import color_option
 from edgespec.errors import EdgespecError
 from edgespec.option_fields import option
 

@@ -14,10 +14,10 @@ from typing import Any
 import typer
 
 from edgespec.cli.answer_options import set_text
+from edgespec.cli.answer_writer import is_dumb
 from edgespec.cli.chat_commands import COMMANDS
 from edgespec.cli.chat_loop import Chat
 from edgespec.cli.render import error, note, printable
-from edgespec.cli.tint import is_dumb
 from edgespec.errors import UnsupportedError
 from edgespec.memory.store.cache import cache_directory
 from edgespec.models.writing import whole_file

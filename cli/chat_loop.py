@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgespec.cli import options
-from edgespec.cli.answer_writer import keys_held, repeats, show_answer, with_progress
+from edgespec.cli.answer_writer import NONE, keys_held, repeats, show_answer, with_progress
 from edgespec.cli.render import note, size_text
 from edgespec.cli.start import cancel_on_interrupt, load_engine
-from edgespec.cli.tint import NONE
 from edgespec.decode.session import Content, Session
 from edgespec.errors import UnsupportedError
 from edgespec.memory.device.track import peak_resident_bytes

@@ -89,8 +89,9 @@ def _to_file(path: str, level: int) -> logging.Handler:
         def handleError(self, record: logging.LogRecord) -> None:
             """Once: a full disk ends no answer."""
             problem = sys.exc_info()[1]
+            why = reason(problem) if isinstance(problem, OSError) else problem
             self.setLevel(logging.CRITICAL + 1)
-            print(f"warning: cannot write the log {path}: {problem}", file=sys.stderr, flush=True)
+            print(f"warning: cannot write the log {path}: {why}", file=sys.stderr, flush=True)
 
     try:
         handler = _ToFile(path, encoding="utf-8")

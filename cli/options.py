@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import itertools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
@@ -152,14 +151,20 @@ class Group:
     @classmethod
     def parameters(cls) -> list[inspect.Parameter]:
         """Of a command that takes them: arguments, then options."""
-        found = [_parameter(name, own, cls.TITLE) for name, own in cls.own().items()]
-        arguments = {name for name, known in cls.known().items() if known.is_argument}
-        return sorted(found, key=lambda one: one.name not in arguments)
+        kind: Any = cls  # mypy takes the class for one of its objects, which have no hash
+        return _parameters(kind)
 
     @classmethod
     def of(cls, values: dict[str, Any]) -> Any:
         """From what was given for each of the parameters."""
         return cls(**values_of(cls.known(), values))
+
+
+@functools.cache  # several commands take the same ones
+def _parameters(kind: Any) -> list[inspect.Parameter]:
+    found = [_parameter(name, own, kind.TITLE) for name, own in kind.own().items()]
+    arguments = {name for name, known in kind.known().items() if known.is_argument}
+    return sorted(found, key=lambda one: one.name not in arguments)
 
 
 @dataclass(frozen=True)
@@ -362,32 +367,31 @@ def drafters_of(text: str) -> str:
 
 DEFAULTS = PlanOptions()
 
-_NOT_IN_LISTS = ("remember",)  # what was answered before would be drafted again
-
 
 @dataclass(frozen=True)
-class PlanOptionLists(Group):
-    """`PlanOptions` of which each may be given several times.
+class SettingsInTurns(Group):
+    """`PlanOptions` of which one may be given twice, and any number of drafters.
 
-    `each` is the cross product of all but the drafters, every one with a text that tells it from
-    the others.
+    `each` has one load or two, which a text tells apart.
     """
 
     drafters: tuple[str, ...] = ()
     each: tuple[tuple[str, PlanOptions], ...] = (("", DEFAULTS),)
 
     @classmethod
-    def of(cls, values: dict[str, Any]) -> PlanOptionLists:
+    def of(cls, values: dict[str, Any]) -> SettingsInTurns:
         """From a list of values, one value, or None for each option."""
         drafters = tuple(values.pop("drafter") or ())
         given = {name: value for name, value in values.items() if value not in (None, [])}
-        lists = [value if isinstance(value, list) else [value] for value in given.values()]
-        varied = [name for name, several in zip(given, lists, strict=True) if len(several) > 1]
-        known, each = cls.known(), []
-        for chosen in itertools.product(*lists):
-            one = dict(zip(given, chosen, strict=True))
-            label = " ".join(f"{known[name].names(name)[0]} {one[name]}" for name in varied)
-            each.append((label, PlanOptions.of(one)))
+        lists = {name: value for name, value in given.items() if isinstance(value, list)}
+        twice = [name for name, several in lists.items() if len(several) > 1]
+        if len(twice) > 1 or any(len(several) > 2 for several in lists.values()):
+            raise typer.BadParameter("one option besides --drafter may be given twice, no more")
+        each = []
+        for place in range(1 + len(twice)):
+            one = {name: several[min(place, len(several) - 1)] for name, several in lists.items()}
+            label = "".join(f"{cls.known()[name].names(name)[0]} {one[name]}" for name in twice)
+            each.append((label, PlanOptions.of({**given, **one})))
         return cls(drafters, tuple(each))
 
     @classmethod
@@ -407,7 +411,7 @@ class PlanOptionLists(Group):
                 shown.metavar = ("N" if kind is int else "TEXT") + "..."
                 several: Any = Annotated[list[kind] | None, shown]  # type: ignore[valid-type]
                 parameter = parameter.replace(annotation=several, default=None)
-            if parameter.name not in _NOT_IN_LISTS:
+            if parameter.name != "remember":  # what was answered before would be drafted again
                 found.append(parameter)
         return found
 

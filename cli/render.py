@@ -18,7 +18,6 @@ from collections.abc import Iterator, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
-from edgespec.decode.stats import LARGE
 from edgespec.errors import DraftModelWarning, EdgespecError, EdgespecWarning
 
 if TYPE_CHECKING:
@@ -215,6 +214,8 @@ def memory_json(plan: Plan) -> dict[str, Any]:
 
 def models_text(result: Result) -> str:
     """Who wrote how much, where two models took turns."""
+    from edgespec.decode.stats import LARGE
+
     switches = f"{result.counters.switches} switch{'es' * (result.counters.switches != 1)}"
     large = sum(span.end - span.start for span in result.spans if span.model == LARGE)
     return (

@@ -17,11 +17,10 @@ import typer
 
 from edgespec.cli import options
 from edgespec.cli.answer_options import FormatOptions, SamplingOptions
-from edgespec.cli.answer_writer import repeats, show_answer, with_progress
+from edgespec.cli.answer_writer import color_option, repeats, show_answer, with_progress
 from edgespec.cli.options import PROMPT
 from edgespec.cli.render import memory_json, models_text, note, size_text
 from edgespec.cli.start import cancel_on_interrupt, load_engine
-from edgespec.cli.tint import color_option
 from edgespec.errors import UnsupportedError
 from edgespec.memory.plan.options import DRAFTS
 from edgespec.option_fields import argument, option

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from edgespec.models.spec import ModelSpec
     from edgespec.serve.server import Server
 
+
 _KEY_VARIABLE = "EDGESPEC_API_KEY"
 _END_S = 0.3  # that the model has to be freed, and the process to end
 # starlette, uvicorn, asyncio and what they hold of a dozen connections, 17 MiB when imported.
@@ -116,7 +117,7 @@ def serve(
     use_one_arena()
     from edgespec.cli.serve_pool import make_pool
     from edgespec.memory.plan.embedding import embeds
-    from edgespec.serve.asked import Defaults
+    from edgespec.serve.parsing import Defaults
     from edgespec.serve.server import Server, bind
 
     if wanted.log_prompts:

@@ -25,10 +25,9 @@ from edgespec.models.projector import is_projector
 from edgespec.models.spec import ModelSpec
 from edgespec.option_fields import options_of
 from edgespec.paths import expanded
-from edgespec.serve.asked import Defaults, Setup
 from edgespec.serve.embeddings import EmbeddingService
 from edgespec.serve.model_file import ModelFile
-from edgespec.serve.parsing import Limits
+from edgespec.serve.parsing import Defaults, Limits, ServedModel
 from edgespec.serve.pool import CHAT, Member, Pool, keep_alive_of
 from edgespec.serve.service import Service, Shared
 from edgespec.setup.embedding import Embedder
@@ -78,16 +77,16 @@ def make_pool(
             owns_engine=True,
         )
 
-    def setup(model: ModelFile, spec: ModelSpec) -> Setup:
+    def setup(model: ModelFile, spec: ModelSpec) -> ServedModel:
         size = model.about.get("context_length") or spec.context_length
-        return Setup(model.names, size, defaults(spec), shared.limits, any_model)
+        return ServedModel(model.names, size, defaults(spec), shared.limits, any_model)
 
     found = list(_found(named, choice, plan_options))
     files = [
         ModelFile(names, path, request, machine, serve, setup=setup) for names, path, _ in found
     ]
     members = [Member(one) for one in files]
-    _settle(members, choice)
+    _apply_options(members, choice)
     is_named = [named for _, _, named in found]  # on the command line: they have to be there
     each = list(zip(members, files, is_named, strict=True))
     eager = [(one, file) for one, file, named in each if named or one.is_pinned]
@@ -141,20 +140,20 @@ def _found(
         yield names, path, is_named
 
 
-def _settle(found: Sequence[Member], choice: PoolOptions) -> None:
+def _apply_options(found: Sequence[Member], choice: PoolOptions) -> None:
     """What options say of models: names, how long each stays, and which ones always do."""
     for text in choice.alias or ():
-        one, alias = _meant(found, text, "--alias", "NAME=ALIAS")
+        one, alias = _split_named(found, text, "--alias", "NAME=ALIAS")
         one.model.names = (alias, *one.model.names)
     # That of all goes first.
     for text in sorted(choice.keep_alive or (), key=lambda text: "=" in text):
         if "=" in text:
-            one, value = _meant(found, text, "--keep-alive", "NAME=5m")
+            one, value = _split_named(found, text, "--keep-alive", "NAME=5m")
             _set_keep_alive([one], value)
         else:
             _set_keep_alive(found, text)
     for text in choice.pin or ():
-        _meant(found, f"{text}=", "--pin", "NAME")[0].is_pinned = True
+        _split_named(found, f"{text}=", "--pin", "NAME")[0].is_pinned = True
 
 
 def _set_keep_alive(models: Sequence[Member], value: str) -> None:
@@ -163,7 +162,7 @@ def _set_keep_alive(models: Sequence[Member], value: str) -> None:
         one.keep_alive_s = inf if one.is_pinned else keep_alive_of(value, "--keep-alive")
 
 
-def _meant(found: Sequence[Member], text: str, option: str, form: str) -> tuple[Member, str]:
+def _split_named(found: Sequence[Member], text: str, option: str, form: str) -> tuple[Member, str]:
     """The model that NAME=VALUE is about, and the value. With one model NAME may be left out."""
     name, _, value = text.rpartition("=")
     one = next((one for one in found if name in one.model.names), None)

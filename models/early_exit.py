@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import pairwise
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from edgespec.errors import ModelFileError, UnsupportedError
@@ -118,7 +119,7 @@ def check_exit(target: ModelSpec, draft: ModelSpec, info: ExitInfo) -> None:
     raise UnsupportedError(
         f"{draft.path.name} is an early exit of {info.target_name or 'another model'}: it cannot "
         f"draft for {target.path.name}, which is another file",
-        hint=f"make one with `edgespec draft train {target.path.name} -o FILE`",
+        hint=f"make one with `edgespec draft train {quote(str(target.path))} -o FILE`",
     )
 
 

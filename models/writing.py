@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import os
 import re
-import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -37,7 +36,7 @@ def making(target: Path) -> Iterator[Path]:
     Removes what dead processes left of the same target, too.
     """
     remove_dead(target.parent, target.name)
-    partial = target.with_name(f".{target.name}.{secrets.token_hex(6)}.partial")
+    partial = target.with_name(f".{target.name}.{os.urandom(6).hex()}.partial")
     with _locked(partial):
         try:
             yield partial

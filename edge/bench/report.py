@@ -1,6 +1,6 @@
-"""Documents of `bench` and `profile` as pages, predicted beside measured.
+"""The document of `profile` as a page, predicted beside measured.
 
-What a page looks like is `edgespec.memory.report.page`'s; here is what stands on each.
+What a page looks like is `edgespec.memory.report.page`'s; here is what stands on it.
 """
 
 from __future__ import annotations
@@ -9,8 +9,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgespec.bench.ratios import interval_text, ratio_text
-from edgespec.bench.summary import table_rows
 from edgespec.memory.bytes.config import MEBIBYTE
 from edgespec.memory.device.neighbours import BUSY
 from edgespec.memory.report.page import (
@@ -32,121 +30,16 @@ from edgespec.memory.report.page import (
 if TYPE_CHECKING:
     from markupsafe import Markup
 
-_COLORS = (GREY, BLUE, ORANGE, GREEN, "#8a5fbf", "#c4513b")
 Row = Mapping[str, Any]
 
 
-# -- bench ---------------------------------------------------------------------------------
-
-
-def write_bench_report(document: dict[str, Any], path: Path) -> None:
-    """Write the page of a bench to `path`.
+def write_profile(profile: dict[str, Any], path: Path) -> None:
+    """Write the page of a profile to `path`.
 
     Raises:
         MissingDependencyError: matplotlib is not installed.
         UnsupportedError: the file cannot be written.
     """
-    write_page(render_bench_report(document), path)
-
-
-def render_bench_report(document: dict[str, Any]) -> str:
-    """The page as text."""
-    require_plots()
-    model, variants, settings = document["model"], document["variants"], document["settings"]
-    first = variants[0]
-    head = (
-        *(f"{first['name']} tokens/s", "tokens/s", "ratio", "95%"),
-        *("acceptance length", "first token", "identical"),
-    )
-    tables = [
-        table_of((one["name"], *head), table_rows(one, first), numbers=7)
-        for one in variants[1:] or variants
-    ]
-    asked = (
-        f"{settings['prompts']} of {settings['tasks']} tasks, at most {settings['max_tokens']} "
-        "tokens each, greedy"
-    )
-    asked += f", {settings['repeats']} times" if settings["repeats"] > 1 else ""
-    facts = [*_machine_rows(document), ("prompts", asked)]
-    if (energy := document["energy"])["source"] is not None:
-        each = (f"{v['name']} {v['overall']['j_per_token'] or 0:.3g}" for v in variants)
-        idle = f"{energy['idle_w']:.1f} W idle"
-        facts.append(("J a token", f"{', '.join(each)} ({energy['source']}, {idle})"))
-    drafted = [
-        (one["name"], source, str(count), str(one["overall"]["accepted_by"].get(source, 0)))
-        for one in variants
-        for source, count in one["overall"]["drafted_by"].items()
-    ]
-    sections = [
-        tiles_of(_bench_tiles(document)),
-        section_of(
-            "Speed by task",
-            f"How many times as fast as {first['name']}, prompt by prompt in turns; the lines are "
-            "95% bootstrap intervals over prompts within tasks, where there are five prompts or "
-            "more.",
-            figure_of(_draw_ratios, variants),
-            *tables,
-        ),
-        *(
-            section_of(
-                f"Memory {load['settings']}".strip(),
-                f"Peak of the process: {size_of(load['memory']['measured_peak_bytes'])} measured, "
-                f"{size_of(load['memory']['predicted_peak_bytes'])} planned (dashed).",
-                timeline_of(load["memory"]),
-            )
-            for load in document["loads"]
-        ),
-        section_of(
-            "Where drafts came from",
-            "",
-            table_of(
-                ("variant", "drafter", "drafted", "accepted"), drafted or [("-",) * 4], numbers=3
-            ),
-        ),
-        section_of("Machine and settings", "", table_of(("what", "value"), facts)),
-    ]
-    return page_of(f"{model['name']} ({model['type']})", model["file"], "benchmark", sections)
-
-
-def _bench_tiles(document: dict[str, Any]) -> list[tuple[str, str, str]]:
-    variants, ceiling = document["variants"], document["ceiling"]
-    fastest = max(variants, key=lambda one: one["overall"]["ratio"] or 0.0)
-    overall = fastest["overall"]
-    interval = interval_text(overall["ratio_low"], overall["ratio_high"])
-    reads = f"{ceiling['memory_bytes_per_s'] / 1e9:.1f} GB/s over "
-    reads += f"{size_of(ceiling['bytes_per_token'])} a token"
-    identical = f"{overall['identical']} of {overall['prompts']}"
-    return [
-        ("fastest", f"{overall['tokens_per_s']:.1f} tokens/s", fastest["name"]),
-        (f"against {variants[0]['name']}", ratio_text(overall["ratio"]), f"95%: {interval}"),
-        ("ceiling of plain decoding", f"{ceiling['tokens_per_s']:.1f} tokens/s", reads),
-        ("identical answers", identical, f"{overall['unexplained']} not explained by rounding"),
-    ]
-
-
-def _draw_ratios(axes: Any, variants: list[dict[str, Any]]) -> None:
-    shown, tasks = variants[1:] or variants, [*variants[0]["tasks"], "overall"]
-    bars, errors = {}, {}
-    for one in shown:
-        rows = [one["tasks"].get(task, one["overall"]) for task in tasks]
-        bars[one["name"]] = ratios = [row["ratio"] or 0.0 for row in rows]
-        pairs = list(zip(rows, ratios, strict=True))
-        errors[one["name"]] = [
-            [ratio - (row["ratio_low"] or ratio) for row, ratio in pairs],
-            [(row["ratio_high"] or ratio) - ratio for row, ratio in pairs],
-        ]
-    _bars(axes, tasks, bars, _COLORS[1:], errors)
-    axes.axhline(1.0, color=GREY, linewidth=1.0, linestyle="--")
-    axes.margins(y=0.2)
-    axes.legend(loc="upper left", ncols=min(3, len(shown)))
-    axes.set_ylabel(f"times {variants[0]['name']}")
-
-
-# -- profile -------------------------------------------------------------------------------
-
-
-def write_profile(profile: dict[str, Any], path: Path) -> None:
-    """Write the page of a profile; raises as above."""
     write_page(render_profile(profile), path)
 
 
@@ -256,30 +149,23 @@ def _speed_table(speeds: Sequence[Row]) -> Markup:
     return table_of(head, rows, numbers=len(head) - 1)
 
 
-def _machine_rows(document: Row) -> list[tuple[str, str]]:
+def _profiled_machine(profile: dict[str, Any]) -> Markup:
     """When and where it was measured, and what else the machine did."""
-    machine, busy = document["machine"], document["busy_neighbours"]
+    machine, bandwidth, busy = profile["machine"], profile["bandwidth"], profile["busy_neighbours"]
     others = "computed nothing that counts"
     if busy > BUSY:
         others = f"kept {busy:.1f} cores busy: an idle machine is faster, and ratios differ"
     versions = f"edgespec {machine['edgespec']}, llama-cpp-python {machine['llama_cpp_python']}"
-    return [
-        ("measured", machine["measured_at"]),
-        ("other programs", others),
-        ("processor", f"{machine['cpu']}, {machine['cores']} cores"),
-        ("system", f"{machine['system']}, Python {machine['python']}"),
-        ("versions", versions),
-    ]
-
-
-def _profiled_machine(profile: dict[str, Any]) -> Markup:
-    machine, bandwidth = profile["machine"], profile["bandwidth"]
     used = f"one-token steps read {bandwidth['used_bytes_per_s'] / 1e9:.1f} GB/s of weights"
     if moved := bandwidth.get("memory_bytes_per_s"):
         used = f"{moved / 1e9:.1f} GB/s; {used}"
     free = f"{size_of(machine['memory_bytes'])}, {size_of(machine['available_bytes'])} free"
     rows = [
-        *_machine_rows(profile),
+        ("measured", machine["measured_at"]),
+        ("other programs", others),
+        ("processor", f"{machine['cpu']}, {machine['cores']} cores"),
+        ("system", f"{machine['system']}, Python {machine['python']}"),
+        ("versions", versions),
         ("instruction sets", ", ".join(machine["features"]) or "not told"),
         ("memory", free),
         ("bandwidth", used),
@@ -336,34 +222,15 @@ def _draw_frontier(axes: Any, profile: dict[str, Any]) -> None:
 
 
 def _draw_tasks(axes: Any, speeds: Sequence[Row]) -> None:
-    bars = {row["drafter"]: list(row["by_task"].values()) for row in speeds}
-    _bars(axes, list(speeds[0]["by_task"]), bars, (GREY, BLUE, ORANGE))
+    labels, width = list(speeds[0]["by_task"]), 0.8 / len(speeds)
+    for number, (row, color) in enumerate(zip(speeds, (GREY, BLUE, ORANGE), strict=False)):
+        shift = (number - (len(speeds) - 1) / 2) * width
+        places = [place + shift for place in range(len(labels))]
+        axes.bar(places, list(row["by_task"].values()), width, color=color, label=row["drafter"])
+    axes.set_xticks(range(len(labels)), labels, rotation=30, ha="right")
     axes.margins(y=0.2)
     axes.set_ylabel("tokens/s")
     axes.legend(loc="upper right", ncols=len(speeds))
-
-
-# -- what plots have in common -------------------------------------------------------------
-
-
-def _bars(
-    axes: Any,
-    labels: Sequence[str],
-    series: Mapping[str, Sequence[float]],
-    colors: Sequence[str],
-    errors: Mapping[str, Sequence[Sequence[float]]] | None = None,
-) -> None:
-    """Groups of bars, one of each series; `errors` are how far lines reach below and above."""
-    width = 0.8 / len(series)
-    for number, (name, values) in enumerate(series.items()):
-        shift = (number - (len(series) - 1) / 2) * width
-        places = [place + shift for place in range(len(labels))]
-        axes.bar(places, values, width, color=colors[number % len(colors)], label=name)
-        if errors is not None:
-            # Lines are drawn in grey, which shows on bars and on both themes.
-            look = {"fmt": "none", "ecolor": GREY, "elinewidth": 1.2, "capsize": 2}
-            axes.errorbar(places, values, yerr=errors[name], **look)
-    axes.set_xticks(range(len(labels)), labels, rotation=30, ha="right")
 
 
 def _finish(axes: Any, x: str, y: str, legend: str | None = None) -> None:

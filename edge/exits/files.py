@@ -13,6 +13,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import numpy as np
@@ -262,7 +263,8 @@ def check_made_for(target: ModelSpec, info: HeadInfo) -> None:
     if info.target_hash != target_hash(target):
         raise UnsupportedError(
             f"{info.file.path.name} is a head of {info.target_name}, not of {target.path.name}",
-            hint=f"make one with `edgespec draft train {target.path.name} --kind eagle3 -o FILE`",
+            hint="make one with "
+            f"`edgespec draft train {quote(str(target.path))} --kind eagle3 -o FILE`",
         )
 
 

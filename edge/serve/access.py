@@ -31,14 +31,9 @@ class Access:
     origins: Sequence[str] = ()
     hosts: Sequence[str] | None = None
 
-    def has_key(self, sent: bytes) -> bool:
-        """Whether the bytes of a header are one of the keys, as UTF-8 or as Latin-1.
-
-        Browsers send Latin-1, most other clients UTF-8. All keys are compared, so that the time
-        says nothing.
-        """
-        forms = [form for key in self.keys for form in _forms(key)]
-        return any([hmac.compare_digest(sent, form) for form in forms])
+    def has_key(self, sent: str) -> bool:
+        """Whether it is one of the keys. All are compared, so that the time says nothing."""
+        return any([hmac.compare_digest(sent.encode(), key.encode()) for key in self.keys])
 
     def takes_origin(self, origin: str) -> bool:
         """Whether pages of an origin may use the server."""
@@ -59,8 +54,8 @@ class Access:
 def checked_keys(keys: Sequence[str] | None) -> tuple[str, ...]:
     """Keys without the white space around them. None is no key.
 
-    Raises UnsupportedError for an empty list and for a key that is blank or that no header can
-    carry: an empty variable must not open a server.
+    Raises UnsupportedError for an empty list and for a key that is blank or no printable ASCII: an
+    empty variable must not open a server, and clients send other letters in several ways.
     """
     if keys is None:
         return ()
@@ -72,10 +67,10 @@ def checked_keys(keys: Sequence[str] | None) -> tuple[str, ...]:
             "a variable in it may be unset",
         )
     for number, key in enumerate(made, 1):
-        if any(ord(one) < 32 or ord(one) == 127 for one in key) or not _forms(key):
+        if not key.isascii() or not key.isprintable():
             raise UnsupportedError(
-                f"API key {number} has a character that no header can carry",
-                hint="use letters, digits and signs, on one line",
+                f"API key {number} has a character that not every client can send",
+                hint="use letters without accents, digits and signs, on one line",
             )
     return made
 
@@ -126,17 +121,6 @@ def _plain_origin(origin: str) -> str:
     return origin.strip().lower().rstrip("/")
 
 
-def _forms(key: str) -> list[bytes]:
-    """The bytes that clients send for a key; none where it cannot be sent."""
-    found = []
-    for encoding, errors in (("utf-8", "surrogateescape"), ("latin-1", "strict")):
-        try:
-            found.append(key.encode(encoding, errors))
-        except UnicodeEncodeError:
-            continue
-    return found
-
-
 # Whose earlier texts draft for the request that is served: those of the same API key, and without
 # keys everybody's. With drafts of others' texts, an answer's time would tell what they wrote.
 HISTORY: ContextVar[str] = ContextVar("history", default="")
@@ -146,6 +130,6 @@ HISTORY: ContextVar[str] = ContextVar("history", default="")
 CACHE_SALT: ContextVar[str] = ContextVar("cache_salt", default="")
 
 
-def history_of(key: bytes) -> str:
+def history_of(key: str) -> str:
     """A name made of an API key, which does not tell the key."""
-    return hashlib.sha256(key).hexdigest()[:32]
+    return hashlib.sha256(key.encode()).hexdigest()[:32]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -14,7 +13,6 @@ from starlette.types import Receive, Scope, Send
 
 from edgespec.serve.access import CACHE_SALT
 from edgespec.serve.admission import Admission, most_size
-from edgespec.serve.answer_reader import AnswerReader
 from edgespec.serve.api_error import (
     COME_AGAIN,
     ApiError,
@@ -22,11 +20,9 @@ from edgespec.serve.api_error import (
     api_error_of,
     openai_error,
 )
-from edgespec.serve.asked import Setup
-from edgespec.serve.parsing import json_bytes, read_json
+from edgespec.serve.parsing import ServedModel, json_bytes, read_json
 from edgespec.serve.pool import CHAT, Lease, Member, Pool, Stops, keep_alive_of
-from edgespec.serve.shapes import Choice, Shape, unwritten
-from edgespec.serve.worker import Generation
+from edgespec.serve.worker import Prepared, Task
 
 _DONE = b"data: [DONE]\n\n"
 _COMMENT = b": waiting\n\n"  # which every client skips
@@ -43,25 +39,6 @@ _STREAM_HEADERS = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """Generations that have not begun, and how their answers are told."""
-
-    generations: Sequence[Generation]
-    shape: Shape
-    streams: bool
-    make_reader: Callable[[], AnswerReader] = AnswerReader
-    names_events: bool = False  # each event has a line with its type; there is no [DONE] then
-    fail: Callable[[ApiError], dict[str, Any]] | None = None  # what failed, as an event of its own
-    writes: bool = True  # else the prompts are read, and nothing is told of what would be written
-
-    def choice(self, index: int, reader: AnswerReader) -> Choice:
-        """The answer of a generation that has ended."""
-        generation = self.generations[index]
-        found = reader.choice(index, generation.result)
-        return found if self.writes else unwritten(found, may_be_cut=generation.yields)
-
-
 class Interface(NamedTuple):
     """How requests of a path are answered, in threads.
 
@@ -71,18 +48,10 @@ class Interface(NamedTuple):
     """
 
     kind: str
-    check: Callable[[Any, Setup], object]
+    check: Callable[[Any, ServedModel], object]
     prepare: Callable[[Any, Any, Task], Prepared | Any]
     tell: Callable[[ApiError], dict[str, Any]] = openai_error
     fail: Callable[[ApiError], dict[str, Any]] | None = None
-
-
-class Task(NamedTuple):
-    """Whose request is prepared: the loop that reads its answer, and an event when it leaves."""
-
-    loop: asyncio.AbstractEventLoop
-    cancel: threading.Event
-    member: Member
 
 
 class Answer:

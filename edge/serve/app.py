@@ -9,55 +9,56 @@ from functools import partial
 from typing import Any
 
 import anyio
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
-from starlette.routing import Route
+from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from edgespec.serve.access import Access
 from edgespec.serve.admission import Admission
-from edgespec.serve.answers import Answer, Interface, Task, wanted_model
-from edgespec.serve.api_error import COME_AGAIN, ApiError, api_error_of, error_form
-from edgespec.serve.asked import Setup
-from edgespec.serve.chat import read_chat
-from edgespec.serve.completions import read_completion
-from edgespec.serve.embeddings import check_embeddings, check_rerank, embeddings, rerank
-from edgespec.serve.guard import Guard
-from edgespec.serve.llama import read_infill, read_llama
-from edgespec.serve.messages import read_messages
-from edgespec.serve.page import HEADERS as PAGE_HEADERS
-from edgespec.serve.page import page_files
-from edgespec.serve.parsing import read_json
-from edgespec.serve.pool import ANY, CHAT, EMBED, Member, Pool
-from edgespec.serve.prepare import (
+from edgespec.serve.answers import Answer, Interface, wanted_model
+from edgespec.serve.api_error import ApiError, error_form
+from edgespec.serve.chat import (
     apply_template,
     check_template,
     count_chat,
-    count_message,
-    count_response,
-    detokenize,
     prepare_chat,
-    prepare_completion,
+    read_chat,
+)
+from edgespec.serve.completions import prepare_completion, read_completion
+from edgespec.serve.embeddings import check_embeddings, check_rerank, embeddings, rerank
+from edgespec.serve.guard import Guard
+from edgespec.serve.llama import (
+    detokenize,
     prepare_infill,
     prepare_llama,
-    prepare_message,
-    prepare_response,
     read_ids,
+    read_infill,
+    read_llama,
     read_text,
     tokenize,
 )
-from edgespec.serve.responses import ResponsesShape, read_response
+from edgespec.serve.messages import count_message, prepare_message, read_messages
+from edgespec.serve.page import HEADERS as PAGE_HEADERS
+from edgespec.serve.page import page_files
+from edgespec.serve.parsing import ServedModel, read_json
+from edgespec.serve.pool import ANY, CHAT, EMBED, Member, Pool
+from edgespec.serve.responses import (
+    ResponsesShape,
+    count_response,
+    prepare_response,
+    read_response,
+)
 from edgespec.serve.service import Shared, metrics, props, status
+from edgespec.serve.worker import Task
 
-Check = Callable[[Any, Setup], object]
+Check = Callable[[Any, ServedModel], object]
 Prepare = Callable[[Any, Any, Task], Any]
 Answered = Callable[[Interface, Scope, Receive, Send], Awaitable[None]]
 Handler = Callable[[Request], Awaitable[Response]]
 
 
-def _nothing(_document: Any, _setup: Setup) -> None: ...
+def _nothing(_document: Any, _setup: ServedModel) -> None: ...
 
 
 def _told(answer: Callable[[Any, Any], Any]) -> Callable[[Any, Any, Task], Any]:
@@ -98,16 +99,14 @@ def make_app(pool: Pool, shared: Shared, access: Access | None = None) -> ASGIAp
     """The application of some models, which it closes when it is shut down."""
 
     @asynccontextmanager
-    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+    async def lifespan(_: object) -> AsyncIterator[None]:
         try:
             yield
         finally:
             await anyio.to_thread.run_sync(pool.close)
 
-    app = Starlette(routes=Routes(pool, shared).all(), lifespan=lifespan)
-    app.add_exception_handler(HTTPException, _unknown)
-    app.add_exception_handler(Exception, _failed)
-    return Guard(app, access or Access(), shared)
+    routes = Router(Routes(pool, shared).all(), lifespan=lifespan)
+    return Guard(routes, access or Access(), shared)
 
 
 class Routes:
@@ -227,20 +226,3 @@ def _places(path: str) -> set[str]:
     """A path with /v1 and without it; the page's files have one place."""
     short = path.removeprefix("/v1")
     return {path} if path in page_files() else {short, f"/v1{short}"}
-
-
-async def _unknown(request: Request, problem: Exception) -> Response:
-    """A path or method that is not there."""
-    status = problem.status_code if isinstance(problem, HTTPException) else 500
-    what = f"{request.method} {request.scope['path'][:100]} is not supported"
-    return _error(request, ApiError(what, status=status, code="unknown_path"))
-
-
-async def _failed(request: Request, problem: Exception) -> Response:
-    """What nothing else caught."""
-    return _error(request, api_error_of(problem))
-
-
-def _error(request: Request, error: ApiError) -> Response:
-    headers = {"retry-after": "1"} if error.status in COME_AGAIN else {}
-    return JSONResponse(error_form(request.scope["path"])(error), error.status, headers)

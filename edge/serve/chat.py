@@ -1,22 +1,35 @@
-"""`/v1/chat/completions`: from the fields of a request to what it wants, and its answers."""
+"""`/v1/chat/completions`: from the fields of a request to generations, and its answers.
+
+The other interfaces for conversations make of theirs what a chat is, and go the same way.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
+from edgespec.backends.base import AnswerFormat
 from edgespec.decode.generation import Chunk
 from edgespec.decode.options import GenerationOptions
-from edgespec.errors import UnsupportedError
+from edgespec.errors import ModelFileError, UnsupportedError
+from edgespec.models.chat import Message, continues, in_call_order
 from edgespec.models.images import KINDS as IMAGES
-from edgespec.models.images import Image, joined, sent_image
-from edgespec.serve.asked import ChatAsked, Setup, take_model, take_output
+from edgespec.models.images import Image, images_of, joined, sent_image
+from edgespec.sampling.constrained import make_grammar
+from edgespec.sampling.params import ThoughtLimit
+from edgespec.serve.answer_reader import THINK, AnswerReader, ThinkTags, think_tags
+from edgespec.serve.api_error import ApiError, api_error_of
 from edgespec.serve.parsing import (
     Fields,
     Limits,
+    ServedModel,
     shown,
     take_format,
     take_max_tokens,
+    take_model,
+    take_output,
     take_sampling,
     take_stops,
     takes_prewarm,
@@ -26,12 +39,28 @@ from edgespec.serve.shapes import (
     Delta,
     OpenAIShape,
     Output,
+    Shape,
     ToldTokens,
     ToolCall,
     timings,
 )
-from edgespec.serve.tools import call_arguments, take_tools
+from edgespec.serve.tool_formats import (
+    HARMONY,
+    HERMES,
+    ToolFormat,
+    format_of,
+    knows_tools,
+    markers_in,
+    pieces,
+)
+from edgespec.serve.tools import Tools, call_arguments, instructions, take_tools
+from edgespec.serve.worker import Prepared, Task
 
+if TYPE_CHECKING:
+    from edgespec.serve.prompts import Prompts
+    from edgespec.serve.service import Service
+
+_MOST_CALLS = 128
 # Fields that change no answer here, whatever they say.
 NO_EFFECT = (
     *("user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
@@ -63,7 +92,21 @@ _EFFORTS: dict[str, int | None] = {
 _MOST_BUDGET = 1 << 31
 
 
-def read_chat(body: Any, setup: Setup) -> ChatAsked:
+@dataclass(frozen=True, slots=True)
+class ChatAsked:
+    """A request for the next message of a conversation."""
+
+    messages: Sequence[dict[str, Any]]
+    options: GenerationOptions
+    output: Output
+    variables: Mapping[str, Any] = field(default_factory=dict)  # of the chat template
+    tools: Tools = field(default_factory=Tools)
+    think_budget: int | None = None  # tokens of a thought; None is no limit
+    writes: bool = True  # else its prompt is read, and nothing is answered
+    field: str = "messages"  # that has them, for what is wrong with all of them
+
+
+def read_chat(body: Any, setup: ServedModel) -> ChatAsked:
     """What a request wants. Raises ApiError for a field that is wrong or not supported."""
     fields = Fields(body)
     take_model(fields, setup)
@@ -115,17 +158,17 @@ def take_prediction(fields: Fields) -> str:
 # -- thoughts ------------------------------------------------------------------------------
 
 
-def take_thinking(fields: Fields, setup: Setup) -> tuple[int | None, dict[str, Any]]:
+def take_thinking(fields: Fields, setup: ServedModel) -> tuple[int | None, dict[str, Any]]:
     """How many tokens a model may think for, None for no limit, and a template's variables.
 
     Clients say it in several ways; the fewest tokens hold.
     """
-    variables = fields.any("chat_template_kwargs", {})
+    variables = fields.pop("chat_template_kwargs", {})
     if not isinstance(variables, dict) or len(variables) > setup.limits.stops:
         fields.refuse("chat_template_kwargs", f"must be a small object, not {shown(variables)}")
     effort = take_effort(fields, "reasoning_effort")
     budgets, thinks = list[int](), None
-    if isinstance(fields.any_of("think"), str):
+    if isinstance(fields.peek("think"), str):
         effort = take_effort(fields, "think") or effort
     elif "think" in fields:
         thinks = fields.flag("think")
@@ -135,7 +178,7 @@ def take_thinking(fields: Fields, setup: Setup) -> tuple[int | None, dict[str, A
             effort = take_effort(inner, "effort") or effort
             if (budget := inner.whole("budget_tokens", -1, -1, _MOST_BUDGET)) >= 0:
                 budgets.append(budget)
-            kind = inner.any("type")
+            kind = inner.pop("type")
             if kind is not None and kind not in ("enabled", "adaptive", "disabled"):
                 inner.refuse("type", f"must be enabled, adaptive or disabled, not {shown(kind)}")
             thinks = kind != "disabled" if kind is not None else thinks
@@ -145,7 +188,11 @@ def take_thinking(fields: Fields, setup: Setup) -> tuple[int | None, dict[str, A
 
 
 def _thinking(
-    setup: Setup, variables: dict[str, Any], effort: str, budgets: list[int], thinks: bool | None
+    setup: ServedModel,
+    variables: dict[str, Any],
+    effort: str,
+    budgets: list[int],
+    thinks: bool | None,
 ) -> tuple[int | None, dict[str, Any]]:
     said = variables.get("enable_thinking", thinks)
     of_effort = _EFFORTS.get(effort)
@@ -218,7 +265,7 @@ def take_parts(
 
     Thoughts are put into `thoughts`.
     """
-    value = fields.any(field, "" if may_lack else None)
+    value = fields.pop(field, "" if may_lack else None)
     if isinstance(value, str):
         return [value]
     if not isinstance(value, list):
@@ -253,7 +300,7 @@ def take_image(part: Fields) -> Image:
     name = next(names, "image_url")
     part.refuse_set({"file_id": "send the image itself, as a data: URL"})
     try:
-        image = sent_image({name: part.any(name)})
+        image = sent_image({name: part.pop(name)})
     except UnsupportedError as problem:
         part.refuse(name, f"is not taken: {problem}" + f" ({problem.hint})" * bool(problem.hint))
     part.ignore("detail", "prompt_cache_breakpoint")
@@ -298,7 +345,7 @@ def _thought_of(fields: Fields) -> str:
     """What was thought before an answer that is sent back, under any of its names."""
     fields.ignore("reasoning_details", "thinking_blocks", "reasoning_signature")
     names = ("reasoning_content", "reasoning", "thinking")
-    found = [value for name in names if isinstance(value := fields.any(name), str)]
+    found = [value for name in names if isinstance(value := fields.pop(name), str)]
     return next(filter(None, found), "")
 
 
@@ -308,7 +355,7 @@ def _calls(fields: Fields, limits: Limits) -> list[dict[str, Any]]:
         _call(Fields(value, f"{fields.name('tool_calls')}[{index}]"))
         for index, value in enumerate(values)
     ]
-    if function := fields.any("function_call"):  # as it was before there were tools
+    if function := fields.pop("function_call"):  # as it was before there were tools
         calls.append(_call(Fields({"function": function}, fields.path)))
     return calls
 
@@ -327,6 +374,244 @@ def _call(fields: Fields) -> dict[str, Any]:
         "id": identity,
         "function": {"name": name, "arguments": arguments},
     }
+
+
+# -- the prompt ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """A prompt, how it is continued, and what finds the parts of the answer."""
+
+    text: str
+    options: GenerationOptions
+    make_reader: Callable[[], AnswerReader]
+
+
+def conversation_of(asked: ChatAsked, prompts: Prompts, template: str) -> Conversation:
+    """The prompt of a chat. Raises ApiError, also where the template refuses its messages."""
+    tools, formats = asked.tools, [format_of(template)]
+    messages, variables = asked.messages, dict(asked.variables)
+    if knows_tools(template):
+        if tools.offered:
+            variables["tools"] = list(tools.offered)
+    else:
+        messages, formats = _without_tools(messages, tools), [HERMES, *formats]
+    try:
+        text = prompts.text_of(messages, variables)
+    except (UnsupportedError, ModelFileError) as problem:
+        raise api_error_of(problem, asked.field) from problem
+    tags = think_tags(template, formats)
+    form = dict[str, Any]()  # of the answer
+    within = text.rstrip().endswith(tags.opening) or _is_thought(messages)
+    begun, header = "", formats[0].text and formats[0].opening
+    if tools.required:
+        begun, schema = _required(tools, formats[0])
+        text = f"{text.rstrip()}\n\n{tags.closing}\n\n" if within else text
+        text += begun.removeprefix(header) if header and text.endswith(header) else begun
+        form, within = {"json_schema": schema, "regex": None, "grammar": None}, False
+    elif header and text.endswith(header):
+        begun = header
+    is_text = not begun and HARMONY in formats and not text.endswith("assistant")
+    thinks = not tools.required and not is_text
+    if thinks and asked.options.answer_format:
+        before = _before_form(text, template, formats, tags, within=within)
+        marker = _call_marker(formats[0]) if tools.offered else ""
+        form, thinks = {"think_tags": before, "free_after": marker}, before is not None
+    budget = asked.think_budget if thinks else None
+    options = replace(
+        asked.options,
+        **form,
+        images=images_of(asked.messages),
+        thought=None if budget is None else ThoughtLimit(budget, within, *tags[:3]),
+        markers=_markers(tools, formats, None if tools.required else tags),
+    )
+
+    def make_reader() -> AnswerReader:
+        is_marked = bool(options.free_after)
+        reader = _reader(tools, formats, tags, within=within, is_text=is_text, is_marked=is_marked)
+        reader.push(begun)
+        return reader
+
+    return Conversation(text, options, make_reader)
+
+
+def _before_form(
+    text: str, template: str, formats: Sequence[ToolFormat], tags: ThinkTags, *, within: bool
+) -> tuple[str, str] | None:
+    """What a thought stands between before an answer of a given form; None for no thought."""
+    if HARMONY not in formats and tags.closing not in template:
+        return None
+    is_over = text.rstrip().endswith(tags.closing)
+    return None if is_over else ("" if within else tags.opening, tags.closing + tags.after)
+
+
+def _call_marker(how: ToolFormat) -> str:
+    """What a call begins with where an answer has a form else. Raises ApiError."""
+    if how is HARMONY or how.text:
+        message = "a form of the answer is not supported beside tools with this model's chat format"
+        raise ApiError(message, code="unsupported_value")
+    return (pieces(how.opening) or pieces(how.begin))[0].strip()
+
+
+def _reader(
+    tools: Tools, formats: Sequence[ToolFormat], tags: ThinkTags, **more: bool
+) -> AnswerReader:
+    if HARMONY in formats and len(tools.required) > 1:
+        formats = [HERMES]  # calls are JSON alone
+    elif not tools.offered:
+        formats = [how for how in formats if how is HARMONY or how.text]
+    return AnswerReader(
+        formats,
+        tools.schemas,
+        most=_MOST_CALLS if tools.parallel else 1,
+        is_calls=bool(tools.required),
+        tags=tags,
+        **more,
+    )
+
+
+def _markers(
+    tools: Tools, formats: Sequence[ToolFormat], tags: ThinkTags | None
+) -> tuple[str, ...]:
+    """Control tokens that a reader has to see."""
+    found = markers_in(*THINK, *tags) if tags else set[str]()
+    for how in formats:
+        if tools.offered or how is HARMONY:
+            found |= how.markers
+    return tuple(sorted(found))
+
+
+def _is_thought(messages: Sequence[dict[str, Any]]) -> bool:
+    """Whether what is continued is a thought, and no answer yet."""
+    last = messages[-1]
+    return continues(messages) and bool(last.get("reasoning_content")) and not last["content"]
+
+
+def _required(tools: Tools, how: ToolFormat) -> tuple[str, str]:
+    """What an answer that has to be calls begins with, and the JSON schema of its rest.
+
+    Where the arguments of one tool are the only JSON, all before them is begun. Where the format
+    has no JSON, or the name of one of several tools comes first, calls are JSON alone.
+    """
+    if len(tools.required) == 1 and how.kind in ("named", "harmony"):
+        name = tools.required[0]
+        before = how.header(name)
+        if before:
+            call = tools.call_schema("name", "arguments")
+            inner = {"$defs": call["$defs"]} if "$defs" in call else {}
+            return before, json.dumps({**call["properties"]["arguments"], **inner})
+    is_json = how.kind == "json"
+    fields = how.fields if is_json and all(how.fields) else HERMES.fields
+    call = tools.call_schema(*fields)
+    begun = how.opening if is_json and (how.closing or how.is_list) else ""
+    if not is_json or not how.is_list:
+        return begun, json.dumps(call)
+    inner = {"$defs": call.pop("$defs")} if "$defs" in call else {}
+    most = {} if tools.parallel else {"maxItems": 1}
+    return begun, json.dumps({"type": "array", "items": call, "minItems": 1, **most, **inner})
+
+
+def _without_tools(messages: Sequence[Message], tools: Tools) -> list[dict[str, Any]]:
+    """Messages for a template that knows no tools: all of it is text."""
+    made = [_as_text(message) for message in in_call_order(messages)]
+    if not tools.offered:
+        return made
+    about = instructions(tools.offered)
+    if made[0]["role"] == "system":
+        made[0] = {**made[0], "content": f"{made[0]['content']}\n\n{about}"}
+        return made
+    return [{"role": "system", "content": about}, *made]
+
+
+def _as_text(message: Message) -> dict[str, Any]:
+    if message["role"] == "tool":
+        response = f"<tool_response>\n{message['content']}\n</tool_response>"
+        return {"role": "user", "content": response}
+    calls = message.get("tool_calls", [])
+    if not calls:
+        return dict(message)
+    texts = [json.dumps(call["function"], ensure_ascii=False) for call in calls]
+    written = [f"{HERMES.opening}{text}{HERMES.closing}" for text in texts]
+    content = "\n".join([message["content"], *written]).lstrip()
+    return {"role": "assistant", "content": content}
+
+
+# -- what is answered ----------------------------------------------------------------------
+
+
+def prepare_chat(service: Service, body: Any, task: Task) -> Prepared:
+    """The next message of a conversation. Raises ApiError, and as `Engine.stream`."""
+    asked = read_chat(body, service.setup)
+    talk, ids = prompt_of(service, asked)
+    shape = ChatShape(service.setup.names[0], asked.output, service.told_tokens)
+    return prepared(service, asked, talk, ids, shape, task)
+
+
+def count_chat(service: Service, body: Any) -> dict[str, int]:
+    """How many tokens the prompt of a chat has. Raises as `prepare_chat`."""
+    asked = read_chat(body, service.setup)
+    return {"input_tokens": len(prompt_of(service, asked)[1])}
+
+
+def apply_template(service: Service, body: Any) -> dict[str, str]:
+    """The prompt of a chat, as a text. Raises as `prepare_chat`."""
+    given, more = _with_opening(body)
+    asked = read_chat(given, service.setup)
+    asked = replace(asked, variables={**asked.variables, **more})
+    return {"prompt": prompt_of(service, asked)[0].text}
+
+
+def check_template(body: Any, setup: ServedModel) -> None:
+    """Raise ApiError for a field that is wrong or not supported."""
+    read_chat(_with_opening(body)[0], setup)
+
+
+def _with_opening(body: Any) -> tuple[Any, dict[str, bool]]:
+    """A chat, and the variable that says whether its template opens an answer."""
+    opens = "add_generation_prompt"
+    more = {opens: body[opens]} if isinstance(body, dict) and opens in body else {}
+    if not isinstance(more.get(opens, True), bool):
+        raise ApiError(f"{opens} must be true or false", param=opens)
+    return ({name: value for name, value in body.items() if name != opens} if more else body), more
+
+
+def prompt_of(service: Service, asked: ChatAsked) -> tuple[Conversation, list[int]]:
+    """The prompt of a conversation, and its ids. Raises ApiError."""
+    template = service.prompts.template(with_tools=bool(asked.tools.offered)) or ""
+    talk = conversation_of(asked, service.prompts, template)
+    return talk, service.prompts.ids_of(talk.text, talk.options.shown)
+
+
+def prepared(
+    service: Service,
+    asked: ChatAsked,
+    talk: Conversation,
+    ids: list[int],
+    shape: Shape,
+    task: Task,
+    **more: Any,
+) -> Prepared:
+    """The answers to a conversation, told in a shape. Raises ApiError, and as `Engine.stream`."""
+    try:
+        generations = service.generations(task, talk.text, ids, talk.options, asked.output.choices)
+    except UnsupportedError:
+        if not asked.tools.required:
+            raise
+        names = " or ".join(asked.tools.required)
+        for name in asked.tools.required:
+            try:  # by itself, as its schema is read by who wrote it
+                schema = AnswerFormat("json_schema", json.dumps(asked.tools.schemas[name]))
+                make_grammar(service.engine.backend.tokenizer, schema)
+            except UnsupportedError as one:
+                names, problem = name, one
+                break
+        unsupported = UnsupportedError(
+            f"a call of {names} cannot be required: {problem}", hint=problem.hint
+        )
+        raise api_error_of(unsupported, "tools") from problem
+    streams, writes = asked.output.streams, asked.writes
+    return Prepared(generations, shape, streams, talk.make_reader, writes=writes, **more)
 
 
 class ChatShape(OpenAIShape):

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from math import nan
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from edgespec.backends.base import FillsIn, FillTokens, Tokenizer
 from edgespec.decode.generation import Chunk
 from edgespec.decode.options import GenerationOptions
 from edgespec.sampling.logprobs import TokenLogprob
-from edgespec.serve.asked import CompletionAsked, Setup, take_model, take_output
+from edgespec.serve.api_error import ApiError
 from edgespec.serve.chat import NO_EFFECT, NOT_THERE, take_prediction
 from edgespec.serve.parsing import (
     Fields,
     Limits,
+    ServedModel,
     shown,
     take_format,
     take_max_tokens,
+    take_model,
+    take_output,
     take_sampling,
     take_stops,
 )
@@ -30,11 +35,36 @@ from edgespec.serve.shapes import (
     timings,
     unwritten,
 )
+from edgespec.serve.worker import Prepared, Task
+
+if TYPE_CHECKING:
+    from edgespec.serve.service import Service
 
 _MAX_TOKENS = 16  # OpenAI's
 
 
-def read_completion(body: Any, setup: Setup) -> CompletionAsked:
+@dataclass(frozen=True, slots=True)
+class CompletionAsked:
+    """A request to continue prompts as they are: texts, or token ids.
+
+    With a `suffix` what stands between each text and that is filled in. Without `writes` only the
+    prompt is told, as `echo` asks for it.
+    """
+
+    prompts: Sequence[str | list[int]]
+    options: GenerationOptions
+    output: Output
+    echo: bool = False
+    suffix: str = ""
+    writes: bool = True
+
+    @property
+    def scores(self) -> bool:
+        """Whether the tokens of the prompts have logprobs as well."""
+        return self.echo and self.options.logprobs is not None
+
+
+def read_completion(body: Any, setup: ServedModel) -> CompletionAsked:
     """What a request wants. Raises ApiError for a field that is wrong or not supported."""
     fields = Fields(body)
     take_model(fields, setup)
@@ -88,7 +118,7 @@ def _logprobs(fields: Fields, limits: Limits) -> int | None:
 
 def take_prompts(fields: Fields, limits: Limits) -> list[str | list[int]]:
     """The field `prompt`: a text, several, token ids, or several lists of them. Raises ApiError."""
-    value = fields.any("prompt")
+    value = fields.pop("prompt")
     if isinstance(value, str) or _is_ids(value):
         return [value]
     if isinstance(value, list) and value and all(isinstance(o, str) or _is_ids(o) for o in value):
@@ -100,6 +130,56 @@ def take_prompts(fields: Fields, limits: Limits) -> list[str | list[int]]:
 
 def _is_ids(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(type(one) is int for one in value)
+
+
+def prepare_completion(service: Service, body: Any, task: Task) -> Prepared:
+    """Prompts as they are, continued. Raises ApiError, and as `Engine.stream`."""
+    asked = read_completion(body, service.setup)
+    generations, echoes = [], []
+    for prompt in asked.prompts:
+        ids = _completion_ids(service, asked, prompt)
+        options, echo = asked.options, _text_of(service, prompt) if asked.echo else ""
+        if asked.scores:
+            options, echo = _scoring(service, asked, ids), _text_of(service, ids[:1])
+            ids = ids[:1]
+        generations += service.generations(task, "", ids, options, asked.output.choices)
+        echoes += [Echo(echo, options.begun, ids[0] if asked.scores else -1)] * asked.output.choices
+    shape = CompletionShape(
+        service.setup.names[0], asked.output, service.told_tokens, echoes, writes=asked.writes
+    )
+    writes = asked.writes or asked.echo
+    return Prepared(generations, shape, asked.output.streams, writes=writes)
+
+
+def _scoring(service: Service, asked: CompletionAsked, ids: list[int]) -> GenerationOptions:
+    """How a prompt is scored: all but its first token are an answer that is known already."""
+    size, is_end = service.setup.context_size, service.engine.backend.tokenizer.is_end
+    if len(ids) >= size:
+        raise ApiError(
+            f"the prompt has {len(ids)} tokens and the context {size}",
+            param="prompt",
+            code="context_length_exceeded",
+        )
+    if any(map(is_end, ids[1:])):
+        raise ApiError("a prompt with a token that ends answers has no logprobs", param="prompt")
+    most = asked.options.max_tokens if asked.writes else 0
+    return replace(asked.options, begun=ids[1:], max_tokens=max(1, len(ids) - 1 + most))
+
+
+def _completion_ids(service: Service, asked: CompletionAsked, prompt: str | list[int]) -> list[int]:
+    if isinstance(prompt, str):
+        service.prompts.check_length(prompt, asked.suffix, param="prompt")
+    if asked.suffix and isinstance(prompt, str):
+        tokenizer = service.engine.backend.tokenizer
+        return fill_ids(tokenizer, Gap(prompt, asked.suffix), None, "suffix")[0]
+    return service.engine.encode(prompt, raw=True)
+
+
+def _text_of(service: Service, prompt: str | list[int]) -> str:
+    if isinstance(prompt, str):
+        return prompt
+    tokenizer = service.engine.backend.tokenizer
+    return b"".join(map(tokenizer.token_bytes, prompt)).decode(errors="replace")
 
 
 class Echo(NamedTuple):
@@ -193,3 +273,85 @@ def _choice(
     index: int, text: str, reason: str | None = None, logprobs: Any = None
 ) -> dict[str, Any]:
     return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+
+
+# -- filling in the middle ----------------------------------------------------------------
+
+
+_SUFFIX_SHARE = 4  # the text after the gap may take one part in this many, as in llama.cpp's server
+_NAMELESS, _REPOSITORY, _CURRENT = "file", "repository", "current"
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """What stands before and after a gap, and texts of other files, by their names."""
+
+    prefix: str
+    suffix: str
+    files: Sequence[tuple[str, str]] = ()
+
+
+def fill_ids(
+    tokenizer: Tokenizer, gap: Gap, room: int | None, param: str
+) -> tuple[list[int], bool]:
+    """Ids of the prompt, and whether texts were cut.
+
+        <|fim_prefix|>prefix<|fim_suffix|>suffix<|fim_middle|>
+
+    Other files come before it, each after its name, where the vocabulary has tokens for that.
+
+    Args:
+        room: most ids. What is farthest from the gap is left out beyond it; None cuts nothing.
+        param: the field that asks for it, for the error.
+
+    Raises ApiError where the model has no such tokens.
+    """
+    tokens = tokenizer.fill_tokens() if isinstance(tokenizer, FillsIn) else None
+    if tokens is None:
+        message = f"{param} is not supported: this model has no tokens for filling in the middle"
+        raise ApiError(message, param=param, code="unsupported_parameter")
+
+    def ids_of(text: str) -> list[int]:
+        return tokenizer.encode(text, add_special=False) if text else []
+
+    begin = tokenizer.encode("")
+    before, after = ids_of(gap.prefix), ids_of(gap.suffix)
+    others = _files(gap.files, tokens, ids_of)
+    left = None if room is None else max(0, room - len(begin) - 3)
+    kept_before, kept_after, kept_others = _kept(before, after, others, left)
+    cut = [len(kept_before), len(kept_after), len(kept_others)]
+    ids = [*begin, *kept_others, tokens.prefix, *kept_before, tokens.suffix, *kept_after]
+    return [*ids, tokens.middle], cut != [len(before), len(after), len(others)]
+
+
+def _files(
+    files: Sequence[tuple[str, str]], tokens: FillTokens, ids_of: Callable[[str], list[int]]
+) -> list[int]:
+    """Ids of other files, and of what says that the gap is in another one."""
+    if not files:
+        return []
+    ids: list[int] = []
+    if tokens.repository >= 0:
+        ids += [tokens.repository, *ids_of(f"{_REPOSITORY}\n")]
+    for name, text in [*files, (_CURRENT, "")]:
+        if tokens.file >= 0:
+            ids += [tokens.file, *ids_of(f"{name or _NAMELESS}\n{text}")]
+        else:
+            ids += ids_of(f"{text}\n\n")
+    return ids
+
+
+def _kept(
+    before: list[int], after: list[int], others: list[int], room: int | None
+) -> tuple[list[int], list[int], list[int]]:
+    """What is nearest to the gap: the text before it goes first, then that after it."""
+    if room is None:
+        return before, after, others
+    num_after = min(len(after), max(room // _SUFFIX_SHARE, room - len(before)))
+    num_before = min(len(before), room - num_after)
+    num_others = min(len(others), room - num_after - num_before)
+    return (
+        before[len(before) - num_before :],
+        after[:num_after],
+        others[len(others) - num_others :],
+    )

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from edgespec.errors import ContextFullError, UnsupportedError
 from edgespec.serve.api_error import ApiError
-from edgespec.serve.asked import Setup
-from edgespec.serve.parsing import EMBEDDINGS_AT_ONCE, Fields, json_bytes, shown
+from edgespec.serve.parsing import EMBEDDINGS_AT_ONCE, Fields, ServedModel, json_bytes, shown
 from edgespec.setup.embedding import Embedder, Embeddings, Text
 
 if TYPE_CHECKING:
-    from edgespec.serve.answers import Task
+    from edgespec.serve.worker import Task
 
 _MOST_TEXTS = 4096  # of a request
 
@@ -86,7 +85,7 @@ def embeddings(service: EmbeddingService, body: Any, task: Task) -> Iterator[byt
     return _vectors(made, form, service.name)
 
 
-def check_embeddings(body: Any, _setup: Setup) -> None:
+def check_embeddings(body: Any, _setup: ServedModel) -> None:
     """Raise ApiError for a field that is wrong."""
     _asked_vectors(body)
 
@@ -139,7 +138,7 @@ def rerank(service: EmbeddingService, body: Any, task: Task) -> dict[str, Any]:
     }
 
 
-def check_rerank(body: Any, _setup: Setup) -> None:
+def check_rerank(body: Any, _setup: ServedModel) -> None:
     """As `check_embeddings`."""
     _asked_scores(body)
 
@@ -166,7 +165,7 @@ def _usage(num_tokens: Sequence[int]) -> dict[str, int]:
 
 def _texts(fields: Fields, field: str) -> list[Text]:
     """One text or several, or their token ids."""
-    value = fields.any(field)
+    value = fields.pop(field)
     one = isinstance(value, str) or (isinstance(value, list) and _is_id(next(iter(value), None)))
     texts = [value] if one else value
     if not isinstance(texts, list) or not texts:

@@ -9,13 +9,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from time import perf_counter
+from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgespec.log import REQUEST_ID
-from edgespec.serve.access import CACHE_SALT, HISTORY, Access, history_of
+from edgespec.serve.access import CACHE_SALT, HISTORY, Access, history_of, host_name
 from edgespec.serve.answers import send_error
 from edgespec.serve.api_error import LOGGER, ApiError, api_error_of, error_form
 from edgespec.serve.page import page_files
@@ -37,36 +39,50 @@ _PATH_CHARS = 100
 class Guard:
     """Refuses what may not come in, lets browsers know what may, and logs each request."""
 
-    def __init__(self, app: ASGIApp, access: Access, shared: Shared) -> None:
-        self._access, self._seen = access, shared.totals.add_status
+    def __init__(self, routes: ASGIApp, access: Access, shared: Shared) -> None:
+        self._routes, self._access, self._seen = routes, access, shared.totals.add_status
         self._most, self._count = shared.limits.connections, 0  # requests at once
-        # Inside, so that a page of an origin that is allowed can read why its key was refused.
-        self._app: ASGIApp = _Keys(app, access)
-        if access.origins:
-            self._app = _Origins(self._app, access)
+        # Inside, so that a page of an origin that is allowed can read why it was refused.
+        self._app: ASGIApp = _Origins(self._answer, access) if access.origins else self._answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """By ASGI."""
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            await self._routes(scope, receive, send)
             return
         scope, host = _local(scope)
-        exchange = _Exchange(scope, send, self._seen)
+        exchange = scope["exchange"] = _Exchange(scope, send, self._seen)
         token = REQUEST_ID.set(exchange.request_id)
         self._count += 1
         try:
             self._check(Headers(scope=scope), host)
             await self._app(scope, receive, exchange.send)
         except Exception as problem:
-            if exchange.status is None:
-                error = api_error_of(problem)
-                await send_error(exchange.send, error, error_form(scope["path"]))
-            elif exchange.status < 500:  # the connection is closed, and the log says why
-                api_error_of(problem)
+            await _refuse(scope, exchange.send, problem)
         finally:
             self._count -= 1
             REQUEST_ID.reset(token)
             exchange.log()
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The answer to who has a key, where keys are asked for."""
+        tokens = None
+        try:
+            if self._access.keys and _route_path(scope) not in _OPEN_PATHS:
+                key = _sent_key(Headers(scope=scope))
+                if not self._access.has_key(key):
+                    problem = "the API key is missing or wrong"
+                    raise ApiError(problem, status=401, code="invalid_api_key")
+                owner = history_of(key)
+                salt = owner if len(self._access.keys) > 1 else ""
+                tokens = HISTORY.set(owner), CACHE_SALT.set(salt)
+            await self._routes(scope, receive, send)
+        except Exception as problem:
+            await _refuse(scope, send, problem)
+        finally:
+            if tokens is not None:
+                HISTORY.reset(tokens[0])
+                CACHE_SALT.reset(tokens[1])
 
     def _check(self, headers: Headers, host: str) -> None:
         """Raise ApiError for names and origins that are not allowed, and for too many at once."""
@@ -77,8 +93,11 @@ class Guard:
                 code="too_many_requests",
             )
         if not self._access.takes_host(host):
+            name = _shown(host_name(host))
             raise ApiError(
-                "this server is not known by that host name (--allowed-host)", status=403
+                f"the Host header says {name or 'nothing'}, and without a key only names of this "
+                f"machine are answered: start with --allowed-host {name or 'NAME'}",
+                status=403,
             )
         origin = headers.get("origin")
         is_own = origin is None or origin.partition("://")[2].lower() == host.lower()
@@ -86,34 +105,21 @@ class Guard:
             raise ApiError("pages of this origin may not use the server (--cors)", status=403)
 
 
-class _Keys:
-    """Lets in who has a key, where keys are asked for."""
-
-    def __init__(self, app: ASGIApp, access: Access) -> None:
-        self._app, self._access = app, access
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not self._access.keys or _route_path(scope) in _OPEN_PATHS:
-            await self._app(scope, receive, send)
-            return
-        key = _sent_key(Headers(scope=scope))
-        if not self._access.has_key(key):
-            error = ApiError("the API key is missing or wrong", status=401, code="invalid_api_key")
-            await send_error(send, error, error_form(scope["path"]))
-            return
-        owner = history_of(key)
-        tokens = HISTORY.set(owner), CACHE_SALT.set(owner if len(self._access.keys) > 1 else "")
-        try:
-            await self._app(scope, receive, send)
-        finally:
-            HISTORY.reset(tokens[0])
-            CACHE_SALT.reset(tokens[1])
+async def _refuse(scope: Scope, send: Send, problem: Exception) -> None:
+    """Say why there is no answer, in the form of its path; of one that has begun the log does."""
+    if isinstance(problem, HTTPException):
+        what = f"{scope['method']} {scope['path'][:_PATH_CHARS]} is not supported"
+        error = ApiError(what, status=problem.status_code, code="unknown_path")
+    else:
+        error = api_error_of(problem)
+    if scope["exchange"].status is None:
+        await send_error(send, error, error_form(scope["path"]))
 
 
-def _sent_key(headers: Headers) -> bytes:
+def _sent_key(headers: Headers) -> str:
     kind, _, token = headers.get("authorization", "").partition(" ")
     sent = token if kind.lower() == "bearer" else headers.get("x-api-key", "")
-    return sent.strip().encode("latin-1")
+    return sent.strip()
 
 
 class _Origins(CORSMiddleware):
@@ -185,7 +191,9 @@ def _local(scope: Scope) -> tuple[Scope, str]:
     path = path.removeprefix(root) if root and path.startswith(f"{root}/") else path
     if "host" not in headers and path in _OPEN_PATHS:
         host = "localhost"  # HTTP/1.0, as HAProxy asks for health; every browser names a host
-    return {**scope, "path": f"{root}/{path.strip('/')}"}, host
+    # The routes raise for a path that is not there, whatever application they are mounted in.
+    more: dict[str, Any] = {"app": None, "starlette.exception_handlers": ({}, {})}
+    return {**scope, **more, "path": f"{root}/{path.strip('/')}"}, host
 
 
 def _route_path(scope: Scope) -> str:

@@ -1,24 +1,32 @@
-"""`/completion` and `/infill`, llama.cpp's own: from a request to what it wants, and its answers.
-
-A prompt that fills in the middle of a text stands between the model's own tokens for that.
-"""
+"""`/completion`, `/infill`, `/tokenize` and `/detokenize`, as llama.cpp's server has them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import inf
+from typing import TYPE_CHECKING, Any
 
-from edgespec.backends.base import FillsIn, FillTokens, Tokenizer
 from edgespec.decode.generation import Chunk, Result
 from edgespec.decode.options import GenerationOptions
+from edgespec.memory.bytes.requests import MOST_VALUES
 from edgespec.sampling.logprobs import TokenLogprob
-from edgespec.serve.api_error import ApiError
-from edgespec.serve.asked import Setup, take_model
-from edgespec.serve.completions import take_prompts
-from edgespec.serve.parsing import Fields, take_format, take_sampling, take_stops
+from edgespec.sampling.params import SamplingParams
+from edgespec.serve.completions import Gap, fill_ids, take_prompts
+from edgespec.serve.parsing import (
+    Fields,
+    ServedModel,
+    json_bytes,
+    take_format,
+    take_model,
+    take_sampling,
+    take_stops,
+)
 from edgespec.serve.shapes import Choice, Delta, Shape, ToldTokens, timings, unwritten
-from edgespec.serve.worker import Generation
+from edgespec.serve.worker import Generation, Prepared, Task
+
+if TYPE_CHECKING:
+    from edgespec.serve.service import Service
 
 _MAX_TOKENS = ("n_predict", "max_completion_tokens", "max_tokens")
 _MOST = 1 << 31
@@ -56,13 +64,13 @@ class LlamaAsked:
     paths: Sequence[str]  # what alone is told; all of it where there are none
 
 
-def read_llama(body: Any, setup: Setup) -> LlamaAsked:
+def read_llama(body: Any, setup: ServedModel) -> LlamaAsked:
     """What `/completion` is asked for. Raises ApiError."""
     fields = Fields(body)
     return _asked(fields, setup, take_prompts(fields, setup.limits), None)
 
 
-def read_infill(body: Any, setup: Setup) -> LlamaAsked:
+def read_infill(body: Any, setup: ServedModel) -> LlamaAsked:
     """What `/infill` is asked for. Raises ApiError."""
     fields = Fields(body)
     prefix, suffix = fields.text("input_prefix"), fields.text("input_suffix")
@@ -82,7 +90,7 @@ def _file(fields: Fields) -> tuple[str, str]:
 
 
 def _asked(
-    fields: Fields, setup: Setup, prompts: list[str | list[int]], gap: Gap | None
+    fields: Fields, setup: ServedModel, prompts: list[str | list[int]], gap: Gap | None
 ) -> LlamaAsked:
     take_model(fields, setup)
     limits = setup.limits
@@ -115,7 +123,7 @@ def _asked(
     return asked
 
 
-def _most_tokens(fields: Fields, setup: Setup) -> int:
+def _most_tokens(fields: Fields, setup: ServedModel) -> int:
     """Most tokens of an answer; what is below 0 goes on to the end of the context."""
     found = [fields.whole(name, -1, -2, _MOST) for name in _MAX_TOKENS if name in fields]
     most = found[0] if found else setup.defaults.max_tokens
@@ -216,80 +224,121 @@ def _stop_type(result: Result) -> str:
     return "eos" if result.finish_reason == "stop" else "limit"
 
 
-_SUFFIX_SHARE = 4  # the text after the gap may take one part in this many, as in llama.cpp's server
-_NAMELESS, _REPOSITORY, _CURRENT = "file", "repository", "current"
+_ANSWER_SHARE = 4  # of the context, kept free for an answer whose length nobody said
+# -- what is answered ----------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Gap:
-    """What stands before and after a gap, and texts of other files, by their names."""
-
-    prefix: str
-    suffix: str
-    files: Sequence[tuple[str, str]] = ()
-
-
-def fill_ids(
-    tokenizer: Tokenizer, gap: Gap, room: int | None, param: str
-) -> tuple[list[int], bool]:
-    """Ids of the prompt, and whether texts were cut.
-
-        <|fim_prefix|>prefix<|fim_suffix|>suffix<|fim_middle|>
-
-    Other files come before it, each after its name, where the vocabulary has tokens for that.
-
-    Args:
-        room: most ids. What is farthest from the gap is left out beyond it; None cuts nothing.
-        param: the field that asks for it, for the error.
-
-    Raises ApiError where the model has no such tokens.
-    """
-    tokens = tokenizer.fill_tokens() if isinstance(tokenizer, FillsIn) else None
-    if tokens is None:
-        message = f"{param} is not supported: this model has no tokens for filling in the middle"
-        raise ApiError(message, param=param, code="unsupported_parameter")
-
-    def ids_of(text: str) -> list[int]:
-        return tokenizer.encode(text, add_special=False) if text else []
-
-    begin = tokenizer.encode("")
-    before, after = ids_of(gap.prefix), ids_of(gap.suffix)
-    others = _files(gap.files, tokens, ids_of)
-    left = None if room is None else max(0, room - len(begin) - 3)
-    kept_before, kept_after, kept_others = _kept(before, after, others, left)
-    cut = [len(kept_before), len(kept_after), len(kept_others)]
-    ids = [*begin, *kept_others, tokens.prefix, *kept_before, tokens.suffix, *kept_after]
-    return [*ids, tokens.middle], cut != [len(before), len(after), len(others)]
+def prepare_llama(service: Service, body: Any, task: Task) -> Prepared:
+    """`/completion`. Raises ApiError, and as `Engine.stream`."""
+    asked = read_llama(body, service.setup)
+    for one in asked.prompts:
+        if isinstance(one, str):
+            service.prompts.check_length(one, param="prompt")
+    several = [service.engine.encode(one, raw=True) for one in asked.prompts]
+    return _llama(service, asked, several, task)
 
 
-def _files(
-    files: Sequence[tuple[str, str]], tokens: FillTokens, ids_of: Callable[[str], list[int]]
-) -> list[int]:
-    """Ids of other files, and of what says that the gap is in another one."""
-    if not files:
-        return []
-    ids: list[int] = []
-    if tokens.repository >= 0:
-        ids += [tokens.repository, *ids_of(f"{_REPOSITORY}\n")]
-    for name, text in [*files, (_CURRENT, "")]:
-        if tokens.file >= 0:
-            ids += [tokens.file, *ids_of(f"{name or _NAMELESS}\n{text}")]
-        else:
-            ids += ids_of(f"{text}\n\n")
-    return ids
+def prepare_infill(service: Service, body: Any, task: Task) -> Prepared:
+    """`/infill`. Raises ApiError, also where the model cannot, and as `Engine.stream`."""
+    asked = read_infill(body, service.setup)
+    assert asked.gap is not None
+    size, most, gap = service.setup.context_size, service.prompts.bound.most_bytes, asked.gap
+    near = Gap(gap.prefix[-most:], gap.suffix[:most], _last(gap.files, most))
+    room = size - min(asked.options.max_tokens, size // _ANSWER_SHARE)
+    ids, is_cut = fill_ids(service.engine.backend.tokenizer, near, room, "/infill")
+    is_cut = is_cut or len(near.files) < len(gap.files)
+    return _llama(service, asked, [ids], task, is_cut=is_cut)
 
 
-def _kept(
-    before: list[int], after: list[int], others: list[int], room: int | None
-) -> tuple[list[int], list[int], list[int]]:
-    """What is nearest to the gap: the text before it goes first, then that after it."""
-    if room is None:
-        return before, after, others
-    num_after = min(len(after), max(room // _SUFFIX_SHARE, room - len(before)))
-    num_before = min(len(before), room - num_after)
-    num_others = min(len(others), room - num_after - num_before)
-    return (
-        before[len(before) - num_before :],
-        after[:num_after],
-        others[len(others) - num_others :],
-    )
+def _last(files: Sequence[tuple[str, str]], most: int) -> list[tuple[str, str]]:
+    """The last files, with at most so many characters of text: others never fit."""
+    found: list[tuple[str, str]] = []
+    for name, text in reversed(files):
+        if most <= 0:
+            break
+        found.insert(0, (name, text[-most:]))
+        most -= len(text)
+    return found
+
+
+def _llama(
+    service: Service,
+    asked: LlamaAsked,
+    several: list[list[int]],
+    task: Task,
+    *,
+    is_cut: bool = False,
+) -> Prepared:
+    options = asked.options
+    if asked.never_ends:
+        options = replace(options, sampling=_without(options.sampling, service.end_ids))
+    made = [
+        one
+        for ids in several
+        for one in service.generations(task, "", ids, options, 1, asked.most_s)
+    ]
+    shape = LlamaShape(service.setup.names[0], asked, service.told_tokens, made, is_cut)
+    return Prepared(made, shape, asked.streams, names_events=True)
+
+
+def _without(sampling: SamplingParams | None, tokens: Sequence[int]) -> SamplingParams:
+    """The same, but these tokens are never picked."""
+    params = sampling or SamplingParams()
+    return replace(params, logit_bias={**dict(params.logit_bias), **dict.fromkeys(tokens, -inf)})
+
+
+# -- `/tokenize` and `/detokenize`, as llama.cpp's server has them -----------------------------
+
+
+def tokenize(service: Service, body: Any) -> Any:
+    """Ids of a text; with `with_pieces`, each with its own. Raises ApiError."""
+    text, add_special, with_pieces, is_parsed = read_text(body)
+    service.prompts.check_length(text, param="content")
+    tokenizer = service.engine.backend.tokenizer
+    meant = text if is_parsed else tokenizer.control_texts.mark(text)
+    ids = tokenizer.encode(meant, add_special=add_special)
+    if not with_pieces:
+        return {"tokens": ids}
+    # Each piece is written once: a document of all would be ten times as large as its text.
+    written = {one: _piece(one, tokenizer.token_bytes(one)) for one in set(ids)}
+    return b'{"tokens":[' + b",".join(map(written.__getitem__, ids)) + b"]}"
+
+
+def read_text(body: Any, _setup: ServedModel | None = None) -> tuple[str, bool, bool, bool]:
+    """A text to tokenize, and how: `add_special`, `with_pieces`, `parse_special`."""
+    fields = Fields(body)
+    fields.ignore("model")  # by which this one was found
+    text = fields.text("content")
+    flags = fields.flag("add_special"), fields.flag("with_pieces")
+    is_parsed = fields.flag("parse_special", True)
+    fields.end()
+    return text, *flags, is_parsed
+
+
+def detokenize(service: Service, body: Any) -> dict[str, Any]:
+    """The text of ids. Raises ApiError, also for a text that is longer than any that fits."""
+    fields, ids = read_ids(body)
+    size, most = service.engine.vocab_size, service.prompts.bound.most_bytes
+    if not all(type(one) is int and 0 <= one < size for one in ids):
+        fields.refuse("tokens", f"must be whole numbers from 0 to {size - 1}")
+    written = {one: service.engine.backend.tokenizer.token_bytes(one) for one in set(ids)}
+    if sum(len(written[one]) for one in ids) > most:
+        fields.refuse("tokens", f"have a text of more than {most} bytes")
+    return {"content": b"".join(map(written.__getitem__, ids)).decode(errors="replace")}
+
+
+def read_ids(body: Any, _setup: ServedModel | None = None) -> tuple[Fields, list[Any]]:
+    """Ids to make a text of, and the request that has them."""
+    fields = Fields(body)
+    fields.ignore("model")
+    ids = fields.list("tokens", MOST_VALUES)
+    fields.end()
+    return fields, ids
+
+
+def _piece(token: int, data: bytes) -> bytes:
+    """A token with its text, or with the bytes of a part of a character."""
+    try:
+        return json_bytes({"id": token, "piece": data.decode()})
+    except UnicodeDecodeError:
+        return json_bytes({"id": token, "piece": list(data)})

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edgespec.decode.generation import Chunk, Result
 from edgespec.decode.options import GenerationOptions
 from edgespec.models.images import KINDS as IMAGES
 from edgespec.models.images import Image
-from edgespec.serve.asked import ChatAsked, Setup, take_model
 from edgespec.serve.chat import (
+    ChatAsked,
     content_of,
+    prepared,
+    prompt_of,
     take_effort,
     take_image,
     take_parts,
@@ -22,15 +24,21 @@ from edgespec.serve.chat import (
 from edgespec.serve.parsing import (
     Fields,
     Limits,
+    ServedModel,
     format_within,
     shown,
     take_max_tokens,
+    take_model,
     take_sampling,
     take_stops,
     takes_prewarm,
 )
 from edgespec.serve.shapes import Choice, Delta, Output, Shape, ToolCall, new_id
-from edgespec.serve.tools import Tools, checked, is_kind, take_function
+from edgespec.serve.tools import Tools, check_schemas, is_kind, take_function
+from edgespec.serve.worker import Prepared, Task
+
+if TYPE_CHECKING:
+    from edgespec.serve.service import Service
 
 Messages = list[dict[str, Any]]
 _NOT_THERE = {
@@ -39,7 +47,7 @@ _NOT_THERE = {
 }
 
 
-def read_messages(body: Any, setup: Setup, *, counts: bool = False) -> ChatAsked:
+def read_messages(body: Any, setup: ServedModel, *, counts: bool = False) -> ChatAsked:
     """What a request wants. Raises ApiError for a field that is wrong or not supported.
 
     Args:
@@ -71,6 +79,20 @@ def read_messages(body: Any, setup: Setup, *, counts: bool = False) -> ChatAsked
     return ChatAsked(messages, options, output, variables, tools, budget, most > 0 and not prewarms)
 
 
+def prepare_message(service: Service, body: Any, task: Task) -> Prepared:
+    """The next message of a conversation. Raises ApiError, and as `Engine.stream`."""
+    asked = read_messages(body, service.setup)
+    talk, ids = prompt_of(service, asked)
+    shape = MessagesShape(service.setup.names[0], len(ids))
+    return prepared(service, asked, talk, ids, shape, task, names_events=True)
+
+
+def count_message(service: Service, body: Any) -> dict[str, int]:
+    """How many tokens a request of Anthropic's interface has. Raises as `prepare_message`."""
+    asked = read_messages(body, service.setup, counts=True)
+    return {"input_tokens": len(prompt_of(service, asked)[1])}
+
+
 # -- messages ------------------------------------------------------------------------------
 
 
@@ -90,7 +112,7 @@ def _message(fields: Fields, limits: Limits) -> Messages:
     role = fields.text("role")
     if role not in ("user", "assistant", "system"):
         fields.refuse("role", f"must be user or assistant, not {shown(role)}")
-    content = fields.any("content")
+    content = fields.pop("content")
     fields.end()
     if isinstance(content, str):
         return [{"role": role, "content": content}]
@@ -145,7 +167,7 @@ def _of_assistant(blocks: list[Fields]) -> dict[str, Any]:
 
 
 def _call(block: Fields) -> dict[str, Any]:
-    identity, name, arguments = block.text("id", ""), block.text("name"), block.any("input", {})
+    identity, name, arguments = block.text("id", ""), block.text("name"), block.pop("input", {})
     if not isinstance(arguments, dict):
         block.refuse("input", f"must be an object, not {shown(arguments)}")
     block.ignore("caller")
@@ -187,15 +209,15 @@ def _tools(fields: Fields, limits: Limits) -> Tools:
         fields.refuse("tool_choice", "requires a tool that is not there")
     if kind == "none":
         return Tools()
-    return checked(Tools(tuple(offered), required, parallel), limits)
+    return check_schemas(Tools(tuple(offered), required, parallel), limits)
 
 
-def _thinking(fields: Fields, setup: Setup) -> tuple[int | None, dict[str, Any]]:
+def _thinking(fields: Fields, setup: ServedModel) -> tuple[int | None, dict[str, Any]]:
     """As `take_thinking`; the effort is a part of how to answer here."""
-    value = fields.any_of("output_config")
+    value = fields.peek("output_config")
     config = Fields(value if value is not None else {}, "output_config")
     effort = take_effort(config, "effort")
-    thinking = fields.any("thinking")
+    thinking = fields.pop("thinking")
     told = {"thinking": thinking, "reasoning_effort": effort or None}
     return take_thinking(Fields(told), setup)
 

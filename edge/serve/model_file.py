@@ -15,9 +15,8 @@ from edgespec.memory.plan.request import Request
 from edgespec.models.onnx.folder import read_model
 from edgespec.models.projector import projector_beside, read_projector
 from edgespec.models.spec import ModelSpec
-from edgespec.serve.asked import Defaults, Setup
 from edgespec.serve.embeddings import EmbeddingService
-from edgespec.serve.parsing import Limits
+from edgespec.serve.parsing import Defaults, Limits, ServedModel
 from edgespec.serve.pool import CHAT, EMBED
 from edgespec.serve.service import Service
 from edgespec.setup.embedding import Embedder
@@ -47,7 +46,7 @@ class ModelFile:
         machine: Machine,
         serve: Callable[[ModelFile, Engine | Embedder], Any],
         planned: Planned | None = None,
-        setup: Callable[[ModelFile, ModelSpec], Setup] | None = None,
+        setup: Callable[[ModelFile, ModelSpec], ServedModel] | None = None,
     ) -> None:
         self.names, self.path, self.planned = tuple(names), path, planned
         self._request, self._machine, self._serve = request, machine, serve
@@ -69,12 +68,12 @@ class ModelFile:
             return CHAT
 
     @property
-    def setup(self) -> Setup:
+    def setup(self) -> ServedModel:
         """What requests are held against. Raises as `read_model`."""
         spec = self.spec
         if self._make_setup is not None:
             return self._make_setup(self, spec)
-        return Setup(self.names, spec.context_length, Defaults(), Limits())
+        return ServedModel(self.names, spec.context_length, Defaults(), Limits())
 
     @property
     def sizes(self) -> Sizes | None:

@@ -24,6 +24,7 @@ from edgespec.memory.bytes import projector, requests
 from edgespec.option_fields import options_of, shown_number
 from edgespec.sampling.params import FIELD_NAMES, LARGE, SAMPLER_WORDS, SamplingParams
 from edgespec.serve.api_error import LOGGER, ApiError
+from edgespec.serve.shapes import Output
 
 _SHOWN_CHARS = 40
 _CACHE = "cache_control"
@@ -61,12 +62,12 @@ class Fields:
     def __contains__(self, field: str) -> bool:
         return field in self._left
 
-    def any_of(self, field: str) -> Any:
-        """Whatever it is; it is not taken by that."""
+    def peek(self, field: str) -> Any:
+        """A field, whatever it is; it stays."""
         return self._left.get(field)
 
-    def any(self, field: str, default: Any = None) -> Any:
-        """Whatever it is."""
+    def pop(self, field: str, default: Any = None) -> Any:
+        """A field, whatever it is, which is gone then."""
         return self._left.pop(field, default)
 
     def text(self, field: str, default: str | None = None) -> str:
@@ -78,7 +79,7 @@ class Fields:
 
     def number(self, field: str, default: float, low: float, high: float) -> float:
         """A number from `low` to `high`."""
-        value = self.any(field, default)
+        value = self.pop(field, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
             self.refuse(field, f"must be a number, not {shown(value)}")
         if not low <= value <= high:
@@ -89,7 +90,7 @@ class Fields:
 
     def whole(self, field: str, default: int, low: int, high: int) -> int:
         """A whole number from `low` to `high`."""
-        value = self.any(field, default)
+        value = self.pop(field, default)
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int):
@@ -100,14 +101,14 @@ class Fields:
 
     def flag(self, field: str, default: bool = False) -> bool:
         """True or false."""
-        value = self.any(field, default)
+        value = self.pop(field, default)
         if not isinstance(value, bool):
             self.refuse(field, f"must be true or false, not {shown(value)}")
         return value
 
     def list(self, field: str, most: int, default: Sequence[Any] = ()) -> list[Any]:
         """A list of at most `most` items."""
-        value = self.any(field, list(default))
+        value = self.pop(field, list(default))
         if not isinstance(value, list):
             self.refuse(field, f"must be a list, not {shown(value)}")
         if len(value) > most:
@@ -116,7 +117,7 @@ class Fields:
 
     def object(self, field: str) -> Fields:
         """An object; an empty one where there is none."""
-        return Fields(self.any(field, {}), self.name(field))
+        return Fields(self.pop(field, {}), self.name(field))
 
     def ignore(self, *fields: str) -> None:
         """Fields that change no answer."""
@@ -158,7 +159,7 @@ class Fields:
         raise ApiError(f"{self.name(field)} {problem}", param=self.name(field), code=code)
 
     def _needed(self, field: str, default: Any) -> Any:
-        value = self.any(field, default)
+        value = self.pop(field, default)
         if value is None:
             self.refuse(field, "is missing", code="missing_required_parameter")
         return value
@@ -398,7 +399,7 @@ def _samplers(fields: Fields, limits: Limits) -> tuple[str, ...]:
 
 
 def _texts(fields: Fields, field: str, limits: Limits) -> tuple[str, ...]:
-    value = fields.any(field, [])
+    value = fields.pop(field, [])
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         fields.refuse(field, f"must be a text or a list of texts, not {shown(value)}")
@@ -430,7 +431,7 @@ def takes_prewarm(fields: Fields) -> bool:
 
 def _biases(fields: Fields, limits: Limits) -> tuple[tuple[int, float], ...]:
     """Biases by token id."""
-    value = fields.any("logit_bias")
+    value = fields.pop("logit_bias")
     if not isinstance(value, dict):
         fields.refuse("logit_bias", f"must be an object, not {shown(value)}")
     if len(value) > limits.biases:
@@ -524,7 +525,7 @@ def schema_text(schema: Any, param: str, limits: Limits) -> str:
 
 def _schema(fields: Fields, field: str, limits: Limits) -> str:
     """A schema, or the text of one."""
-    value = fields.any(field)
+    value = fields.pop(field)
     if not isinstance(value, str):
         return schema_text(value, fields.name(field), limits)
     _check_size(value, fields.name(field), limits)
@@ -558,3 +559,58 @@ def _check_size(text: str, param: str, limits: Limits) -> None:
     if size > limits.format_chars:
         problem = f"has {size:,} characters, and {limits.format_chars:,} are the most"
         raise ApiError(f"{param} {problem}", param=param)
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """Settings of answers.
+
+    `max_tokens` None goes on to the end of the context; a completion, by OpenAI's rule, ends after
+    16 tokens then. `think_budget` tokens of thoughts come before an answer; None is no limit.
+    """
+
+    sampling: SamplingParams = _GREEDY
+    max_tokens: int | None = None
+    think_budget: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """The model that answers, as requests are held against it.
+
+    `names` are its own, the first one being what answers call it. With `any_model`
+    a request for another model is answered by this one.
+    """
+
+    names: tuple[str, ...]
+    context_size: int
+    defaults: Defaults
+    limits: Limits
+    any_model: bool = False
+
+
+def take_output(fields: Fields, limits: Limits) -> Output:
+    """The fields that say how an answer is sent. Raises ApiError."""
+    streams = fields.flag("stream")
+    options = fields.object("stream_options")
+    output = Output(
+        choices=fields.whole("n", 1, 1, limits.choices),
+        streams=streams,
+        usage=options.flag("include_usage"),
+        sources=options.flag("include_sources"),
+        progress=fields.flag("return_progress"),
+    )
+    options.ignore("include_obfuscation")  # padding; an answer without it is read alike
+    options.end()
+    return output
+
+
+def take_model(fields: Fields, setup: ServedModel) -> None:
+    """Refuse a model that is not the one that is served, unless any name will do."""
+    name = fields.pop("model", setup.names[0])
+    if name not in setup.names and not (setup.any_model and isinstance(name, str)):
+        message = (
+            f"there is no model {shown(name)} here, only {setup.names[0]}: "
+            "ask for that one, or start the server with --alias NAME or --any-model"
+        )
+        raise ApiError(message, status=404, param="model", code="model_not_found")

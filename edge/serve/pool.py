@@ -32,8 +32,7 @@ from edgespec.memory.bytes.config import HOST
 from edgespec.memory.device import reservations
 from edgespec.memory.device.track import give_back_memory
 from edgespec.serve.api_error import ApiError, api_error_of
-from edgespec.serve.asked import Setup
-from edgespec.serve.parsing import Limits, shown
+from edgespec.serve.parsing import Limits, ServedModel, shown
 from edgespec.setup.model_sets import Capacity, Sizes
 
 CHAT, EMBED, ANY = "chat", "embed", ""  # kinds of models
@@ -82,7 +81,7 @@ class Loadable(Protocol):
         """What it answers: `CHAT` or `EMBED`."""
 
     @property
-    def setup(self) -> Setup:
+    def setup(self) -> ServedModel:
         """What requests for it are held against, loaded or not. Raises EdgespecError."""
 
     @property
@@ -344,7 +343,7 @@ class Pool:
         with self._change:
             most = self.limits.waiting
             if self._num_waiting >= most:
-                raise _full(f"{most} requests wait for models and {most} may: try again later")
+                raise _full(f"the queue is full ({most} wait for models): try again in a second")
             member.tickets.append(ticket)
             self._change.notify_all()
         return ticket

@@ -7,21 +7,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edgespec.decode.generation import Chunk
 from edgespec.decode.options import GenerationOptions
 from edgespec.models.images import KINDS as IMAGES
 from edgespec.serve.api_error import ApiError
-from edgespec.serve.asked import ChatAsked, Setup, take_model
-from edgespec.serve.chat import content_of, take_parts, take_thinking, text_of
+from edgespec.serve.chat import (
+    ChatAsked,
+    content_of,
+    prepared,
+    prompt_of,
+    take_parts,
+    take_thinking,
+    text_of,
+)
 from edgespec.serve.parsing import (
     Fields,
     Limits,
+    ServedModel,
     format_within,
     note_ignored,
     shown,
     take_max_tokens,
+    take_model,
     take_sampling,
     takes_prewarm,
 )
@@ -38,6 +47,10 @@ from edgespec.serve.shapes import (
     usage,
 )
 from edgespec.serve.tools import call_arguments, take_tools
+from edgespec.serve.worker import Prepared, Task
+
+if TYPE_CHECKING:
+    from edgespec.serve.service import Service
 
 Items = list[dict[str, Any]]
 
@@ -66,7 +79,7 @@ _NOT_THERE = {
 }
 
 
-def read_response(body: Any, setup: Setup) -> tuple[ChatAsked, dict[str, Any], bool]:
+def read_response(body: Any, setup: ServedModel) -> tuple[ChatAsked, dict[str, Any], bool]:
     """What a request wants, the fields that its answer repeats, whether it summarises thoughts.
 
     Raises ApiError.
@@ -76,7 +89,7 @@ def read_response(body: Any, setup: Setup) -> tuple[ChatAsked, dict[str, Any], b
     fields.refuse_set(_NOT_THERE)
     messages = _messages(fields, _items(fields, setup.limits))
     repeated = {name: body.get(name) for name in _REPEATED}
-    summarises = _wants_summary(fields.any_of("reasoning"))
+    summarises = _wants_summary(fields.peek("reasoning"))
     budget, variables = take_thinking(fields, setup)
     limit, size = setup.defaults.max_tokens, setup.context_size
     most = take_max_tokens(fields, limit, size, "max_output_tokens")
@@ -99,6 +112,22 @@ def read_response(body: Any, setup: Setup) -> tuple[ChatAsked, dict[str, Any], b
     return asked, repeated, summarises
 
 
+def prepare_response(service: Service, body: Any, task: Task) -> Prepared:
+    """The next message of a conversation. Raises ApiError, and as `Engine.stream`."""
+    asked, repeated, summarises = read_response(body, service.setup)
+    talk, ids = prompt_of(service, asked)
+    tokens = None if asked.options.logprobs is None else service.told_tokens
+    shape = ResponsesShape(service.setup.names[0], repeated, summarises=summarises, tokens=tokens)
+    events: dict[str, Any] = {"names_events": True, "fail": shape.failed}
+    return prepared(service, asked, talk, ids, shape, task, **events)
+
+
+def count_response(service: Service, body: Any) -> dict[str, Any]:
+    """How many tokens the prompt of a response has. Raises as `prepare_response`."""
+    asked, *_ = read_response(body, service.setup)
+    return {"object": "response.input_tokens", "input_tokens": len(prompt_of(service, asked)[1])}
+
+
 def _wants_summary(reasoning: Any) -> bool:
     names = ("summary", "generate_summary")
     return isinstance(reasoning, dict) and any(
@@ -108,7 +137,7 @@ def _wants_summary(reasoning: Any) -> bool:
 
 def _items(fields: Fields, limits: Limits) -> Items:
     """The items of a conversation."""
-    value = fields.any("input")
+    value = fields.pop("input")
     items = [{"role": "user", "content": value}] if isinstance(value, str) else value
     if not isinstance(items, list) or not items:
         fields.refuse("input", f"must be a text or a list of items, not {shown(value)}")

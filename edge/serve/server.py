@@ -20,8 +20,7 @@ from edgespec.serve.access import (
     checked_origins,
     is_loopback,
 )
-from edgespec.serve.asked import Defaults
-from edgespec.serve.parsing import Limits
+from edgespec.serve.parsing import Defaults, Limits
 from edgespec.serve.service import Service, Shared
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ import time
 from collections import Counter, deque
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import fields, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -29,66 +29,59 @@ from edgespec.sampling.constrained import make_grammar
 from edgespec.sampling.params import FIELD_NAMES, SamplingParams
 from edgespec.serve.access import CACHE_SALT, HISTORY
 from edgespec.serve.api_error import LOGGER, ApiError
-from edgespec.serve.asked import Defaults, Setup
-from edgespec.serve.conversation import Prompts
-from edgespec.serve.parsing import Limits, seed_of_choice
+from edgespec.serve.parsing import Defaults, Limits, ServedModel, seed_of_choice
 from edgespec.serve.pool import Member, Pool, Stops
-from edgespec.serve.shapes import fingerprint
-from edgespec.serve.worker import Generation, Worker
+from edgespec.serve.prompts import Prompts
+from edgespec.serve.shapes import ToldTokens, fingerprint
+from edgespec.serve.worker import Generation, Task, Worker
 
-if TYPE_CHECKING:
-    from edgespec.serve.answers import Task
+# What is summed of a generation's counters, by the names that /status gives it.
+_SUMMED = {
+    "prompt_tokens": "prompt_tokens",
+    "cached_tokens": "reused_tokens",
+    "generated_tokens": "generated_tokens",
+    "drafted_tokens": "drafted_tokens",
+    "accepted_tokens": "accepted_tokens",
+    "rounds": "rounds",
+    "prompt_s": "prompt_s",
+    "time_to_first_token_s": "time_to_first_token_s",
+    "decode_s": "decode_s",
+}
+_OTHERS = ("generations", "cancelled", "read_ahead", "read_ahead_used")
 
 
-@dataclass(slots=True)
 class Totals:
     """Sums over all generations, and how many requests had which status."""
 
-    generations: int = 0
-    cancelled: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    generated_tokens: int = 0
-    drafted_tokens: int = 0
-    accepted_tokens: int = 0
-    read_ahead: int = 0
-    read_ahead_used: int = 0
-    rounds: int = 0
-    prompt_s: float = 0.0
-    time_to_first_token_s: float = 0.0
-    decode_s: float = 0.0
-    drafted_by: Counter[str] = field(default_factory=Counter)
-    accepted_by: Counter[str] = field(default_factory=Counter)
-    statuses: Counter[int] = field(default_factory=Counter)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    def __init__(self) -> None:
+        self.sums: dict[str, float] = dict.fromkeys((*_OTHERS, *_SUMMED), 0)
+        self.drafted_by, self.accepted_by = Counter[str](), Counter[str]()
+        self.statuses = Counter[int]()
+        self._lock = threading.Lock()
 
     def add(self, counters: Counters, *, cancelled: bool) -> None:
         """Count a generation that has ended."""
+        sums = {name: getattr(counters, its) for name, its in _SUMMED.items()}
+        self.count(generations=1, cancelled=int(cancelled), **sums)
         with self._lock:
-            self.generations += 1
-            self.cancelled += cancelled
-            self.prompt_tokens += counters.prompt_tokens
-            self.cached_tokens += counters.reused_tokens
-            self.generated_tokens += counters.generated_tokens
-            self.drafted_tokens += counters.drafted_tokens
-            self.accepted_tokens += counters.accepted_tokens
-            self.rounds += counters.rounds
-            self.prompt_s += counters.prompt_s
-            self.time_to_first_token_s += counters.time_to_first_token_s
-            self.decode_s += counters.decode_s
             self.drafted_by.update(counters.drafted_by)
             self.accepted_by.update(counters.accepted_by)
 
-    def add_ahead(self, num_read: int, num_used: int) -> None:
-        """Count tokens that were read before anybody asked, and those that somebody then asked."""
+    def count(self, **numbers: float) -> None:
+        """Add to some sums."""
         with self._lock:
-            self.read_ahead += num_read
-            self.read_ahead_used += num_used
+            for name, number in numbers.items():
+                self.sums[name] += number
 
     def add_status(self, status: int) -> None:
         """Count a request that was answered."""
         with self._lock:
             self.statuses[status] += 1
+
+    def as_json(self) -> dict[str, Any]:
+        """All of it."""
+        names = "drafted_by", "accepted_by", "statuses"
+        return {**self.sums, **{name: dict(getattr(self, name)) for name in names}}
 
 
 _MOST_TRIALS = 3  # grammars that are tried, or wait for that: in so many threads, and seconds
@@ -148,8 +141,9 @@ class Service:
         self.limits, self.totals = shared.limits, shared.totals
         self._owns_engine = owns_engine
         size = engine.backend.context_size
-        self.setup = Setup(tuple(names), size, defaults or Defaults(), self.limits, any_model)
+        self.setup = ServedModel(tuple(names), size, defaults or Defaults(), self.limits, any_model)
         self.prompts = Prompts(engine)
+        self.told_tokens = ToldTokens(engine.backend.tokenizer)
         self._ahead: deque[_Ahead] = deque(maxlen=_MOST_AHEAD)
         self.worker = Worker(self.limits.waiting, self._ended, engine.users)
 
@@ -277,7 +271,7 @@ class Service:
         if generation.yields:
             end, begin = generation.stream.num_read
             self._ahead.append(_Ahead(generation.salt, generation.prompt_ids[:end], begin))
-            self.totals.add_ahead(end - begin, 0)
+            self.totals.count(read_ahead=end - begin)
             return
         self._use_ahead(generation, result.counters.reused_tokens)
         is_cancelled = result.finish_reason == "cancelled" and not generation.ran_out
@@ -305,7 +299,7 @@ class Service:
             if one.salt == generation.salt:
                 common = common_prefix_length(one.ids, generation.prompt_ids)
                 if (num_used := min(common, num_reused) - one.begin) > 0:
-                    self.totals.add_ahead(0, num_used)
+                    self.totals.count(read_ahead_used=num_used)
                     self._ahead.remove(one)
 
 
@@ -387,7 +381,7 @@ def status(pool: Pool, shared: Shared, member: Member) -> dict[str, Any]:
         },
         "on_battery": _is_on_battery(),
         "draft_failure": loaded.engine.draft_failure if isinstance(loaded, Service) else None,
-        "totals": _numbers(shared.totals),
+        "totals": shared.totals.as_json(),
         "plan": {} if plan is None else plan.as_json(),
     }
 
@@ -413,7 +407,7 @@ def metrics(pool: Pool, shared: Shared, _member: Member) -> str:
     lines = []
     for name, about in _HELP.items():
         unit = f"{name.removesuffix('_s')}_seconds" if name.endswith("_s") else name
-        lines += _metric(f"{unit}_total", "counter", about, {"": getattr(totals, name)})
+        lines += _metric(f"{unit}_total", "counter", about, {"": totals.sums[name]})
     for kind in ("drafted", "accepted"):
         counts = getattr(totals, f"{kind}_by").copy()
         values = {f'{{drafter="{name}"}}': count for name, count in sorted(counts.items())}
@@ -436,37 +430,27 @@ def metrics(pool: Pool, shared: Shared, _member: Member) -> str:
 
 def _llama_metrics(totals: Totals, running: int, waiting: int) -> dict[str, tuple[str, float]]:
     """What llama.cpp's server has a name for, so that its dashboards show it."""
-    read = totals.prompt_tokens - totals.cached_tokens
-    decoded = totals.accepted_tokens + totals.rounds
+    sums = totals.sums
+    cached, accepted = sums["cached_tokens"], sums["accepted_tokens"]
+    read, decoded = sums["prompt_tokens"] - cached, accepted + sums["rounds"]
+    decode_rate = _rate(decoded, sums["decode_s"])
     return {
         "prompt_tokens_total": ("Tokens of prompts that were read.", read),
-        "prompt_tokens_cached_total": (
-            "Tokens of prompts that were in the cache.",
-            totals.cached_tokens,
-        ),
-        "prompt_seconds_total": ("Seconds of reading prompts.", totals.prompt_s),
-        "prompt_tokens_seconds": ("Tokens of prompts per second.", _rate(read, totals.prompt_s)),
-        "tokens_predicted_total": ("Tokens written.", totals.generated_tokens),
-        "tokens_predicted_seconds_total": (
-            "Seconds from first tokens to last ones.",
-            totals.decode_s,
-        ),
-        "predicted_tokens_seconds": (
-            "Tokens written per second.",
-            _rate(decoded, totals.decode_s),
-        ),
-        "n_decode_total": ("Steps, one for each prompt.", totals.generations + totals.rounds),
-        "spec_decode_num_draft_tokens_total": ("Tokens drafted.", totals.drafted_tokens),
-        "spec_decode_num_accepted_tokens_total": (
-            "Drafted tokens that were right.",
-            totals.accepted_tokens,
-        ),
+        "prompt_tokens_cached_total": ("Tokens of prompts that were in the cache.", cached),
+        "prompt_seconds_total": ("Seconds of reading prompts.", sums["prompt_s"]),
+        "prompt_tokens_seconds": ("Tokens of prompts per second.", _rate(read, sums["prompt_s"])),
+        "tokens_predicted_total": ("Tokens written.", sums["generated_tokens"]),
+        "tokens_predicted_seconds_total": ("Seconds from first to last tokens.", sums["decode_s"]),
+        "predicted_tokens_seconds": ("Tokens written per second.", decode_rate),
+        "n_decode_total": ("Steps, one for each prompt.", sums["generations"] + sums["rounds"]),
+        "spec_decode_num_draft_tokens_total": ("Tokens drafted.", sums["drafted_tokens"]),
+        "spec_decode_num_accepted_tokens_total": ("Drafted tokens that were right.", accepted),
         "requests_processing": ("Answers under way.", running),
         "requests_deferred": ("Answers in the queue.", waiting),
     }
 
 
-def _rate(count: int, seconds: float) -> float:
+def _rate(count: float, seconds: float) -> float:
     return count / seconds if seconds else 0.0
 
 
@@ -476,12 +460,3 @@ def _metric(
     name = f"{prefix}{name}"
     head = [f"# HELP {name} {about}", f"# TYPE {name} {kind}"]
     return head + [f"{name}{labels} {value}" for labels, value in values.items()]
-
-
-def _numbers(totals: Totals) -> dict[str, Any]:
-    values = {one.name: getattr(totals, one.name) for one in fields(totals)}
-    return {
-        name: dict(value) if isinstance(value, dict) else value
-        for name, value in values.items()
-        if not name.startswith("_")
-    }

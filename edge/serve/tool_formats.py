@@ -406,13 +406,6 @@ def _merged(one: str, other: str) -> str:
 # -- what a reader looks for ---------------------------------------------------------------
 
 
-def unwrapped(value: str, how: ToolFormat) -> str:
-    """The end of a value, without the new line that the template writes behind each."""
-    if not how.value.endswith("\n"):
-        return value
-    return value.removesuffix("\n")
-
-
 def openings(how: ToolFormat) -> list[str]:
     """Markers that calls begin with: the first one, or a second one where it was left out."""
     first, *others = (one.strip() for one in pieces(how.opening))

@@ -5,9 +5,8 @@ have it. What does not turn out to be a call of a tool that was offered is given
 nothing a model writes is lost. Only calls beyond those that may be made are left out.
 
 Behind a marker, the name of such a tool and the beginning of its arguments make a call, whatever
-comes then: from there on arguments are given as they are written. So are those between tags.
-Notations that are no JSON (Python's, Gemma's), and answers that are JSON without a marker, are
-given when they are complete.
+comes then: from there on arguments in JSON are given as they are written. Other notations (tags,
+Python's, Gemma's), and answers that are JSON without a marker, are given when they are complete.
 
 A reader is a generator that goes on with every piece of text: where a step needs more, it yields.
 """
@@ -33,17 +32,16 @@ from edgespec.serve.tool_formats import (
     openings,
     pieces,
     safe_length,
-    unwrapped,
 )
 from edgespec.serve.tools import (
     NAME_CHARS,
     OpenCall,
-    Value,
     call_of,
     gemma_arguments,
     json_text,
-    mended,
+    parse_argument,
     python_calls,
+    read_broken_call,
     repaired,
 )
 
@@ -476,7 +474,9 @@ class ToolReader:
         end = yield from self._closed(how, place, broken)
         if is_given:
             return end + len(first_piece(how.closing)) if end >= 0 else len(self._text)
-        found = mended(self._text[place : end if end >= 0 else len(self._text)], how.fields)
+        found = read_broken_call(
+            self._text[place : end if end >= 0 else len(self._text)], how.fields
+        )
         name = found and self._known(found[0])
         if not found or not name:
             return place
@@ -577,11 +577,11 @@ class ToolReader:
         return stop
 
     def _tagged(self, how: ToolFormat, name: str, place: int) -> Steps[int]:
-        """Give arguments between tags as they come; the place after them."""
+        """The place after a call whose arguments stand between tags."""
         schema = self._schemas[name]
         properties = schema.get("properties")
         known = properties if isinstance(properties, dict) else {}
-        call, before, is_whole = self._begin(name, place), "{", True
+        arguments, is_whole = dict[str, Any](), True
         while is_whole:
             start = yield from self._skip(place)
             if not (yield from self._has(how.key, start)):
@@ -594,39 +594,32 @@ class ToolReader:
             if key is None:
                 is_whole = False
                 break
+            text, place, is_whole = yield from self._value(how, key.end())
             written = key["key"].strip()
-            call.write(f"{before}{json_text(written)}: ")
-            before = ", "
-            value = Value(call, known.get(written), schema)
-            place, is_whole = yield from self._value(how, key.end(), value)
-        self._end("}" if before == ", " else "{}", is_whole=is_whole)
+            arguments[written] = parse_argument(text, known.get(written), schema)
+        self._give([call_of(name, arguments, is_whole=is_whole)])
         return place
 
-    def _value(self, how: ToolFormat, place: int, value: Value) -> Steps[tuple[int, bool]]:
-        """Give a value; the place after its end, and whether it has one.
+    def _value(self, how: ToolFormat, place: int) -> Steps[tuple[str, int, bool]]:
+        """A value, the place after its end, and whether it has one.
 
         It ends where the next one, or the end of the call, follows: a value may have the marker.
         """
-        marker, written = how.value_end.strip(), place
-        if how.value.endswith("\n"):  # the template writes one around each
-            written += len("\n") if (yield from self._has("\n", place)) else 0
-        start = written
-        while True:
-            found = self._text.find(marker, start)
-            if found < 0 and not self._is_whole:
-                start = max(start, len(self._text) - len(marker) + 1)
-                safe = written + safe_length(self._text[written:], marker)
-                value.write(self._text[written:safe])
-                written = safe
-                yield
-                continue
-            if found < 0:
-                value.end(unwrapped(self._text[written:], how))
-                return len(self._text), False
+        marker, is_wrapped = how.value_end.strip(), how.value.endswith("\n")
+        if is_wrapped and (
+            yield from self._has("\n", place)
+        ):  # the template writes one around each
+            place += len("\n")
+        start = place
+        while (found := (yield from self._find(marker, start))) >= 0:
             after = found + len(marker)
             start = yield from self._skip(after)
             for one in (how.key, first_piece(how.closing)):
                 if start == len(self._text) or (yield from self._has(one, start)):
-                    value.end(unwrapped(self._text[written:found], how))
-                    return after, True
+                    return _unwrapped(self._text[place:found], is_wrapped), after, True
             start = found + 1
+        return _unwrapped(self._text[place:], is_wrapped), len(self._text), False
+
+
+def _unwrapped(value: str, is_wrapped: bool) -> str:
+    return value.removesuffix("\n") if is_wrapped else value

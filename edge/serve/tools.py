@@ -179,38 +179,7 @@ class OpenCall:
         return [] if self._is_left_out else [last]
 
 
-class Value:
-    """An argument that is written as a text: where it can be nothing else, it is given at once.
-
-    Args:
-        schema: of this argument.
-        whole: of all arguments, where its references lead.
-    """
-
-    def __init__(self, call: OpenCall, schema: Any, whole: Mapping[str, Any]) -> None:
-        self._call, self._schema, self._whole = call, schema, whole
-        self._is_text = is_text(schema, whole)
-        self._held = list[str]()
-        if self._is_text:
-            call.write('"')
-
-    def write(self, text: str) -> None:
-        """More of it."""
-        if self._is_text:
-            self._call.write(json_text(text)[1:-1])
-        else:
-            self._held.append(text)
-
-    def end(self, rest: str) -> None:
-        """The last of it."""
-        self.write(rest)
-        if self._is_text:
-            return self._call.write('"')
-        value = typed("".join(self._held), self._schema, self._whole)
-        self._call.write(json_text(value))
-
-
-def mended(text: str, fields: tuple[str, str]) -> tuple[str, Any, bool] | None:
+def read_broken_call(text: str, fields: tuple[str, str]) -> tuple[str, Any, bool] | None:
     """Of JSON that is cut off or no JSON: the name, the arguments, and whether they are whole.
 
     They may be whole where what is around them is not; else they are a text. None where there is no
@@ -237,7 +206,7 @@ def _member(text: str, *names: str) -> int | None:
     return found.end() if found else None
 
 
-def typed(text: str, schema: Any, whole: Mapping[str, Any]) -> Any:
+def parse_argument(text: str, schema: Any, whole: Mapping[str, Any]) -> Any:
     """The value that a text stands for in an argument of a schema.
 
     Args:
@@ -254,12 +223,6 @@ def typed(text: str, schema: Any, whole: Mapping[str, Any]) -> Any:
         return json.loads(word, strict=False)
     except (ValueError, RecursionError):
         return _WORDS[word] if word in _WORDS else _python_value(word, text)
-
-
-def is_text(schema: Any, whole: Mapping[str, Any]) -> bool:
-    """Whether a text for an argument always stands for itself."""
-    types = _types(schema, whole, 0)
-    return "string" in types and "null" not in types
 
 
 def _python_value(word: str, text: str) -> Any:
@@ -283,7 +246,7 @@ def _types(schema: Any, whole: Mapping[str, Any], level: int) -> set[str]:
     if types:
         return types
     if isinstance(schema.get("$ref"), str):
-        return _types(resolved(whole, schema["$ref"]), whole, level + 1)
+        return _types(resolve_reference(whole, schema["$ref"]), whole, level + 1)
     inner = [one for name in ("anyOf", "oneOf", "allOf") for one in _list(schema.get(name))]
     values = [*_list(schema.get("enum")), *([schema["const"]] if "const" in schema else [])]
     types |= {"string" for one in values if isinstance(one, str)}
@@ -295,7 +258,7 @@ def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def resolved(document: Any, reference: str) -> Any:
+def resolve_reference(document: Any, reference: str) -> Any:
     """What a reference of a JSON schema leads to within it; None for nothing."""
     place, _, path = reference.partition("#")
     if place:
@@ -481,7 +444,7 @@ class Tools:
         for place, tool in enumerate(self.required):
             schema = self.schemas[tool]
             own = {key: one for key, one in schema.items() if key not in _DEFINITIONS}
-            inner = _moved(own, schema, f"tool{place}", definitions)
+            inner = _inline_refs(own, schema, f"tool{place}", definitions)
             if not inner.get("properties") and set(inner) <= {"type", "properties", "$schema"}:
                 inner = {"type": "object", "properties": {}, "additionalProperties": False}
             fields = {name: {"const": tool}, arguments: inner}
@@ -490,26 +453,26 @@ class Tools:
         return {**call, "$defs": definitions} if definitions else call
 
 
-def _moved(value: Any, schema: dict[str, Any], name: str, definitions: dict[str, Any]) -> Any:
+def _inline_refs(value: Any, schema: dict[str, Any], name: str, definitions: dict[str, Any]) -> Any:
     """A part of a tool's schema for another document: what it refers to is in `definitions`."""
     if isinstance(value, list):
-        return [_moved(one, schema, name, definitions) for one in value]
+        return [_inline_refs(one, schema, name, definitions) for one in value]
     if not isinstance(value, dict):
         return value
     made: dict[str, Any] = {}
     for key, one in value.items():
         if key in _BY_NAME and isinstance(one, dict):
             made[key] = {
-                item: _moved(inner, schema, name, definitions) for item, inner in one.items()
+                item: _inline_refs(inner, schema, name, definitions) for item, inner in one.items()
             }
         else:
-            made[key] = one if key in _VALUES else _moved(one, schema, name, definitions)
+            made[key] = one if key in _VALUES else _inline_refs(one, schema, name, definitions)
     reference = value.get("$ref")
-    if isinstance(reference, str) and (found := resolved(schema, reference)) is not None:
+    if isinstance(reference, str) and (found := resolve_reference(schema, reference)) is not None:
         known = name + re.sub(r"[^A-Za-z0-9]", lambda one: f"-{ord(one[0]):x}-", reference[1:])
         if known not in definitions:
             definitions[known] = True  # before it is looked at: it may refer to itself
-            definitions[known] = _moved(found, schema, name, definitions)
+            definitions[known] = _inline_refs(found, schema, name, definitions)
         made["$ref"] = f"#/$defs/{known}"
     return made
 
@@ -520,7 +483,7 @@ def take_tools(fields: Fields, limits: Limits) -> Tools:
     every = [Fields(value, f"tools[{index}]") for index, value in enumerate(values)]
     offered = tuple(_tool(one) for one in every if is_kind(one, "function"))
     names = [one["function"]["name"] for one in offered]
-    choice = fields.any("tool_choice", AUTO)
+    choice = fields.pop("tool_choice", AUTO)
     parallel = fields.flag("parallel_tool_calls", True)
     if choice == NONE:
         return Tools()
@@ -528,7 +491,7 @@ def take_tools(fields: Fields, limits: Limits) -> Tools:
         if choice == REQUIRED and not names:
             fields.refuse("tool_choice", "requires a tool, and there is none")
         tools = Tools(offered, tuple(names) if choice == REQUIRED else (), parallel)
-        return checked(tools, limits)
+        return check_schemas(tools, limits)
     if not isinstance(choice, dict):
         fields.refuse(
             "tool_choice", f"must be auto, none, required or a function, not {shown(choice)}"
@@ -540,10 +503,10 @@ def take_tools(fields: Fields, limits: Limits) -> Tools:
     if name not in names:
         inner.refuse("function.name", f"{shown(name)} is none of the tools")
     inner.end()
-    return checked(Tools(offered, (name,), False), limits)
+    return check_schemas(Tools(offered, (name,), False), limits)
 
 
-def checked(tools: Tools, limits: Limits) -> Tools:
+def check_schemas(tools: Tools, limits: Limits) -> Tools:
     """The same. Raises ApiError where a schema that an answer has to keep to is too large."""
     for name in tools.required:
         schema_text(tools.schemas[name], f"the schema of {name}", limits)
@@ -576,7 +539,7 @@ def take_function(fields: Fields, schema_field: str) -> dict[str, Any]:
         problem = "must be up to 128 letters, digits, _, ., /, :, @ or -"
         fields.refuse("name", f"{problem}, not {shown(name)}")
     function: dict[str, Any] = {"name": name, "description": fields.text("description", "")}
-    parameters = fields.any(schema_field, {}) or {"type": "object", "properties": {}}
+    parameters = fields.pop(schema_field, {}) or {"type": "object", "properties": {}}
     if not isinstance(parameters, dict):
         fields.refuse(schema_field, f"must be an object, not {shown(parameters)}")
     if not parameters.keys() & _SAY_TYPES:  # else a list would fit, too
@@ -592,7 +555,7 @@ def call_arguments(fields: Fields) -> dict[str, Any] | str:
 
     An object where it is one, or the text of one. What a model wrote instead stays a text.
     """
-    return object_or_text(fields.any("arguments"))
+    return object_or_text(fields.pop("arguments"))
 
 
 def instructions(tools: Sequence[dict[str, Any]]) -> str:

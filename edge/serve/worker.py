@@ -10,14 +10,19 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
 from time import perf_counter
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from edgespec.decode.generation import Chunk, Result
 from edgespec.decode.stream import Stream
 from edgespec.log import REQUEST_ID
+from edgespec.serve.answer_reader import AnswerReader
 from edgespec.serve.api_error import ApiError
-from edgespec.serve.shapes import ReadingProgress
+from edgespec.serve.shapes import Choice, ReadingProgress, Shape, unwritten
+
+if TYPE_CHECKING:
+    from edgespec.serve.pool import Member
 
 # Between two wake-ups of the event loop: it shares its cores, and the interpreter's lock, with the
 # steps, and sending an event takes 0.4 ms. What a faster model writes meanwhile is sent together.
@@ -211,7 +216,7 @@ class Worker:
             there = len(self._waiting) + len(self._running)
             if there + len(generations) > self._most + self._users:
                 raise ApiError(
-                    f"{len(self._waiting)} generations wait and {self._most} may: try again later",
+                    f"the queue is full ({len(self._waiting)} wait): try again in a second",
                     status=429,
                     code="queue_full",
                 )
@@ -275,3 +280,30 @@ class Worker:
         except Exception as caught:  # its client is told; the next one gets its turn
             problem = caught
         generation.end(generation.stream.result, problem)
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Generations that have not begun, and how their answers are told."""
+
+    generations: Sequence[Generation]
+    shape: Shape
+    streams: bool
+    make_reader: Callable[[], AnswerReader] = AnswerReader
+    names_events: bool = False  # each event has a line with its type; there is no [DONE] then
+    fail: Callable[[ApiError], dict[str, Any]] | None = None  # what failed, as an event of its own
+    writes: bool = True  # else the prompts are read, and nothing is told of what would be written
+
+    def choice(self, index: int, reader: AnswerReader) -> Choice:
+        """The answer of a generation that has ended."""
+        generation = self.generations[index]
+        found = reader.choice(index, generation.result)
+        return found if self.writes else unwritten(found, may_be_cut=generation.yields)
+
+
+class Task(NamedTuple):
+    """Whose request is prepared: the loop that reads its answer, and an event when it leaves."""
+
+    loop: asyncio.AbstractEventLoop
+    cancel: threading.Event
+    member: Member

@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 from math import prod
 from pathlib import Path
+from shlex import quote
 
 from edgespec.errors import DoesNotFitError, EdgespecError
 from edgespec.memory.bytes.config import MEBIBYTE
@@ -90,5 +91,6 @@ def _to_be_made(spec: ModelSpec, request: Request, machine: Machine) -> Iterator
         size = int(_MARGIN * left) // MEBIBYTE
         weights = sum(prod(tensor.dims) for tensor in spec.tensors.values())
         if size * MEBIBYTE >= weights * _LEAST_BITS / 8 and left < spec.file_bytes:
-            made = spec.path.with_name(f"{spec.path.stem}-{size}MiB.gguf").name
-            yield f"`edgespec quantize fit {spec.path.name} {made} {size}MiB` makes one that fits"
+            made = f"{spec.path.stem}-{size}MiB.gguf"
+            names = f"{quote(str(spec.path))} {quote(made)}"
+            yield f"`edgespec quantize fit {names} {size}MiB` makes one that fits"

@@ -16,10 +16,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.cli import answer_writer
-from edgespec.cli.answer_writer import Wrap, repeats, show_answer, with_progress
+from edgespec.cli.answer_writer import (
+    DRAFTED,
+    MODEL,
+    NONE,
+    Tint,
+    Wrap,
+    repeats,
+    show_answer,
+    with_progress,
+)
 from edgespec.cli.render import Progress, note
-from edgespec.cli.tint import DRAFTED, NONE
 from edgespec.decode.generation import Chunk
+from edgespec.decode.stats import LARGE, SMALL
 
 PATIENCE_S = 30
 WORDS = st.sampled_from(["a", "moon", "well-known", "ünïcode", "e\u0301", "\x1b[36mred\x1b[39m"])
@@ -297,3 +306,30 @@ def test_lines_for_the_person_break_between_words_too(
 )
 def test_an_answer_that_repeats_itself_is_told(text: str, is_loop: bool) -> None:
     assert repeats(text) is is_loop
+
+
+CYAN, PLAIN = "\x1b[36m", "\x1b[39m"
+
+
+@pytest.mark.parametrize(
+    ("color", "model", "shown"),
+    [
+        (MODEL, LARGE, f"{CYAN}two words{PLAIN}"),
+        (MODEL, SMALL, "two words"),
+        (MODEL, "", "two words"),
+        (DRAFTED, LARGE, f"{CYAN}two{PLAIN} words"),
+        (NONE, LARGE, "two words"),
+    ],
+)
+def test_what_is_tinted(
+    color: str, model: str, shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    chunk = Chunk("two \x07words", (1, 2), 1, 3, model=model)
+    assert Tint(color).text(chunk) == shown
+    monkeypatch.setenv("NO_COLOR", "1")
+    underlined = shown.replace(CYAN, "\x1b[4m").replace(PLAIN, "\x1b[24m")
+    assert Tint(color).text(chunk) == underlined
+    monkeypatch.setenv("TERM", "dumb")
+    assert Tint(color).text(chunk) == "two words"

@@ -3,33 +3,41 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
+import typer
 from command_line import Command
 
 from edgespec.cli.answer_options import SamplingOptions
-from edgespec.cli.options import DEFAULTS, PlanOptionLists
+from edgespec.cli.options import DEFAULTS, SettingsInTurns
 
 
-def test_options_given_several_times_are_multiplied() -> None:
-    lists = PlanOptionLists.of(
-        {"drafter": ["none", "suffix,recycling"], "kv_type": ["f16", "q8_0"], "threads": [1, 2],
+def test_one_option_given_twice_is_two_loads_beside_any_number_of_drafters() -> None:
+    settings = SettingsInTurns.of(
+        {"drafter": ["none", "suffix,recycling"], "kv_type": ["f16", "q8_0"], "threads": [1],
          "context_size": [512], "budget": None, "exact": True}
     )  # fmt: skip
-    assert lists.drafters == ("none", "suffix,recycling")
-    assert [label for label, _ in lists.each] == [
-        "--kv-type f16 --threads 1", "--kv-type f16 --threads 2",
-        "--kv-type q8_0 --threads 1", "--kv-type q8_0 --threads 2",
-    ]  # fmt: skip
-    assert [one.given for _, one in lists.each] == [
-        {"kv_type": kv_type, "threads": threads, "context_size": 512, "exact": True}
+    assert settings.drafters == ("none", "suffix,recycling")
+    assert [label for label, _ in settings.each] == ["--kv-type f16", "--kv-type q8_0"]
+    assert [one.given for _, one in settings.each] == [
+        {"kv_type": kv_type, "threads": 1, "context_size": 512, "exact": True}
         for kv_type in ("f16", "q8_0")
-        for threads in (1, 2)
     ]
 
 
+@pytest.mark.parametrize(
+    "values", [{"threads": [1, 2, 3]}, {"threads": [1, 2], "kv_type": ["f16", "q8_0"]}]
+)
+def test_more_than_two_loads_are_misuse(values: dict[str, Any]) -> None:
+    with pytest.raises(
+        typer.BadParameter, match="one option besides --drafter may be given twice, no more"
+    ):
+        SettingsInTurns.of({"drafter": [], **values})
+
+
 def test_no_option_is_one_setting_without_a_name() -> None:
-    assert PlanOptionLists.of({"drafter": [], "kv_type": None, "exact": False}).each == (
+    assert SettingsInTurns.of({"drafter": [], "kv_type": None, "exact": False}).each == (
         ("", DEFAULTS),
     )
 

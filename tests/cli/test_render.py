@@ -13,7 +13,7 @@ import pytest
 from command_line import ESCAPE, Command
 
 from edgespec import DraftModelWarning
-from edgespec.cli.answer_writer import show_answer
+from edgespec.cli.answer_writer import DRAFTED, show_answer
 from edgespec.cli.render import (
     Progress,
     error,
@@ -24,7 +24,6 @@ from edgespec.cli.render import (
     table,
     write_answer,
 )
-from edgespec.cli.tint import DRAFTED
 from edgespec.decode.generation import Chunk, Result, Span
 from edgespec.decode.stats import LARGE, SMALL, Counters
 from edgespec.errors import EdgespecError

@@ -19,7 +19,7 @@ from edgespec.cli.pool_options import PoolOptions
 from edgespec.cli.serve_pool import make_pool
 from edgespec.errors import DoesNotFitError, ModelNotFoundError, UnsupportedError
 from edgespec.memory.plan.request import Request
-from edgespec.serve.asked import Defaults
+from edgespec.serve.parsing import Defaults
 from edgespec.serve.pool import ANY, Pool
 
 

@@ -54,8 +54,15 @@ def test_keys_lose_the_space_around_them_and_nothing_else() -> None:
     assert checked_keys(None) == ()
     assert checked_keys([" a b\n", "c"]) == ("a b", "c")
     access = Access(checked_keys(["a b"]))
-    assert access.has_key(b"a b")
-    assert not access.has_key(b"a") and not access.has_key(b"")
+    assert access.has_key("a b")
+    assert not access.has_key("a") and not access.has_key("") and not access.has_key("ä b")
+
+
+@pytest.mark.parametrize("key", ["schlüssel", "a\nb", "a\x7f", "\ud800"])
+def test_keys_are_what_every_client_can_send(key: str) -> None:
+    """Browsers send Latin-1 and most other clients UTF-8."""
+    with pytest.raises(UnsupportedError, match="API key 1 has a character"):
+        checked_keys([key])
 
 
 def test_origins_are_those_that_browsers_send() -> None:

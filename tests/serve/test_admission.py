@@ -28,7 +28,7 @@ from edgespec.memory.bytes.requests import (
     requests_bytes,
 )
 from edgespec.models.chat import TEMPLATE_LIMITS
-from edgespec.serve import conversation
+from edgespec.serve import prompts
 from edgespec.serve.api_error import ApiError
 from edgespec.serve.parsing import Limits, read_json
 from edgespec.serve.pool import Member
@@ -99,7 +99,7 @@ def test_few_large_bodies_are_read_at_once(
     serve: Serve, size: int, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And small ones beside them."""
-    begun, gate, render = list[str](), threading.Event(), conversation.render_chat
+    begun, gate, render = list[str](), threading.Event(), prompts.render_chat
 
     def slow(template: str, messages: Any, **options: Any) -> str:
         if messages[0]["content"] == "large":
@@ -107,7 +107,7 @@ def test_few_large_bodies_are_read_at_once(
             assert gate.wait(PATIENCE_S)
         return render(template, messages, **options)
 
-    monkeypatch.setattr(conversation, "render_chat", slow)
+    monkeypatch.setattr(prompts, "render_chat", slow)
     address = serve(Speaker())
     said = [{"role": "user", "content": "large"}]
     body = json.dumps({"messages": said, "user": "a" * size}).encode()
@@ -176,7 +176,7 @@ def test_a_conversation_that_never_fits_is_not_rendered(
 ) -> None:
     """However it is spread: the process that renders it has memory for what a context holds."""
     address = serve(Speaker())
-    monkeypatch.setattr(conversation, "render_chat", lambda *_, **__: pytest.fail("rendered"))
+    monkeypatch.setattr(prompts, "render_chat", lambda *_, **__: pytest.fail("rendered"))
     told = httpx.post(address + CHAT, json=body)
     assert told.status_code == 400, what
     assert told.json()["error"]["code"] == "context_length_exceeded"

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from edgespec.serve.api_error import ApiError
-from edgespec.serve.asked import Defaults, Setup, take_model, take_output
-from edgespec.serve.parsing import Fields, Limits
+from edgespec.serve.parsing import Defaults, Fields, Limits, ServedModel, take_model, take_output
 from edgespec.serve.shapes import Output
 
 
@@ -41,7 +40,7 @@ def test_what_cannot_be_sent(values: dict[str, Any], words: str) -> None:
 
 
 def test_a_model_may_have_several_names_and_no_other() -> None:
-    setup = Setup(("tiny", "edgespec"), 2048, Defaults(), Limits())
+    setup = ServedModel(("tiny", "edgespec"), 2048, Defaults(), Limits())
     for asked in ({}, {"model": "tiny"}, {"model": "edgespec"}, {"model": None}):
         take_model(Fields(asked), setup)
     with pytest.raises(ApiError, match=r'there is no model "gpt" here, only tiny') as caught:

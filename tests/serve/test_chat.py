@@ -24,9 +24,8 @@ from serving_cases import (
 from edgespec.backends.fake import ByteTokenizer
 from edgespec.drafting.drafters.suffix import SuffixDrafter
 from edgespec.serve.api_error import ApiError
-from edgespec.serve.asked import Defaults, Setup
 from edgespec.serve.chat import ChatShape, read_chat, take_messages
-from edgespec.serve.parsing import Fields, Limits
+from edgespec.serve.parsing import Defaults, Fields, Limits, ServedModel
 from edgespec.serve.shapes import Output, ToldTokens
 
 
@@ -76,7 +75,7 @@ def test_what_is_not_supported_is_refused_by_name(serve: Serve, client: Connect)
         talk.create(model="gpt-9", messages=HELLO)
 
 
-SETUP = Setup(("edgespec",), 2048, Defaults(think_budget=500), Limits())
+SETUP = ServedModel(("edgespec",), 2048, Defaults(think_budget=500), Limits())
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,7 @@ from serving_cases import read
 from edgespec.backends.base import AnswerFormat
 from edgespec.decode.options import GenerationOptions
 from edgespec.serve.api_error import ApiError
-from edgespec.serve.asked import ChatAsked
-from edgespec.serve.conversation import conversation_of
+from edgespec.serve.chat import ChatAsked, conversation_of
 from edgespec.serve.shapes import Output, joined
 from edgespec.serve.tools import Tools
 

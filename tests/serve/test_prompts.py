@@ -9,7 +9,7 @@ from serving_cases import Controlled
 
 from edgespec.backends.fake import FakeBackend
 from edgespec.decode.engine import Engine
-from edgespec.serve.conversation import Prompts
+from edgespec.serve.prompts import Prompts
 
 PLAIN = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
 WITH_TOOLS = "<tools>" + PLAIN

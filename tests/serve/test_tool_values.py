@@ -14,11 +14,11 @@ from edgespec.serve.tools import (
     call_of,
     gemma_arguments,
     json_text,
-    mended,
     object_or_text,
+    parse_argument,
     python_calls,
+    read_broken_call,
     repaired,
-    typed,
 )
 
 TYPED: list[tuple[str, Any, Any]] = [
@@ -42,7 +42,7 @@ TYPED: list[tuple[str, Any, Any]] = [
 @pytest.mark.parametrize(("text", "schema", "value"), TYPED)
 def test_a_text_becomes_what_the_tools_schema_says(text: str, schema: Any, value: Any) -> None:
     whole = {"$defs": {"text": {"type": "string"}, "loop": {"$ref": "#/$defs/loop"}}}
-    assert typed(text, schema, whole) == value
+    assert parse_argument(text, schema, whole) == value
 
 
 PYTHON: list[tuple[str, list[tuple[str, dict[str, Any]]]]] = [
@@ -87,7 +87,7 @@ def test_what_is_no_notation_is_a_value_error(text: str) -> None:
 def test_deep_values_are_refused() -> None:
     with pytest.raises(ValueError):
         python_calls("[f(a=" + "[" * 9000 + ")]")
-    assert typed("[" * 9000, {"type": "array"}, {}) == "[" * 9000
+    assert parse_argument("[" * 9000, {"type": "array"}, {}) == "[" * 9000
 
 
 SLIPS = [
@@ -141,10 +141,10 @@ def test_what_cannot_be_repaired_is_no_whole_call() -> None:
 
 def test_arguments_may_be_whole_where_what_is_around_them_is_not() -> None:
     fields = ("name", "arguments")
-    assert mended('{"name": "f", "arguments": {"a": 1}', fields) == ("f", {"a": 1}, True)
-    assert mended('{"name": "f", "arguments": {"a": 1', fields) == ("f", '{"a": 1', False)
-    assert mended('{"name": "f"', fields) == ("f", "", False)
-    assert mended('{"nam', fields) is None
+    assert read_broken_call('{"name": "f", "arguments": {"a": 1}', fields) == ("f", {"a": 1}, True)
+    assert read_broken_call('{"name": "f", "arguments": {"a": 1', fields) == ("f", '{"a": 1', False)
+    assert read_broken_call('{"name": "f"', fields) == ("f", "", False)
+    assert read_broken_call('{"nam', fields) is None
 
 
 @pytest.mark.parametrize("text", ['"hello"', '{"a": 1', "NaN", '{"a": "\\ud800"}', "[1]", "hm"])

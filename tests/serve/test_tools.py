@@ -15,7 +15,7 @@ from serving_cases import CALL, HELLO, TEMPLATE, WEATHER, Connect, Serve, Speake
 from edgespec.backends.base import Logits
 from edgespec.backends.fake import ByteTokenizer
 from edgespec.serve.parsing import Fields, Limits
-from edgespec.serve.tools import Tools, resolved, take_tools
+from edgespec.serve.tools import Tools, resolve_reference, take_tools
 
 
 def test_a_tool_is_called_and_its_result_told(serve: Serve, client: Connect) -> None:
@@ -305,8 +305,8 @@ def test_definitions_of_each_tool_are_its_own() -> None:
     for place, of in enumerate(("array", "string")):
         inner = schema["anyOf"][place]["properties"]["arguments"]
         assert "$defs" not in inner
-        found = resolved(schema, inner["properties"]["x"]["$ref"])
-        assert found["type"] == of and resolved(schema, found["items"]["$ref"]) == found
+        found = resolve_reference(schema, inner["properties"]["x"]["$ref"])
+        assert found["type"] == of and resolve_reference(schema, found["items"]["$ref"]) == found
         assert inner["properties"]["$ref"] == {"enum": [{"$ref": "#/$defs/X"}]}
 
 

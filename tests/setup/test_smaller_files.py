@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -51,13 +52,16 @@ def test_a_smaller_file_of_the_same_model_is_named(tmp_path: Path) -> None:
 def test_what_quantize_fit_would_make_is_named_where_types_get_so_small() -> None:
     """16 MiB are missing of 100 MiB of weights; 90 would be too many to leave out."""
     spec = model(layers=8, feed_forward=16384, kind="Q8_0")
-    spec = replace(spec, file_bytes=spec.weight_bytes)
+    spec = replace(spec, file_bytes=spec.weight_bytes, path=Path("my models/a.gguf"))
     asked = Request(threads=1, context_size=512, draft_max=0, drafter="none", kernels="off")
     whole = plan_or_say_what_fits(spec, asked, machine_with(1 << 40)).predicted_peak_bytes
     missing = spec.weight_bytes // 6
     with pytest.raises(DoesNotFitError) as caught:
         plan_or_say_what_fits(spec, asked, machine_with(whole - missing))
-    size = int(re.findall(r"quantize fit \S+ \S+ (\d+)MiB`", caught.value.hint)[0])
+    command = re.findall(r"`(edgespec quantize fit .*?)`", caught.value.hint)[0]
+    *_, source, target, wanted = shlex.split(command)
+    assert source == "my models/a.gguf" and target == f"a-{wanted}.gguf"
+    size = int(wanted.removesuffix("MiB"))
     assert 0.9 * (spec.file_bytes - missing) < size * MIB <= spec.file_bytes - missing
     with pytest.raises(DoesNotFitError) as caught:
         plan_or_say_what_fits(spec, asked, machine_with(whole - 9 * spec.weight_bytes // 10))

@@ -13,9 +13,8 @@ from waiting import PATIENCE_S
 
 from edgespec.decode.engine import Engine
 from edgespec.errors import ModelFileError
-from edgespec.serve.asked import Defaults, Setup
 from edgespec.serve.model_file import about
-from edgespec.serve.parsing import Limits
+from edgespec.serve.parsing import Defaults, Limits, ServedModel
 from edgespec.serve.pool import Loaded
 from edgespec.serve.server import Server
 from edgespec.serve.service import Service, Shared
@@ -38,7 +37,7 @@ class Made:
         self.others: list[int] = []  # models that were there at each load
         self.shared = Shared(Limits())
         self.backends: list[Speaker] = []
-        self.setup = Setup(self.names, 2048, Defaults(), Limits())
+        self.setup = ServedModel(self.names, 2048, Defaults(), Limits())
 
     def plan(self, _pinned: Sequence[Sizes]) -> None:
         if isinstance(self.failure, ModelFileError):
