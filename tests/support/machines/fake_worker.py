@@ -25,7 +25,7 @@ STATUS: dict[str, Any] = {
         }
     ],
 }
-ANSWERS = {
+ANSWERS: dict[int, bytes] = {
     rpc.Command.HELLO: bytes((7, 0, 0, 0)) + bytes(24),
     rpc.Command.DEVICE_COUNT: struct.pack("<I", 2),
     rpc.Command.GET_DEVICE_MEMORY: struct.pack("<QQ", 1 << 30, 2 << 30),
