@@ -10,7 +10,7 @@ step may verify the trees of any number of them.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
@@ -122,8 +122,11 @@ class MakesGrammars(Protocol):
     def grammar(self, wanted: AnswerFormat) -> Grammar:
         """What may come next. Raises UnsupportedError where the form cannot be read or used."""
 
-    def is_untried(self, wanted: AnswerFormat) -> bool:
-        """Whether `grammar` takes long, as nobody knows yet what the form takes."""
+    def trial(self, wanted: AnswerFormat) -> Callable[[], object] | None:
+        """What finds out what a form takes that nobody asked for lately, or None.
+
+        For up to a second, elsewhere; `grammar` finds it done. Raises as `grammar`, both.
+        """
 
 
 class FillTokens(NamedTuple):

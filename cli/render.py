@@ -248,7 +248,7 @@ class Progress:
                 self._tenth, self._line_s = tenth, now
             return
         width = max(1, shutil.get_terminal_size().columns - 1)
-        line = printable(f"{what} {fraction:4.0%}")[:width]
+        line = (printable(what)[: max(0, width - 5)] + f" {fraction:4.0%}")[:width]
         if line != self._line:
             _unfiltered(sys.stderr).write("\r" + line.ljust(len(self._line)))
             sys.stderr.flush()

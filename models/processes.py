@@ -264,7 +264,8 @@ def _watch(
             elif spent_s - first_s > limits.seconds:
                 reasons.append(_too_long(limits.seconds))
         if reasons:
-            process.kill()
+            if not answered.is_set():  # it may have come while this thread had no processor
+                process.kill()
             return
 
 

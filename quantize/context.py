@@ -26,7 +26,8 @@ class EvalContext(LlamaContext):
 
     A list of paths is a split model whose parts may lie anywhere. `observe` is called around
     every node of the graph (`llama_context_params.cb_eval`); weights stay in host memory then.
-    With `kernels` edgespec's own multiply, where they fit. `kv_type` is as `kv_pair` reads it.
+    With `kernels` edgespec's own multiply, where they fit, and keep a `tied` table once. `kv_type`
+    is as `kv_pair` reads it.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class EvalContext(LlamaContext):
         kv_type: str = "f16",
         observe: Observe | None = None,
         kernels: bool = False,
+        tied: bool = False,
         gpu_layers: int = -1,
     ) -> None:
         self._observe = observe
@@ -58,6 +60,7 @@ class EvalContext(LlamaContext):
             exact=True,
             mapped=not kernels,  # what is packed is read, and not used as it lies in the file
             kernels=kernels,
+            tied=tied,
         )
         super().__init__(settings)
         if not isinstance(path, Path):

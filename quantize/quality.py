@@ -25,6 +25,7 @@ from edgespec.quantize.texts import CountedText
 
 TOP = 512
 _BATCH = 128  # tokens whose logits are looked at together
+_PIECE_BYTES = 1 << 20  # of logits that are looked at together: their order takes twice as much
 _RESAMPLES = 2000
 _LEVEL = 0.95
 _LEAST = 1e-12  # a mass that rounding left at nothing or below
@@ -43,6 +44,7 @@ class Loading(TypedDict, total=False):
     batch_size: int
     kv_type: str
     kernels: bool
+    tied: bool
     gpu_layers: int
 
 
@@ -165,9 +167,13 @@ def _places(
         for number, text in enumerate(texts):
             for start, logits in context.score(text.tokens):
                 chosen = np.flatnonzero(text.counted[start : start + len(logits)])
-                if len(chosen):
-                    whole = len(chosen) == len(logits)
-                    yield logits if whole else logits[chosen], text.tokens[start + chosen + 1]
+                rows = max(1, _PIECE_BYTES // logits[0].nbytes)
+                for at in range(0, len(chosen), rows):
+                    places = chosen[at : at + rows]
+                    first, end = places[0], places[-1] + 1
+                    is_whole = end - first == len(places)
+                    piece = logits[first:end] if is_whole else logits[places]
+                    yield piece, text.tokens[start + places + 1]
             progress((number + 1) / len(texts))
 
 

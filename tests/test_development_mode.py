@@ -48,6 +48,7 @@ def printed(process: subprocess.Popen[bytes], stdin: bytes = b"") -> str:
     return out
 
 
+@pytest.mark.long
 def test_the_library(tmp_path: Path) -> None:
     environment = {**os.environ, **DEVELOPMENT, "EDGESPEC_CACHE": str(tmp_path)}
     command = [sys.executable, "-c", LIBRARY]
@@ -58,16 +59,19 @@ def test_run(tmp_path: Path) -> None:
     assert printed(start(["run", "-p", "hi", "-n", "3"], str(tmp_path), **DEVELOPMENT)).strip()
 
 
+@pytest.mark.long
 def test_chat_from_a_pipe(tmp_path: Path) -> None:
     chat = start(["chat", "-n", "3"], str(tmp_path), **DEVELOPMENT)
     assert printed(chat, b"hi\nand again\n").strip()
 
 
+@pytest.mark.long
 def test_bench(tmp_path: Path) -> None:
     bench = start(["bench", "--per-task", "1", "-n", "4"], str(tmp_path), **DEVELOPMENT)
     assert printed(bench).strip()
 
 
+@pytest.mark.long
 def test_serve_with_one_request(tmp_path: Path) -> None:
     server = start(["serve", "--port", "0"], str(tmp_path), **DEVELOPMENT)
     assert server.stderr is not None

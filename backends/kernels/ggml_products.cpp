@@ -16,6 +16,8 @@ constexpr int kMostHops = 16;             // from a value to the weights that ma
 constexpr int64_t kChunkBytes = 128 << 10;  // of weights: what a thread takes at a time
 constexpr int64_t kSharedBytes = 1 << 20;   // of floats for each thread: less is split evenly
 constexpr int64_t kRowsAThread = 8;         // of floats
+constexpr int64_t kAloneBytes = 512 << 10;  // of weights for each thread: see works_alone
+constexpr int64_t kAloneValues = 2048;      // that each thread quantizes
 constexpr int64_t kTileColumns = 64;        // of an expert, gathered
 constexpr int64_t kResults = 16 << 10;      // of an expert's tile, before they go to their places
 
@@ -113,10 +115,29 @@ void multiply_floats(const ComputeParams* params, const Tensor* op) {
     }
 }
 
+// Whether each thread quantizes all columns for itself and multiplies its share of the rows: meeting at a barrier
+// takes longer than the few blocks, and a draft model of 30 layers would do so 210 times a step.
+bool works_alone(const Tensor* weights, const Tensor* x, int threads) {
+    const int64_t k = weights->ne[0], values = k * x->ne[1], panels = weights->ne[1] / format_of(weights)->panel_rows;
+    return values <= kAloneValues && x->ne[2] * x->ne[3] == 1 &&
+           panels * int64_t(format_of(weights)->panel_bytes(k)) <= kAloneBytes * threads;
+}
+
+void multiply_alone(const ComputeParams* params, const Tensor* op) {
+    const Tensor *weights = op->src[0], *x = op->src[1];
+    const Format& f = format(weights);
+    const int64_t k = weights->ne[0], n = x->ne[1], rows = weights->ne[1] / f.panel_rows;
+    const Activations activations = activations_at(work(params) + params->ith * activation_bytes(k, n), k);
+    quantize(column(x, 0, 0, 0), int64_t(x->nb[1] / sizeof(float)), 0, n, k, activations);
+    f.multiply(panels(weights, 0), rows * params->ith / params->nth, rows * (params->ith + 1) / params->nth, k,
+               activations, n, result(op, 0, 0, 0), int64_t(op->nb[1] / sizeof(float)));
+}
+
 void multiply_matrix(const ComputeParams* params, const Tensor* op) {
     const Tensor *weights = op->src[0], *x = op->src[1];
     const Format& f = format(weights);
     if (f.multiply_floats) return multiply_floats(params, op);
+    if (works_alone(weights, x, params->nth)) return multiply_alone(params, op);
     int64_t k = weights->ne[0], n = x->ne[1];
     Chunks chunks(weights->ne[1] / f.panel_rows, f.panel_bytes(k), params->nth);
     Activations activations = activations_at(work(params), k);
@@ -309,8 +330,6 @@ bool comes_from(const Tensor* x, const ggml::BufferType* packed) {
     return false;
 }
 
-size_t multiplication_work_bytes(int64_t k, int64_t n) { return activation_bytes(k, n) + kAlignment; }
-
 size_t expert_work_bytes(const ExpertSizes& sizes, int threads) { return Routing::bytes(sizes, threads); }
 
 bool computes(const Tensor* op) {
@@ -326,11 +345,12 @@ bool computes(const Tensor* op) {
 
 bool PackedTraits::work_size(int threads, const Tensor* op, size_t& size) {
     if (op->op == ggml::GGML_OP_GET_ROWS) return true;
-    const bool are_floats = format_of(op->src[0])->multiply_floats;  // of weights that lie nowhere, too
+    const Tensor *weights = op->src[0], *x = op->src[1];
+    size = kAlignment;
     if (op->op == ggml::GGML_OP_MUL_MAT_ID)
         size = expert_work_bytes(Routing(op).sizes, threads);
-    else
-        size = are_floats ? kAlignment : multiplication_work_bytes(op->src[1]->ne[0], op->src[1]->ne[1]);
+    else if (!format_of(weights)->multiply_floats)  // of weights that lie nowhere, too
+        size += activation_bytes(x->ne[0], x->ne[1]) * size_t(works_alone(weights, x, threads) ? threads : 1);
     return true;
 }
 

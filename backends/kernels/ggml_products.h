@@ -12,9 +12,6 @@ const Format* format_of(const ggml::Tensor* weights);
 // Bytes of all panels of a tensor, or of one that stays as it is.
 size_t packed_bytes(const ggml::Tensor* weights);
 
-// Bytes of work memory for n columns of k activations.
-size_t multiplication_work_bytes(int64_t k, int64_t n);
-
 // A product of experts: `columns` of k activations for each of the `tokens`, which go to `slots` experts each.
 struct ExpertSizes {
     int64_t k, experts, slots, columns, tokens;

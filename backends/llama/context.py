@@ -25,6 +25,7 @@ from edgespec.memory.bytes.config import GPU, HOST, RunConfig
 from edgespec.memory.device.llama_binary import PACKAGE
 from edgespec.memory.device.track import give_back_memory, limit_freed_memory
 from edgespec.models.gguf.ggml_types import GGML_NUMBERS
+from edgespec.models.gguf.reader import read_gguf
 from edgespec.models.gguf.shards import read_gguf_shards
 
 if TYPE_CHECKING:
@@ -132,7 +133,7 @@ class LlamaContext:
         )
         self._adjust_loading(params)
         pages, problems = HugePages(), list[BaseException]()
-        shards = read_gguf_shards(path)
+        shards = [*map(read_gguf, self._parts)] or read_gguf_shards(path)
         largest = max((one.data_bytes for shard in shards for one in shard.tensors), default=0)
 
         def report(fraction: float, _data: Any) -> bool:

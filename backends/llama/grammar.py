@@ -15,7 +15,7 @@ import re
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from itertools import groupby, islice
 from typing import TYPE_CHECKING, Any, Protocol
@@ -249,11 +249,12 @@ _MOST_TRIED = 8  # forms that are known, with their documents: at most 4 MiB
 _tried: dict[tuple[str, str, str], str] = {}  # by vocabulary, kind and text
 
 
-def is_untried(tokenizer: Vocabulary, wanted: AnswerFormat) -> bool:
-    """Whether a form has to be tried before it is compiled, which `LlamaGrammar` waits for."""
+def trial(tokenizer: Vocabulary, wanted: AnswerFormat) -> Callable[[], object] | None:
+    """What tries a form in the guest, which `LlamaGrammar` waits for; None where it need not."""
     if wanted.kind == "json_schema" or len(wanted.text) > _MOST_CHARS:
-        return False
-    return _key_of(tokenizer, wanted) not in _tried
+        return None
+    is_known = _key_of(tokenizer, wanted) in _tried
+    return None if is_known else lambda: _document(tokenizer, wanted)
 
 
 def _tried_document(tokenizer: Vocabulary, wanted: AnswerFormat) -> str:

@@ -158,11 +158,11 @@ class LlamaTokenizer:
 
         return LlamaGrammar(self, wanted)
 
-    def is_untried(self, wanted: AnswerFormat) -> bool:
-        """As `MakesGrammars.is_untried`."""
-        from edgespec.backends.llama.grammar import is_untried
+    def trial(self, wanted: AnswerFormat) -> Callable[[], object] | None:
+        """As `MakesGrammars.trial`."""
+        from edgespec.backends.llama.grammar import trial
 
-        return is_untried(self, wanted)
+        return trial(self, wanted)
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes of a token; control tokens have none."""

@@ -119,8 +119,8 @@ def some_tokens(backend: Backend, count: int) -> list[int]:
 
 
 _AGREEMENT = 1.3  # samples further apart than this: the slower one was disturbed
-_FIRST = (4, 8, 2, 16)  # sizes that are measured twice before any other is: most drafts are these
-_ORDER = (4, 8, 2, 16, 3, 12, 32, 6, 5, 24, 7, 20, 10, 28, 9, 11, 14, 13, 15)
+_FIRST = (4, 8, 2, 3)  # sizes that are measured twice before any other is: most drafts are these
+_ORDER = (4, 8, 2, 3, 16, 6, 12, 32, 5, 24, 7, 20, 10, 28, 9, 11, 14, 13, 15)
 _SAMPLES = 5  # of a size, where there is time: a quick model has it
 _SINGLES = 8  # steps over one token at first, and around a size that say how fast the machine is
 _QUICK = 100  # single tokens in the time that there is

@@ -228,7 +228,8 @@ class Service:
         Raises ApiError where a few do or the client has left, and as `Engine.stream`.
         """
         tokenizer = self.engine.backend.tokenizer
-        if not isinstance(tokenizer, MakesGrammars) or not tokenizer.is_untried(wanted):
+        trial = tokenizer.trial(wanted) if isinstance(tokenizer, MakesGrammars) else None
+        if trial is None:
             return
         if not _TRIALS.acquire(blocking=False):
             raise ApiError(
@@ -241,7 +242,7 @@ class Service:
                 if has_left.is_set():
                     raise ApiError("the client left while its grammar waited")
             try:
-                tokenizer.grammar(wanted)
+                trial()
             finally:
                 _TRIAL.release()
         finally:

@@ -125,6 +125,7 @@ def _measure(spec: ModelSpec, plan: Plan, kind: str, report: Progress) -> bool:
     loading: Loading = {
         "batch_size": min(most, max(least, plan.max_nodes)),
         "kernels": plan.kernels,
+        "tied": spec.tied_embeddings,
         "gpu_layers": plan.gpu_layers,
     }
     try:

@@ -201,16 +201,19 @@ class CostCurve:
         """
         if num_nodes >= len(self.base):
             return _NEVER
-        changed = self.change_ms if previous not in (0, num_nodes) else 0.0
-        slope_ms = self.depth_ms * self.texts + self.depth_node_ms * num_nodes
-        return self.base[num_nodes] + slope_ms * depth + changed
+        return self._at_depth(self.base[num_nodes], num_nodes, depth, previous)
 
     def estimated_ms(self, num_nodes: int, depth: int, previous: int = 0) -> float:
         """As `step_ms`, and an estimate where the size was not measured."""
-        known_ms = self.step_ms(num_nodes, depth, previous)
-        if known_ms != _NEVER:
-            return known_ms
-        return self._step(num_nodes, depth, previous not in (0, num_nodes)).ms
+        base_ms = self.base[num_nodes] if num_nodes < len(self.base) else _NEVER
+        if base_ms == _NEVER:
+            base_ms, _ = self._base_ms(num_nodes)
+        return self._at_depth(base_ms, num_nodes, depth, previous)
+
+    def _at_depth(self, base_ms: float, num_nodes: int, depth: int, previous: int) -> float:
+        changed = self.change_ms if previous not in (0, num_nodes) else 0.0
+        slope_ms = self.depth_ms * self.texts + self.depth_node_ms * num_nodes
+        return base_ms + slope_ms * depth + changed
 
     def read_ms(self, num_tokens: int, depth: int) -> float:
         """To read tokens in chunks as large as were measured, all of one size but the last."""
@@ -263,14 +266,15 @@ class CostCurve:
         one steps go on as they grew up to there; where only single tokens were measured, each takes
         as long as one.
         """
-        if size < len(self.base) and self.base[size] != _NEVER:
-            return self.base[size], 0.0
+        base = self.base
+        if size < len(base) and base[size] != _NEVER:
+            return base[size], 0.0
+        for above in range(size + 1, len(base)):
+            if base[above] != _NEVER:
+                below = next(n for n in range(size, 0, -1) if base[n] != _NEVER)
+                node_ms = (base[above] - base[below]) / (above - below)
+                return base[below] + node_ms * (size - below), 0.0
         largest = self.max_nodes
-        if size < largest:
-            below = next(n for n in range(size, 0, -1) if self.base[n] != _NEVER)
-            above = next(n for n in range(size, largest) if self.base[n + 1] != _NEVER) + 1
-            node_ms = (self.base[above] - self.base[below]) / (above - below)
-            return self.base[below] + node_ms * (size - below), 0.0
         first, last = self.base[1], self.base[largest]
         node_ms = (
             max(_LEAST_FURTHER * first, last - first) / (largest - 1) if largest > 1 else first

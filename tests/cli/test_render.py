@@ -104,6 +104,16 @@ def test_progress_is_drawn_and_names_in_it_are_harmless(monkeypatch: pytest.Monk
     assert ESCAPE not in screen.getvalue()
 
 
+def test_progress_in_a_narrow_terminal_still_has_its_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end of the line was cut off, which is how much is done."""
+    screen = Screen()
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setenv("COLUMNS", "40")
+    Progress()("measuring what a q8_0 cache loses, about 40 s left", 0.43)
+    shown = screen.getvalue().removeprefix("\r")
+    assert len(shown) == 39 and shown.startswith("measuring what a q8_0") and shown.endswith(" 43%")
+
+
 def test_an_error_of_several_lines_gives_no_hint_of_its_own(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -182,6 +182,12 @@ def test_measuring_stops_in_time_and_leaves_the_rest_unmeasured() -> None:
     assert machine.now <= 1.05 + 0.2  # the pair under way is finished
 
 
+def test_a_slow_model_measures_the_sizes_of_short_drafts() -> None:
+    """Of a 1.5B model on two cores: a size between two measured ones counts as unsure."""
+    curve = Machine(times=tuple(40.0 + 8.0 * n for n in range(32))).measure(32, seconds=1.1)
+    assert all(curve.base[n] != INF for n in (2, 3, 4, 8))
+
+
 def test_a_budget_of_nothing_still_gives_two_sizes() -> None:
     curve = Machine(times=(100.0,) * 12).measure(12, seconds=0.0)
     assert curve.base[1] == pytest.approx(100.0)

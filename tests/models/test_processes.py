@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -110,6 +111,19 @@ def test_what_ends_a_guest_is_told_and_the_next_question_is_answered(
     assert not is_alive(first)
     again, answer = guest.ask(1)
     assert answer == 1 and again != first
+
+
+def test_what_has_answered_is_not_ended() -> None:
+    """On a machine that stood still the answer came and the time was over, both at once."""
+
+    class Answered(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            return False
+
+    answered, limits = Answered(), GuestLimits(1 << 30, 1.0, patience_s=0.0)
+    answered.set()
+    process: Any = SimpleNamespace(pid=0, kill=lambda: pytest.fail("it is ended"))
+    processes._watch(process, answered, limits, 1 << 30, [])
 
 
 def test_a_guest_that_sleeps_is_waited_for_so_long(

@@ -40,6 +40,24 @@ def test_the_source_loses_nothing(source: Path, reference: Reference) -> None:
     assert found.perplexity_ratio.value == pytest.approx(1.0, abs=1e-6)
 
 
+def test_few_rows_are_looked_at_together(
+    source: Path, texts: list[CountedText], reference: Reference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of Gemma's vocabulary have 1 MiB each, and their order twice as much."""
+    monkeypatch.setattr(quality, "_PIECE_BYTES", 1)
+    sizes, log_sum = list[int](), quality._log_sum
+
+    def seen(logits: NDArray[np.float32]) -> NDArray[np.float32]:
+        sizes.append(len(logits))
+        return log_sum(logits)
+
+    monkeypatch.setattr(quality, "_log_sum", seen)
+    found = make_reference(source, texts, threads=1)
+    assert set(sizes) == {1}
+    np.testing.assert_array_equal(found.ids, reference.ids)
+    np.testing.assert_allclose(found.next_log_p, reference.next_log_p, atol=1e-6)
+
+
 def test_divergence_is_that_of_whole_distributions(
     source: Path, coarse: Path, texts: list[CountedText], reference: Reference
 ) -> None:

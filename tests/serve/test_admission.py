@@ -27,7 +27,7 @@ from edgespec.memory.bytes.requests import (
     guests_bytes,
     requests_bytes,
 )
-from edgespec.models.chat import TEMPLATE_LIMITS
+from edgespec.models.chat import TEMPLATE_LIMITS, render_chat
 from edgespec.serve import prompts
 from edgespec.serve.api_error import ApiError
 from edgespec.serve.parsing import Limits, read_json
@@ -99,13 +99,13 @@ def test_few_large_bodies_are_read_at_once(
     serve: Serve, size: int, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And small ones beside them."""
-    begun, gate, render = list[str](), threading.Event(), prompts.render_chat
+    begun, gate = list[str](), threading.Event()
 
     def slow(template: str, messages: Any, **options: Any) -> str:
         if messages[0]["content"] == "large":
             begun.append("large")
             assert gate.wait(PATIENCE_S)
-        return render(template, messages, **options)
+        return render_chat(template, messages, **options)
 
     monkeypatch.setattr(prompts, "render_chat", slow)
     address = serve(Speaker())

@@ -17,7 +17,7 @@ import httpx
 import numpy as np
 import pytest
 from decoding_cases import END
-from pool_cases import Start
+from pool_cases import Made, Start
 from serving_cases import CALL, Serve, Speaker
 from sound_gguf import flac, samples, wav, write_hearing
 from vision_cases import open_engine
@@ -25,8 +25,10 @@ from vision_gguf import jpeg, picture, png
 from waiting import PATIENCE_S
 
 import edgespec.serve.page
+from edgespec.errors import ModelFileError
 from edgespec.models.images import Sound, read_image
 from edgespec.serve.page import page_files
+from edgespec.serve.pool import Member
 from edgespec.serve.server import Server
 
 NODE = shutil.which("node")
@@ -829,4 +831,25 @@ def test_several_models_are_shown_and_one_is_chosen(start: Start, browser: Any) 
         until(tab, "document.querySelector('#choice').value === 'b'")
     assert server.states() == {"a": "unloaded", "b": "ready", "c": "unloaded"}
     assert "ready" in tab.inner_text("#models") and "unloaded" in tab.inner_text("#models")
+    assert problems == []
+
+
+@pytest.mark.long
+def test_a_broken_file_cannot_be_chosen(start: Start, browser: Any) -> None:
+    """It was offered as the others, and the first one of a folder was the page's."""
+    broken, problems = Made("a"), list[str]()
+    broken.failure = ModelFileError("bytes are missing")
+    server = start(Member(broken), Member(Made("b")), Member(Made("c")))
+    said = httpx.post(
+        f"{server.address}/v1/completions", json={"model": "a", "prompt": "Hi", "max_tokens": 1}
+    )
+    assert said.status_code == 500  # it was looked at
+    tab = opened(browser, server.address, problems)
+    until(tab, "document.querySelector('#choice option')?.innerText.includes('cannot be loaded')")
+    choice = "[...document.querySelectorAll('#choice option')].map((one) => one.disabled)"
+    assert tab.evaluate(choice) == [True, False, False]
+    tab.fill("#message", "Hi")
+    tab.press("#message", "Enter")
+    tab.wait_for_selector("#send:visible")
+    assert tab.locator("article.assistant .text").last.inner_text() == "I am b."
     assert problems == []

@@ -83,7 +83,7 @@ def test_what_all_schemas_share_is_built_before_anybody_is_answered(
     monkeypatch.setattr(
         ByteTokenizer, "grammar", lambda _, wanted: asked.append(wanted.kind), raising=False
     )
-    monkeypatch.setattr(ByteTokenizer, "is_untried", lambda *_: False, raising=False)
+    monkeypatch.setattr(ByteTokenizer, "trial", lambda *_: None, raising=False)
     with Server(engine) as server:
         server.start()
         assert asked == ["json_schema"]

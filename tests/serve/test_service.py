@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 from http.client import HTTPConnection
 from typing import Any
@@ -81,12 +82,13 @@ class Trying(ByteTokenizer):
         super().__init__(VOCAB, END)
         self.gate, self.begun = threading.Event(), 0
 
-    def is_untried(self, wanted: AnswerFormat) -> bool:
-        return wanted.kind == "grammar"
+    def trial(self, wanted: AnswerFormat) -> Callable[[], object] | None:
+        return self._try if wanted.kind == "grammar" else None
 
     def grammar(self, wanted: AnswerFormat) -> Grammar:
-        if wanted.kind != "grammar":  # what all schemas share
-            raise UnsupportedError("there are none")
+        raise UnsupportedError(f"there is no {wanted.kind}")
+
+    def _try(self) -> None:
         self.begun += 1
         assert self.gate.wait(PATIENCE_S)
         raise UnsupportedError("it was tried")

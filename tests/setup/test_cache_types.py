@@ -9,7 +9,10 @@ import pytest
 from random_gguf import F32, write_model
 
 import edgespec
-from edgespec.errors import EdgespecWarning
+from edgespec.backends.llama.context import LlamaContext
+from edgespec.errors import BackendError, EdgespecWarning
+from edgespec.memory.bytes.config import RunConfig
+from edgespec.models.embedded import embedded_model
 from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.setup import cache_types
 from edgespec.setup.stored import keep_kv_losses, stored_kv_losses
@@ -98,3 +101,21 @@ def test_a_cache_that_is_shorter_than_the_text_measures_with_less_of_it(
         options = {**OPTIONS, "context_size": context, "kv_type": "q4_0"}
         edgespec.load(spec.path, **options).close()
     assert lengths == [288, 512]  # 256 cells of q4_0 are 72 of f16: too few to say anything
+
+
+@pytest.mark.model
+def test_a_file_is_measured_as_it_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gemma's table, which is its head, too, was there twice: 94 MiB over the plan."""
+    opened: list[RunConfig] = []
+
+    def open_none(self: LlamaContext, *_: Any) -> None:
+        opened.append(self.settings)
+        raise BackendError("not today")
+
+    monkeypatch.setattr(LlamaContext, "open", open_none)
+    spec = read_model_spec(embedded_model())
+    plan = edgespec.plan(spec.path, drafter="none", threads=1, kv_type="q4_0")
+    assert not cache_types._measure(spec, plan, "q4_0", lambda *_: None)
+    (settings,) = opened
+    assert settings.tied == spec.tied_embeddings is True
+    assert settings.kernels == plan.kernels and settings.mapped != plan.kernels

@@ -92,8 +92,11 @@ def test_llama_cpp_is_handed_them_before_a_plan_that_may_use_them(
     monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], attached: int
 ) -> None:
     calls: list[None] = []
-    monkeypatch.setattr(
-        "edgespec.backends.llama.kernels.attach", lambda: calls.append(None) or "another version"
-    )
+
+    def attach() -> str:
+        calls.append(None)
+        return "another version"
+
+    monkeypatch.setattr("edgespec.backends.llama.kernels.attach", attach)
     prepare_kernels(SPEC, replace(REQUEST, **changes))
     assert len(calls) == attached

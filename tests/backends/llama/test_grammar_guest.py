@@ -131,12 +131,13 @@ def test_a_form_is_tried_once(
     tokenizer: VocabularyTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted = AnswerFormat("regex", "[a-z]{3}")
-    assert tokenizer.is_untried(wanted)
-    LlamaGrammar(tokenizer, wanted)
-    assert not tokenizer.is_untried(wanted)
+    trial = tokenizer.trial(wanted)
+    assert trial is not None
+    trial()
+    assert tokenizer.trial(wanted) is None
     monkeypatch.setattr(module._guest, "ask", lambda _question: pytest.fail("it is known"))
     LlamaGrammar(tokenizer, wanted)
-    assert not tokenizer.is_untried(AnswerFormat("json_schema", "{}"))
+    assert tokenizer.trial(AnswerFormat("json_schema", "{}")) is None
 
 
 def test_what_takes_long_with_all_tokens_alone_is_refused(tokenizer: VocabularyTokenizer) -> None:
