@@ -9,9 +9,10 @@ python benchmarks/backends.py provider MODEL [--provider NAME] [--kind cpu|gpu|n
 python benchmarks/backends.py mixture OUT.gguf [--like qwen3moe] [--layers 2] [--type Q4_K]
 python benchmarks/backends.py streams [--types Q4_0 Q6_K] [--sizes 1 4 8]
 python benchmarks/backends.py cycles [--llama SOURCE] [--mca llvm-mca-16]
+python benchmarks/backends.py loop [MODEL] [--tokens 64] [--rounds 9]
 
 `kernels`: edgespec's beside llama.cpp's; `onnx`: ONNX Runtime beside llama.cpp; `streams`:
-products beside what memory and instructions allow.
+products beside what memory and instructions allow; `loop`: plain answers beside a bare loop.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ from streams import ReadLoop, cycles, streams
 
 import edgespec
 from edgespec.backends.llama.backend import LlamaBackend
-from edgespec.backends.llama.context import LlamaSettings
+from edgespec.backends.llama.batch import Batch
 from edgespec.backends.llama.kernels import attach
-from edgespec.backends.ort.backend import OrtBackend, OrtSettings
+from edgespec.backends.ort.backend import OrtBackend
 from edgespec.backends.ort.cache import converted
 from edgespec.backends.ort.providers import (
     CPU_PROVIDER,
@@ -50,6 +51,7 @@ from edgespec.backends.ort.providers import (
 from edgespec.backends.tree import DraftTree
 from edgespec.measure.prompts import PROMPTS
 from edgespec.measure.timing import one_step, some_tokens
+from edgespec.memory.bytes.config import RunConfig
 from edgespec.memory.bytes.footprint import multiplied_tensors
 from edgespec.memory.device import host
 from edgespec.memory.device.kernels import instruction_set
@@ -124,7 +126,7 @@ def kernels() -> None:
 
 
 def _open(spec: ModelSpec, ours: bool, arguments: argparse.Namespace) -> LlamaBackend:
-    settings = LlamaSettings(
+    settings = RunConfig(
         context_size=max(arguments.prompt, arguments.depth) + 64,
         batch_size=128,
         max_nodes=max(arguments.sizes),
@@ -439,7 +441,7 @@ def _opened(
             bucket_graphs(tuple(steps), context, options) if is_fixed else {GRAPH_FILE: options}
         )
     folder = converted(spec, cache.cache_directory() / "onnx", host.cpu_name(), graphs=wanted)
-    settings = OrtSettings(context, 64, max(_PROVIDER_SIZES), threads=arguments.threads)
+    settings = RunConfig(context, 64, max(_PROVIDER_SIZES), threads=arguments.threads)
     return OrtBackend(spec, read_facts(spec), folder, settings, place)
 
 
@@ -612,6 +614,67 @@ def _random(rng: np.random.Generator, kind: Kind, shape: tuple[int, ...]) -> NDA
     return one if len(shape) == 2 else np.tile(one, (shape[0], 1, 1))
 
 
+# -- loop ------------------------------------------------------------------------------------
+
+
+def loop() -> None:
+    """Tokens a second of plain answers, as a part of those of a bare loop of llama_decode.
+
+    In turns, in one context, each behind the same prompt: `engine` makes its steps in the thread
+    that reads its chunks, `thread` in the one that makes the steps of several users.
+    """
+    parser = argparse.ArgumentParser("backends.py loop")
+    parser.add_argument("model", nargs="?")
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=9)
+    arguments = parser.parse_args()
+    shares: dict[str, list[float]] = {"engine": [], "thread": []}
+    with ExitStack() as opened:
+        engines = {
+            name: opened.enter_context(
+                edgespec.load(arguments.model, drafter="none", users=users, context_size=1024)
+            )
+            for name, users in (("engine", 1), ("thread", 2))
+        }
+        for _ in range(arguments.rounds):
+            for name, engine in engines.items():
+                ids = engine.backend.tokenizer.encode(_TEXT)
+                bare_s = [_bare_s(engine.backend, ids, arguments.tokens)]
+                token_s = _token_s(engine, ids, arguments.tokens)
+                bare_s.append(_bare_s(engine.backend, ids, arguments.tokens))
+                shares[name].append(statistics.mean(bare_s) / token_s)
+    for name, found in shares.items():
+        low, middle, high = statistics.quantiles(found, n=4)
+        print(f"{name}: {middle:.3f} of the bare loop, quartiles {low:.3f} and {high:.3f}")
+
+
+def _token_s(engine: Any, ids: list[int], tokens: int) -> float:
+    """Seconds of a token behind the first ones of an answer."""
+    chunks = engine.stream(ids, max_tokens=tokens)
+    next(chunks)
+    began = perf_counter()
+    count = sum(len(chunk.token_ids) for chunk in chunks)
+    return (perf_counter() - began) / count
+
+
+def _bare_s(backend: Any, ids: list[int], tokens: int) -> float:
+    """Seconds of a token, of so many steps, each with the likeliest token of the last one."""
+    backend.truncate(0)
+    row, at, context = backend.prefill(ids), len(ids), backend._context
+    batch = Batch(context.lib, 1, 1, None, 0)
+    batch.outputs[0] = 1
+    began = perf_counter()
+    for position in range(at, at + tokens):
+        batch.put_chain([int(row.argmax())], position)
+        batch.struct.n_tokens = 1
+        context.lib.llama_decode(context.handle, batch.struct)
+        row = context.logits.rows(context.handle, 1)[0]
+    token_s = (perf_counter() - began) / tokens
+    context.remove(0, at)
+    backend.truncate(0)
+    return token_s
+
+
 if __name__ == "__main__":
     run(
         __doc__,
@@ -622,4 +685,5 @@ if __name__ == "__main__":
         mixture=mixture,
         streams=streams,
         cycles=cycles,
+        loop=loop,
     )

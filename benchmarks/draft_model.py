@@ -28,10 +28,8 @@ from shared import read_questions, run, running
 
 import edgespec
 from edgespec.backends.llama.backend import LlamaBackend
-from edgespec.backends.llama.context import LlamaSettings
 from edgespec.backends.llama.following import Following
 from edgespec.backends.llama.head import (
-    Followed,
     FollowedBackend,
     FollowedRecurrentBackend,
 )
@@ -52,7 +50,8 @@ from edgespec.exits.gains import LONGEST_RUN, agreement_of
 from edgespec.exits.gains import gains_of as gains_along
 from edgespec.exits.target import hyperparameters_of
 from edgespec.measure.noise import find_divergence, measure_batch_noise
-from edgespec.measure.timing import measure_curve, measure_depths, one_step, times_behind
+from edgespec.measure.timing import expect_slopes, measure_curve, one_step, times_behind
+from edgespec.memory.bytes.config import RunConfig
 from edgespec.memory.bytes.head_footprint import block_nodes
 from edgespec.memory.device.host import usable_cores
 from edgespec.memory.times.curve import CostCurve
@@ -207,8 +206,8 @@ def keep(path: Path, gains: Sequence[float]) -> None:
     write_raw(path, count, keys, tensors)
 
 
-def _settings(max_nodes: int, max_leaves: int) -> LlamaSettings:
-    return LlamaSettings(
+def _settings(max_nodes: int, max_leaves: int) -> RunConfig:
+    return RunConfig(
         3072, 128, max_nodes, max_leaves, usable_cores(), kv_type_k="bf16", kernels=not attach()
     )
 
@@ -233,7 +232,7 @@ class Bench:
             self._early_exit = read_exit(draft_spec)
         else:
             settings = _settings(max_nodes=16, max_leaves=1)
-            followed = FollowedBackend(arguments.target, settings, inside=False)
+            followed = FollowedBackend(arguments.target, settings)
             self._target = followed
             self._draft = followed.open_head(partial(open_head_file, draft_spec, _settings(8, 1)))
         self._vocab_size = self._target.tokenizer.vocab_size
@@ -244,9 +243,8 @@ class Bench:
         self._target.truncate(0)
         curves = []
         for backend, most in ((self._target, 16), (self._draft, 8)):
-            curve = measure_curve(partial(one_step, backend), most, seconds=1.5)
-            measure_depths(backend, curve)
-            curves.append(curve)
+            curves.append(measure_curve(partial(one_step, backend), most, seconds=1.5))
+        expect_slopes(curves[0], self._spec)
         times = times_behind(self._target, self._draft, curves[1])
         return curves[0], curves[1].scaled(times)
 
@@ -351,7 +349,7 @@ class _Exit:
         info = read_exit(draft_spec)
         assert info is not None, "not an early exit"
         self._ids, self._window = info.token_ids, window or WINDOW
-        settings = LlamaSettings(_CONTEXT, 128, _NODES, 1, usable_cores())
+        settings = RunConfig(_CONTEXT, 128, _NODES, 1, usable_cores())
         self._draft = open_draft_model(draft_spec, spec, settings)
         self.close = self._draft.close
 
@@ -541,21 +539,20 @@ class Files(NamedTuple):
     head: Path | None
 
 
-def opened(files: Files, depth: int) -> Followed:
+def opened(files: Files, depth: int) -> FollowedBackend:
     """A model that its head can follow."""
-    settings = LlamaSettings(_SHORT, batch_size=128, max_nodes=depth + 1, gpu_layers=0)
-    inside = files.head is None
+    settings = RunConfig(_SHORT, batch_size=128, max_nodes=depth + 1, head=files.head is None)
     if read_model_spec(files.model).has_snapshots:
-        return FollowedRecurrentBackend(files.model, settings, snapshots=depth, inside=inside)
-    return FollowedBackend(files.model, settings, inside=inside)
+        return FollowedRecurrentBackend(files.model, replace(settings, snapshots=depth))
+    return FollowedBackend(files.model, settings)
 
 
-def head_beside(files: Files, backend: Followed) -> Following:
+def head_beside(files: Files, backend: FollowedBackend) -> Following:
     """The head of a model, opened beside it."""
     if files.head is None:
         return backend.open_head()
     spec = read_model_spec(files.head, heads=True)
-    return backend.open_head(partial(open_head_file, spec, LlamaSettings(_SHORT, gpu_layers=0)))
+    return backend.open_head(partial(open_head_file, spec, RunConfig(_SHORT, gpu_layers=0)))
 
 
 def kind_of(head: Path) -> Reads:

@@ -34,7 +34,7 @@ from edgespec.decode.engine import Engine
 from edgespec.decode.generation import Result
 from edgespec.errors import DoesNotFitError, EdgespecError, UnsupportedError
 from edgespec.measure.noise import find_divergence, measure_batch_noise
-from edgespec.memory.bytes.shape import GPU, HOST, WORKER
+from edgespec.memory.bytes.config import GPU, HOST, WORKER
 from edgespec.memory.device.host import cpu_name, usable_cores
 from edgespec.memory.plan.machine import Machine, this_machine
 from edgespec.memory.plan.options import LoadOptions
@@ -170,7 +170,7 @@ def _placed(case: Case, layers: int, plain: tuple[int, ...]) -> Iterator[Finding
 def _bytes(name: str, engine: Engine, plan: Plan) -> Iterator[Finding]:
     """Planned and allocated, for each device and of the host what llama.cpp tells."""
     planned, allocated = plan.component_bytes, engine.memory_bytes()
-    for label in (HOST, *(share.label for share in plan.shares)):
+    for label in (HOST, *(share.label for share in plan.devices)):
         prefix = "" if label == HOST else f"{label}_"
         sizes = {
             part: (planned.get(prefix + part, 0), allocated.get(prefix + part, 0))

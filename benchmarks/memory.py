@@ -27,7 +27,7 @@ from edgespec.backends.base import Capabilities
 from edgespec.backends.llama.context import LlamaContext
 from edgespec.backends.llama.simulator import SimulatedContext, allocated
 from edgespec.errors import BackendError, ModelFileError
-from edgespec.memory.bytes.shape import RunShape
+from edgespec.memory.bytes.config import RunConfig
 from edgespec.memory.bytes.simulation import Bytes, Wanted, simulated, simulating
 from edgespec.models.spec import ModelSpec, read_model_spec
 
@@ -261,10 +261,8 @@ def atlas() -> None:
     parser.add_argument("--users", type=int, default=1)
     parser.add_argument("--kv-type", default="f16")
     options = parser.parse_args()
-    kinds = {"type_k": options.kv_type, "type_v": options.kv_type}
-    shape = RunShape(
-        1024, 64, 8, threads=2, kernels=options.kernels, sequences=options.users, **kinds
-    )
+    kinds = {"kv_type_k": options.kv_type, "kv_type_v": options.kv_type}
+    shape = RunConfig(1024, 64, 8, threads=2, kernels=options.kernels, users=options.users, **kinds)
     right = wrong = 0
     with simulating():
         for spec in _models(options.folder):
@@ -283,14 +281,14 @@ def _models(folder: Path) -> Iterator[ModelSpec]:
             print(f"{path.name}: {problem}")
 
 
-def _said(spec: ModelSpec, shape: RunShape) -> dict[str, Bytes] | str:
+def _said(spec: ModelSpec, shape: RunConfig) -> dict[str, Bytes] | str:
     try:
         return dict(simulated([Wanted(spec, shape)])[0])
     except BackendError:
         return _REFUSED
 
 
-def _taken(spec: ModelSpec, shape: RunShape) -> dict[str, Bytes] | str:
+def _taken(spec: ModelSpec, shape: RunConfig) -> dict[str, Bytes] | str:
     """Of the file itself, loaded and allocated."""
     settings = replace(SimulatedContext(shape, 0).settings, tied=spec.tied_embeddings, mapped=False)
     context = LlamaContext(settings)
@@ -414,21 +412,17 @@ def _defaults(arguments: argparse.Namespace) -> dict[str, Any]:
 def _large(arguments: argparse.Namespace) -> dict[str, Any]:
     """This engine on buffers of llama.cpp's default sizes."""
     from edgespec.backends.llama.backend import LlamaBackend
-    from edgespec.backends.llama.context import LlamaSettings
     from edgespec.decode.engine import Engine
     from edgespec.drafting.drafters.suffix import SuffixDrafter
     from edgespec.memory.device.host import usable_cores
-    from edgespec.memory.plan.settings import Settings
     from edgespec.models.spec import read_model_spec
     from edgespec.setup.planning import speed_model
 
     spec = read_model_spec(arguments.model)
     kv, threads = arguments.kv_type, usable_cores()
-    backend = LlamaBackend(
-        arguments.model,
-        LlamaSettings(arguments.ctx, 512, _DRAFT + 1, 1, threads, kv, kv, mapped=True),
-    )
-    curve = speed_model(spec, Settings(threads, kv, kv, 0, "suffix")).curve.resized(_DRAFT + 1)
+    config = RunConfig(arguments.ctx, 512, _DRAFT + 1, 1, threads, kv, kv, drafter="suffix")
+    backend = LlamaBackend(arguments.model, config)
+    curve = speed_model(spec, config).curve.resized(_DRAFT + 1)
     engine = Engine(backend, curve=curve, drafter=SuffixDrafter(), chat_template=spec.chat_template)
     with engine:
         return _speeds(engine)

@@ -36,7 +36,6 @@ from shared import read_questions
 import edgespec
 from edgespec.backends.base import Backend
 from edgespec.backends.llama.backend import LlamaBackend
-from edgespec.backends.llama.context import LlamaSettings
 from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
 from edgespec.drafting.calibration import Calibration, Counts
@@ -50,6 +49,7 @@ from edgespec.drafting.drafters.suffix import VERSION, SuffixDrafter, cautious
 from edgespec.drafting.ledger import BelievedTimes
 from edgespec.drafting.proposal import EMPTY, StepContext, build_tree, choose_size
 from edgespec.measure.timing import measure_curve, one_step
+from edgespec.memory.bytes.config import RunConfig
 from edgespec.memory.device.host import usable_cores
 from edgespec.memory.times.curve import CostCurve
 from edgespec.models.spec import read_model_spec
@@ -220,15 +220,15 @@ def _live(arguments: argparse.Namespace) -> None:
         print(f"texts as with {arguments.drafter[0]}: {sum(map(eq, texts, found))} of {len(texts)}")
 
 
-def _target_settings(curve: CostCurve) -> LlamaSettings:
+def _target_settings(curve: CostCurve) -> RunConfig:
     """With keys in bf16 steps of all sizes round alike: all drafters write the same text."""
     nodes = len(curve.base) - 1
-    return LlamaSettings(4096, 128, nodes, max(1, nodes - 1), usable_cores(), kv_type_k="bf16")
+    return RunConfig(4096, 128, nodes, max(1, nodes - 1), usable_cores(), kv_type_k="bf16")
 
 
 def _plain_ms(model: str) -> float:
     """What a plain step takes on this machine."""
-    backend = LlamaBackend(model, LlamaSettings(4096, 128, 1, 1, usable_cores(), kv_type_k="bf16"))
+    backend = LlamaBackend(model, RunConfig(4096, 128, 1, 1, usable_cores(), kv_type_k="bf16"))
     ms = measure_curve(lambda nodes: one_step(backend, nodes), 1, seconds=2.0).base[1]
     backend.close()
     print(f"a plain step takes {ms:.2f} ms here")

@@ -24,7 +24,6 @@ from shared import read_questions, run
 
 import edgespec
 from edgespec.backends.llama.backend import LlamaBackend
-from edgespec.backends.llama.context import LlamaSettings
 from edgespec.backends.llama.kernels import attach
 from edgespec.backends.llama.tokenizer import open_tokenizer
 from edgespec.decode.engine import Engine
@@ -38,6 +37,7 @@ from edgespec.drafting.drafters.translated import (
     new_calibration,
 )
 from edgespec.drafting.proposal import StepContext
+from edgespec.memory.bytes.config import RunConfig
 from edgespec.memory.device.host import usable_cores
 from edgespec.memory.times.curve import CostCurve
 from edgespec.models.spec import read_model_spec
@@ -205,7 +205,7 @@ def priors() -> None:
     with ExitStack() as opened:
 
         def backend(path: Path, **changes: Any) -> LlamaBackend:
-            made = LlamaSettings(2048, 64, 16, 1, usable_cores(), kernels=not attach(), **changes)
+            made = RunConfig(2048, 64, 16, 1, usable_cores(), kernels=not attach(), **changes)
             return opened.enter_context(closing(LlamaBackend(str(path), made)))
 
         target = backend(options.target)

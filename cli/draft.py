@@ -113,12 +113,11 @@ def train(
 def _expected(spec: ModelSpec) -> str:
     """What a head may bring by the step times of this device, where they are known."""
     from edgespec.memory.plan.request import Request
-    from edgespec.memory.plan.settings import settings_of
     from edgespec.memory.times.speed import predicted_speedup
     from edgespec.setup.planning import make_run_plan
     from edgespec.setup.stored import stored_curve
 
-    curve = stored_curve(spec, settings_of(make_run_plan(spec, Request())))
+    curve = stored_curve(spec, make_run_plan(spec, Request()))
     if curve is None:
         return "step times are not known yet: `edgespec profile` tells what it may bring"
     step_ms = _USUAL_STEP * curve.base[1]

@@ -201,12 +201,12 @@ def memory_json(plan: Plan) -> dict[str, Any]:
         "devices": [
             {
                 "label": one.label,
-                "name": one.device.name,
+                "name": one.name,
                 "layers": one.layers,
                 "predicted_bytes": plan.predicted_bytes_of(one.label),
-                "free_bytes": one.device.free_bytes,
+                "free_bytes": one.free_bytes,
             }
-            for one in plan.shares
+            for one in plan.devices
         ],
         "ceilings": [part.name for part in plan.components if part.is_ceiling],
     }

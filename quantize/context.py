@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.backends.llama.batch import Batch
-from edgespec.backends.llama.context import LlamaContext, LlamaSettings
+from edgespec.backends.llama.context import LlamaContext
 from edgespec.backends.llama.library import set_params
-from edgespec.memory.bytes.shape import kv_pair, padded
+from edgespec.memory.bytes.config import RunConfig, kv_pair, padded
 
 Observe = Callable[[int, bool, Any], bool]
 _OTHER_FILES = 128
@@ -47,7 +47,7 @@ class EvalContext(LlamaContext):
         self._observe = observe
         size = max(batch_size, sequences)
         kv_type_k, kv_type_v = kv_pair(kv_type)
-        settings = LlamaSettings(
+        settings = RunConfig(
             context_size=sequences * padded(context_size),
             batch_size=size,
             max_nodes=size,
@@ -57,7 +57,7 @@ class EvalContext(LlamaContext):
             kv_type_v=kv_type_v,
             gpu_layers=0 if observe else gpu_layers,
             users=sequences,
-            unified=False,
+            exact=True,
             mapped=not kernels,  # what is packed is read, and not used as it lies in the file
             kernels=kernels,
             tied=tied,

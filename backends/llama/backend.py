@@ -23,12 +23,13 @@ import numpy as np
 from edgespec.backends.base import Embeddings, ImageRun, Logits, no_room, require_room
 from edgespec.backends.llama.batch import Batch, Embed
 from edgespec.backends.llama.branches import Branches
-from edgespec.backends.llama.context import LlamaContext, LlamaSettings
+from edgespec.backends.llama.context import LlamaContext
 from edgespec.backends.llama.library import LOG
 from edgespec.backends.llama.states import States, say_lost
 from edgespec.backends.llama.team import end_team
 from edgespec.backends.tree import DraftTree
 from edgespec.errors import BackendError, ModelNotFoundError, UnsupportedError
+from edgespec.memory.bytes.config import RunConfig
 from edgespec.models.images import Image, Sound
 
 
@@ -343,7 +344,7 @@ class LlamaSequence:
         other._drop_uncommitted()
         length = other.reach(min(length, other._length), shared=True)
         end = other._position_of(length)
-        if self.settings.unified:
+        if not self.settings.exact:
             self._context.copy(other.number, self.number, 0, end)
         else:
             self._context.copy(other.number, self.number, -1, -1)
@@ -482,7 +483,7 @@ class LlamaBackend(LlamaSequence):
     def __init__(
         self,
         path: str | os.PathLike[str],
-        settings: LlamaSettings,
+        settings: RunConfig,
         *,
         progress: Callable[[float], None] | None = None,
         embed: Embed | None = None,
@@ -534,11 +535,11 @@ class LlamaBackend(LlamaSequence):
 
     @property
     def cells(self) -> int:
-        return self.settings.cells or self.settings.context_size
+        return self.settings.cache_cells
 
     @property
     def shares_cells(self) -> bool:
-        return self.settings.unified
+        return not self.settings.exact
 
     def verify_together(
         self,

@@ -21,11 +21,12 @@ import numpy as np
 
 from edgespec.backends.base import Logits
 from edgespec.backends.llama.batch import Batch
-from edgespec.backends.llama.context import LlamaContext, LlamaSettings
+from edgespec.backends.llama.context import LlamaContext
 from edgespec.backends.llama.following import Following
 from edgespec.backends.llama.head_context import HeadContext
 from edgespec.backends.llama.hidden_rows import LayerRows, Rows
 from edgespec.backends.tree import DraftTree
+from edgespec.memory.bytes.config import RunConfig
 from edgespec.memory.bytes.head_footprint import BLOCK_TOKENS, block_nodes
 from edgespec.models.spec import ModelSpec
 
@@ -42,7 +43,7 @@ class BlockHead(Following):
         self,
         model: LlamaContext,
         spec: ModelSpec,
-        settings: LlamaSettings,
+        settings: RunConfig,
         *,
         progress: Callable[[float], None] | None = None,
     ) -> None:

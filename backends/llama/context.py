@@ -9,7 +9,6 @@ import ctypes
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -22,7 +21,7 @@ from edgespec.backends.llama.team import TEAMS
 from edgespec.backends.llama.tokenizer import LlamaTokenizer
 from edgespec.backends.llama.workers import Placed
 from edgespec.errors import BackendError, DoesNotFitError, EdgespecError, no_memory_hint
-from edgespec.memory.bytes.shape import GPU, HOST, Device
+from edgespec.memory.bytes.config import GPU, HOST, RunConfig
 from edgespec.memory.device.llama_binary import PACKAGE
 from edgespec.memory.device.track import give_back_memory, limit_freed_memory
 from edgespec.models.gguf.ggml_types import GGML_NUMBERS
@@ -41,50 +40,6 @@ _LOAD_COPIED, _LOAD_MAPPED = 0, 1  # values of llama_load_mode
 _NO_MEMORY = (" to allocate", "bad_alloc")
 
 
-@dataclass(frozen=True, slots=True)
-class LlamaSettings:
-    """How a model is loaded; sizes are in tokens.
-
-    The cache has `cells` for `users` sequences, each of at most `context_size`; 0 cells are those
-    of one such sequence. Users share all cells if they are `unified`; else each has its own part,
-    chains alone are verified, and rows do not depend on others. `max_nodes` bounds one step (roots
-    included), `max_leaves` its branches.
-    `batch_size` is the prefill chunk and sizes the compute buffer. `gpu_layers` < 0 means all.
-    `mapped` weights are pages of the file; others are read into memory, which saves the file's
-    own pages where the CPU backend makes repacked copies. With `kernels`, weights are packed for
-    edgespec's own, where these fit this llama.cpp; a `tied` table, which is the head, too, once.
-    With a `projector`, the path of its file, it sees images of at most `image_tokens` each.
-    Of recurrent and sliding-window models it keeps up to `states` copies of their states.
-    What layers of the numbers `read` take in is kept where llama.cpp does not hand it out.
-    The last `gpu_layers` lie on `devices` by their shares, those of the first one first; without
-    any, llama.cpp spreads them over the GPUs it sees. `overrides` are as of `RunShape`.
-    """
-
-    context_size: int
-    batch_size: int = 256
-    max_nodes: int = 32
-    max_leaves: int = 8
-    threads: int = 1
-    kv_type_k: str = "f16"
-    kv_type_v: str = "f16"
-    gpu_layers: int = -1
-    mapped: bool = True
-    kernels: bool = False
-    tied: bool = False
-    users: int = 1
-    cells: int = 0
-    unified: bool = True
-    head: bool = False  # the block that predicts further tokens is loaded, too
-    devices: tuple[Device, ...] = ()
-    overrides: tuple[tuple[str, str], ...] = ()
-    projector: str = ""
-    image_tokens: int | None = None
-    states: int = 0
-    read: tuple[int, ...] = ()
-    window: bool = False  # the model may draft for itself, under a sequence id of its own
-    whole: bool = False  # layers that slide keep all cells, so that it can go back
-
-
 class LlamaContext:
     """Nothing, until a model is opened. `handle` and `memory` are llama.cpp's own."""
 
@@ -92,12 +47,12 @@ class LlamaContext:
     buffer_bytes: dict[str, int]  # that llama.cpp says it allocated
     contention = 1.0  # how many times more threads the settings have than the last step had
     vision: Vision | None = None  # where it has a projector
-    outputs: BlockOutputs | None = None  # of what its settings `read`
+    outputs: BlockOutputs | None = None  # of the layers that its head reads
     _model: Any = None
     _parts: Sequence[Path] = ()  # of a split model, wherever they lie
     _tokenizer: LlamaTokenizer | None = None
 
-    def __init__(self, settings: LlamaSettings) -> None:
+    def __init__(self, settings: RunConfig) -> None:
         self.lib: ModuleType = library()
         self.settings = settings
         self._placed = Placed(settings.devices, settings.gpu_layers, settings.overrides)
@@ -122,15 +77,15 @@ class LlamaContext:
         self.capabilities = self._find_capabilities()
         self._make_context(adjust)
         self._look(self.settings.max_nodes)
-        if self.settings.projector:
-            self._open_projector()
+        if self.settings.projector is not None:
+            self._open_projector(self.settings.projector)
 
-    def _open_projector(self) -> None:
+    def _open_projector(self, path: Path) -> None:
         from edgespec.backends.llama.vision import Vision
 
         settings, has_gpu = self.settings, self.settings.gpu_layers != 0
         self.vision = Vision(
-            Path(settings.projector),
+            path,
             self._model,
             self.tokenizer.vocabulary,
             threads=settings.threads,
@@ -225,7 +180,7 @@ class LlamaContext:
             return Capabilities(
                 True, False, False, "sliding-window layers recycle cells: chains only"
             )
-        if self.settings.max_leaves == 1 or not (self.settings.unified or self.settings.users == 1):
+        if self.settings.max_leaves == 1 or (self.settings.exact and self.settings.users > 1):
             return Capabilities(True, False, True, "it was loaded for chains only")
         return Capabilities(True, True, True)
 
@@ -238,7 +193,7 @@ class LlamaContext:
         sequences = min(settings.users + branches, _MOST_SEQUENCES)
         set_params(
             params,
-            n_ctx=settings.cells or settings.context_size,
+            n_ctx=settings.cache_cells,
             swa_full=settings.whole,  # else only as many cells as a sliding window can see
             n_batch=settings.batch_size + settings.max_nodes,  # pending tokens come first
             n_ubatch=settings.batch_size,
@@ -247,18 +202,18 @@ class LlamaContext:
             n_threads=settings.threads,
             n_threads_batch=settings.threads,
             flash_attn_type=_FLASH_ATTENTION_ON,
-            kv_unified=settings.unified or settings.users == 1,
+            kv_unified=not settings.exact or settings.users == 1,
             type_k=GGML_NUMBERS[settings.kv_type_k.upper()],
             type_v=GGML_NUMBERS[settings.kv_type_v.upper()],
             no_perf=True,
             op_offload=False,  # as `Placed` says
         )
         adjust(params)
-        if settings.read:
+        if settings.read_layers:
             from edgespec.backends.llama.block_outputs import BlockOutputs
 
             room = settings.batch_size + settings.max_nodes
-            self.outputs = BlockOutputs(settings.read, self.width, room)
+            self.outputs = BlockOutputs(settings.read_layers, self.width, room)
             self.outputs.join(params)
         pages = HugePages()
         with interrupts_kept():

@@ -19,10 +19,11 @@ from dataclasses import replace
 import numpy as np
 
 from edgespec.backends.llama.batch import Batch
-from edgespec.backends.llama.context import LlamaContext, LlamaSettings
+from edgespec.backends.llama.context import LlamaContext
 from edgespec.backends.llama.head import Head
 from edgespec.backends.llama.head_context import HeadContext
 from edgespec.backends.llama.hidden_rows import LayerRows, NextRows, Rows
+from edgespec.memory.bytes.config import RunConfig
 from edgespec.memory.bytes.head_footprint import EAGLE_TOKENS
 from edgespec.models.spec import ModelSpec
 
@@ -40,7 +41,7 @@ class EagleHead(Head):
         self,
         model: LlamaContext,
         spec: ModelSpec,
-        settings: LlamaSettings,
+        settings: RunConfig,
         *,
         progress: Callable[[float], None] | None = None,
     ) -> None:

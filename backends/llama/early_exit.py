@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.backends.llama.backend import LlamaBackend
-from edgespec.backends.llama.context import LlamaSettings
 from edgespec.backends.llama.ggml_values import FloatRows
 from edgespec.errors import BackendError, ModelFileError
+from edgespec.memory.bytes.config import RunConfig
 from edgespec.models.gguf.access import read_part
 from edgespec.models.gguf.shards import read_gguf_shards
 from edgespec.models.spec import ModelSpec
@@ -63,7 +63,7 @@ class ExitBackend(LlamaBackend):
     def __init__(
         self,
         path: str,
-        settings: LlamaSettings,
+        settings: RunConfig,
         target: ModelSpec,
         *,
         progress: Callable[[float], None] | None = None,

@@ -10,10 +10,11 @@ from numpy.typing import NDArray
 
 from edgespec.backends.base import Capabilities
 from edgespec.backends.llama.batch import Batch
-from edgespec.backends.llama.context import LlamaContext, LlamaSettings
+from edgespec.backends.llama.context import LlamaContext
 from edgespec.backends.llama.library import set_params
 from edgespec.backends.llama.team import end_team
 from edgespec.errors import BackendError
+from edgespec.memory.bytes.config import RunConfig
 
 _F32 = 4
 
@@ -30,7 +31,7 @@ class EmbeddingContext(LlamaContext):
     def __init__(
         self,
         path: str,
-        settings: LlamaSettings,
+        settings: RunConfig,
         parameters: Sequence[tuple[str, int]],
         *,
         ranks: bool,

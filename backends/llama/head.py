@@ -14,7 +14,6 @@ and `block_head`.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -24,12 +23,13 @@ import numpy as np
 from edgespec.backends.base import Capabilities, Logits
 from edgespec.backends.llama.backend import LlamaBackend
 from edgespec.backends.llama.batch import Batch
-from edgespec.backends.llama.context import LlamaContext, LlamaSettings
+from edgespec.backends.llama.context import LlamaContext
 from edgespec.backends.llama.following import Following
 from edgespec.backends.llama.hidden_rows import ModelRows, NextRows, Rows
 from edgespec.backends.llama.library import LOG, set_params
 from edgespec.backends.llama.recurrent import RecurrentBackend
 from edgespec.backends.tree import DraftTree
+from edgespec.memory.bytes.config import RunConfig
 from edgespec.memory.bytes.head_footprint import HEAD_UNREAD
 from edgespec.models.spec import ModelSpec
 
@@ -177,7 +177,7 @@ class MtpHead(Head):
         self,
         model: LlamaContext,
         spec: ModelSpec | None = None,
-        settings: LlamaSettings | None = None,
+        settings: RunConfig | None = None,
         *,
         progress: Callable[[float], None] | None = None,
     ) -> None:
@@ -199,7 +199,7 @@ class MtpHead(Head):
             raise
 
 
-class Followed(LlamaBackend):
+class FollowedBackend(LlamaBackend):
     """A model whose head follows what it reads. Chains only, so rows lie in the text's order."""
 
     head: Following | None = None
@@ -240,37 +240,8 @@ class Followed(LlamaBackend):
         super().close()
 
 
-class FollowedBackend(Followed):
-    """A model with attention in all layers, and its head. Raises as LlamaBackend.
-
-    The head is `inside` the model's file, or else in one of its own.
-    """
-
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        settings: LlamaSettings,
-        *,
-        inside: bool = True,
-        progress: Callable[[float], None] | None = None,
-    ) -> None:
-        super().__init__(path, replace(settings, max_leaves=1, head=inside), progress=progress)
-
-
-class FollowedRecurrentBackend(Followed, RecurrentBackend):
+class FollowedRecurrentBackend(FollowedBackend, RecurrentBackend):
     """As `FollowedBackend` with recurrent layers. Raises as RecurrentBackend."""
-
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        settings: LlamaSettings,
-        *,
-        snapshots: int,
-        inside: bool = True,
-        progress: Callable[[float], None] | None = None,
-    ) -> None:
-        settings = replace(settings, head=inside)
-        RecurrentBackend.__init__(self, path, settings, snapshots=snapshots, progress=progress)
 
     def keep_snapshots(self, count: int) -> None:
         """As in RecurrentBackend; a head followed the context that there was."""

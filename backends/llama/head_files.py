@@ -6,10 +6,11 @@ from collections.abc import Callable
 
 from edgespec.backends.llama.block_head import BlockHead
 from edgespec.backends.llama.cache_head import CacheHead
-from edgespec.backends.llama.context import LlamaContext, LlamaSettings
+from edgespec.backends.llama.context import LlamaContext
 from edgespec.backends.llama.eagle_head import EagleHead
 from edgespec.backends.llama.following import Following
 from edgespec.backends.llama.head import MtpHead
+from edgespec.memory.bytes.config import RunConfig
 from edgespec.models.spec import ASSISTANT, DFLASH, EAGLE, MTP, ModelSpec
 
 _KINDS: dict[str, Callable[..., Following]] = {
@@ -22,7 +23,7 @@ _KINDS: dict[str, Callable[..., Following]] = {
 
 def open_head_file(
     spec: ModelSpec,
-    settings: LlamaSettings,
+    settings: RunConfig,
     model: LlamaContext,
     *,
     progress: Callable[[float], None] | None = None,

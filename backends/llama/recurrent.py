@@ -19,28 +19,27 @@ from typing import Any
 from edgespec.backends.base import Capabilities, Logits
 from edgespec.backends.llama.backend import LlamaBackend
 from edgespec.backends.llama.batch import Batch, Embed
-from edgespec.backends.llama.context import LlamaSettings
 from edgespec.backends.llama.library import set_params
 from edgespec.backends.llama.states import say_lost
 from edgespec.backends.tree import DraftTree
 from edgespec.errors import BackendError, UnsupportedError
+from edgespec.memory.bytes.config import RunConfig
 
 
 class RecurrentBackend(LlamaBackend):
     """Raises as LlamaBackend, and UnsupportedError where the library keeps no such snapshots.
 
-    `snapshots` counts tokens that can be taken back after a step, at least the drafts of one.
+    Its `snapshots` count tokens that can be taken back after a step, at least the drafts of one.
     """
 
     def __init__(
         self,
         path: str | os.PathLike[str],
-        settings: LlamaSettings,
+        settings: RunConfig,
         *,
-        snapshots: int,
         progress: Callable[[float], None] | None = None,
     ) -> None:
-        self._snapshots = snapshots
+        self._snapshots = settings.snapshots
         self._cells = 0  # tokens in the state, committed ones and those of the last step
         self._back = 0  # of them, the last ones that can be taken back
         super().__init__(path, replace(settings, max_leaves=1), progress=progress)

@@ -31,11 +31,11 @@ _MOST_SILENCE_S = 120.0
 _WAITS, _WAIT_S = 20, 0.1  # for a worker that serves somebody
 _FAKE_ADDRESS = 1 << 32  # of a buffer that nobody reads: aligned, and not NULL
 _STAND_INS = {
-    rpc.GET_ALIGNMENT: struct.pack("<Q", 128),
-    rpc.GET_MAX_SIZE: struct.pack("<Q", 1 << 62),
-    rpc.BUFFER_GET_BASE: struct.pack("<Q", _FAKE_ADDRESS),
-    rpc.SET_TENSOR_HASH: b"\1",  # it has these weights: they are not sent
-    rpc.HELLO: struct.pack("<4B", *rpc.PROTOCOL, 0, 0) + bytes(rpc.HELLO_BYTES),
+    rpc.Command.GET_ALIGNMENT: struct.pack("<Q", 128),
+    rpc.Command.GET_MAX_SIZE: struct.pack("<Q", 1 << 62),
+    rpc.Command.BUFFER_GET_BASE: struct.pack("<Q", _FAKE_ADDRESS),
+    rpc.Command.SET_TENSOR_HASH: b"\1",  # it has these weights: they are not sent
+    rpc.Command.HELLO: struct.pack("<4B", *rpc.PROTOCOL, 0, 0) + bytes(rpc.HELLO_BYTES),
 }
 
 
@@ -51,7 +51,7 @@ class Relay:
         self.worker, self.failure, self.hint = worker, "", ""
         self._was_used = False  # whether it has ever answered llama.cpp
         self.look_s, self.reply_s = look_s, reply_s
-        self._stand_ins = {**_STAND_INS, rpc.DEVICE_COUNT: struct.pack("<I", num_devices)}
+        self._stand_ins = {**_STAND_INS, rpc.Command.DEVICE_COUNT: struct.pack("<I", num_devices)}
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.endpoint = f"127.0.0.1:{self._listener.getsockname()[1]}"
         threading.Thread(target=self._listen, name=f"relay to {worker}", daemon=True).start()

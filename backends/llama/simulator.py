@@ -12,17 +12,18 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from edgespec.backends.base import Capabilities
-from edgespec.backends.llama.context import LlamaContext, LlamaSettings
+from edgespec.backends.llama.context import LlamaContext
 from edgespec.backends.llama.hidden_rows import keep_layer_input
 from edgespec.backends.llama.kernels import attach_uncompared, kernels
 from edgespec.backends.llama.library import LOG, REPACKED, ggml_function, set_params
 from edgespec.errors import BackendError
-from edgespec.memory.bytes.shape import HOST, Device, RunShape
+from edgespec.memory.bytes.config import HOST, Device, RunConfig
 from edgespec.memory.bytes.simulation import MOST_BYTES, Bytes
 from edgespec.memory.device.kernels import open_library
 from edgespec.memory.device.structures import (
@@ -120,12 +121,12 @@ class _Contexts:
     def _made(
         self, folder: str, one: dict[str, Any], made: list[SimulatedContext]
     ) -> SimulatedContext:
-        given = one["shape"]
+        given = one["config"]
         given["devices"] = tuple(Device(**each) for each in given["devices"])
         given["overrides"] = tuple(map(tuple, given["overrides"]))
-        shape = RunShape(**given)
-        context = SimulatedContext(shape, one["tied_bytes"])
-        loading = (shape.gpu_layers, shape.devices, shape.overrides, shape.kernels, shape.head)
+        config = RunConfig(**given)
+        context = SimulatedContext(config, one["tied_bytes"])
+        loading = (config.gpu_layers, config.devices, config.overrides, config.kernels, config.head)
         key = repr((one["skeleton"], one["tied_bytes"], loading))
         if key not in self._models:
             self._models[key] = context.loaded(f"{folder}/{one['skeleton']}.gguf")
@@ -135,34 +136,15 @@ class _Contexts:
 
 
 class SimulatedContext(LlamaContext):
-    """A context that allocates nothing, as a model of that shape would have it.
+    """A context that allocates nothing, as a model that is loaded so would have it.
 
     `tied_bytes` are those of an embedding table that is the head, too.
     """
 
-    def __init__(self, shape: RunShape, tied_bytes: int) -> None:
-        self._shape, self._tied_bytes = shape, tied_bytes
-        settings = LlamaSettings(
-            context_size=shape.context_size,
-            batch_size=shape.batch_size,
-            max_nodes=shape.max_nodes,
-            max_leaves=shape.leaves,
-            threads=shape.threads,
-            kv_type_k=shape.type_k,
-            kv_type_v=shape.type_v,
-            gpu_layers=shape.gpu_layers,
-            mapped=False,
-            kernels=shape.kernels,
-            tied=tied_bytes > 0,
-            users=shape.sequences,
-            unified=shape.unified,
-            head=shape.head,
-            devices=shape.devices,
-            overrides=shape.overrides,
-            whole=shape.whole,
-        )
-        super().__init__(settings)
-        self.capabilities = Capabilities(True, shape.leaves > 1, True)
+    def __init__(self, config: RunConfig, tied_bytes: int) -> None:
+        self._read_layers, self._tied_bytes = config.read_layers, tied_bytes
+        super().__init__(replace(config, mapped=False, tied=tied_bytes > 0, read_layers=()))
+        self.capabilities = Capabilities(True, config.max_leaves > 1, True)
 
     def loaded(self, path: str) -> Any:
         """A model without its weights, which stays loaded. Raises BackendError."""
@@ -176,7 +158,7 @@ class SimulatedContext(LlamaContext):
         self._model = model
 
         def adjust(params: Any) -> None:
-            set_params(params, n_rs_seq=self._shape.snapshots, **changes)
+            set_params(params, n_rs_seq=self.settings.snapshots, **changes)
             if beside is not None:
                 set_params(params, ctx_other=beside.handle)
 
@@ -185,8 +167,8 @@ class SimulatedContext(LlamaContext):
         with kernels(self.settings.kernels, tied=True):
             self._make_context(adjust)
             self._cache_bytes = sum((one + _ROUNDED) * 2**20 for one in LOG.cache_mebibytes)
-            if self._shape.captured:
-                self._capture(self._shape.captured)
+            if self._read_layers:
+                self._capture(self._read_layers)
 
     def _adjust_loading(self, params: Any) -> None:
         set_params(params, no_alloc=True, load_mode=0)

@@ -126,7 +126,7 @@ class Worker:
         """One connection: questions about the worker, or one program's work with it."""
         with client, suppress(OSError):
             request = rpc.read_request(client)
-            while request is not None and request.command == rpc.STATUS:
+            while request is not None and request.command == rpc.Command.STATUS:
                 client.sendall(rpc.answer(json.dumps(self.status()).encode()))
                 request = rpc.read_request(client)
             if request is None:
@@ -149,7 +149,7 @@ class Worker:
     ) -> None:
         request: rpc.Request | None = first
         while request is not None:
-            if request.command == rpc.ALLOC_BUFFER and not self._ledger.was_used:
+            if request.command == rpc.Command.ALLOC_BUFFER and not self._ledger.was_used:
                 self._ledger.was_used = True
                 self._note(f"{who} uses this worker")
             if not self._exceeds(request):
@@ -164,9 +164,9 @@ class Worker:
 
     def _exceeds(self, request: rpc.Request) -> bool:
         """Whether it asks for more memory than is left; what it gives back is taken down."""
-        if request.command == rpc.FREE_BUFFER:
+        if request.command == rpc.Command.FREE_BUFFER:
             self._ledger.give_back(struct.unpack("<Q", request.data)[0])
-        if request.command != rpc.ALLOC_BUFFER:
+        if request.command != rpc.Command.ALLOC_BUFFER:
             return False
         size = struct.unpack("<IQ", request.data)[1]
         if size <= self._ledger.left_bytes:
@@ -178,10 +178,10 @@ class Worker:
         self, client: socket.socket, server: socket.socket, request: rpc.Request
     ) -> None:
         size = rpc.read_size(server.recv_into)
-        if request.command in (rpc.ALLOC_BUFFER, rpc.GET_DEVICE_MEMORY):
+        if request.command in (rpc.Command.ALLOC_BUFFER, rpc.Command.GET_DEVICE_MEMORY):
             data = rpc.read(size, server.recv_into)
             first, second = _SIZES.unpack(data)
-            if request.command == rpc.ALLOC_BUFFER:
+            if request.command == rpc.Command.ALLOC_BUFFER:
                 self._ledger.take(first, second)
             else:
                 data = _SIZES.pack(self._free_bytes(first), min(second, self._memory_bytes))
@@ -252,7 +252,7 @@ def _protocol(port: int) -> list[int]:
     while time.monotonic() < end:
         try:
             with socket.create_connection(("127.0.0.1", port), 1.0) as connection:
-                return list(rpc.ask(connection, rpc.HELLO, bytes(rpc.HELLO_BYTES))[:3])
+                return list(rpc.ask(connection, rpc.Command.HELLO, bytes(rpc.HELLO_BYTES))[:3])
         except OSError:
             time.sleep(0.02)
     raise BackendError("llama.cpp's RPC server does not start")

@@ -10,7 +10,7 @@ from typing import Any
 from edgespec.backends.llama.library import ggml_function, library, set_params
 from edgespec.backends.llama.relay import Relay
 from edgespec.errors import BackendError
-from edgespec.memory.bytes.shape import HOST, Device
+from edgespec.memory.bytes.config import HOST, Device
 from edgespec.memory.device.accelerators import require_rpc
 
 _P = ctypes.c_void_p
@@ -25,7 +25,7 @@ class Placed:
     What is computed where its weights lie keeps to what was planned: llama.cpp would copy weights
     of the processor's layers to a GPU for each larger batch, into memory that it takes there, and
     would not rearrange them for its processor's kernels.
-    `overrides` are as of `RunShape`.
+    `overrides` are as of `RunConfig`.
     `labels` has what the bytes of each are reported under, by the name in llama.cpp's log.
     Raises UnsupportedError where this llama.cpp has no RPC, and BackendError for a device that is
     not there any more.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,25 +24,11 @@ from edgespec.backends.ort.split import SplitRunner, is_split
 from edgespec.backends.tree import DraftTree
 from edgespec.backends.vocabulary import OwnTokenizer, open_vocabulary
 from edgespec.errors import ModelFileError, UnsupportedError
+from edgespec.memory.bytes.config import RunConfig
 from edgespec.models.onnx.facts import GraphFacts
 from edgespec.models.onnx.folder import FACTS_FILE, GRAPH_FILE
 from edgespec.models.onnx.weights import dequantize, raw_rows
 from edgespec.models.spec import ModelSpec
-
-
-@dataclass(frozen=True, slots=True)
-class OrtSettings:
-    """How a graph is run; sizes are in tokens. `max_nodes` bounds a verification step.
-
-    `pads_single` is the strict mode: a one-token step is evaluated as two rows, where ONNX Runtime
-    would take another kernel for a single one and round differently, and steps are chains.
-    """
-
-    context_size: int
-    batch_size: int = 64
-    max_nodes: int = 32
-    threads: int = 1
-    pads_single: bool = False
 
 
 class Runner(Protocol):
@@ -86,14 +72,14 @@ class OrtBackend:
         spec: ModelSpec,
         facts: GraphFacts | None,
         folder: Path,
-        settings: OrtSettings,
+        settings: RunConfig,
         place: OnnxDevice = CPU_DEVICE,
     ) -> None:
         self.spec = spec
         self.settings = settings
         # Attention sums a path in another order when its cells lie between those of siblings.
-        reason = "a branch rounds differently from a chain" if settings.pads_single else ""
-        self.capabilities = Capabilities(True, not settings.pads_single, True, reason)
+        reason = "a branch rounds differently from a chain" if settings.exact else ""
+        self.capabilities = Capabilities(True, not settings.exact, True, reason)
         self._embed = None if facts is None else _Embeddings(spec, facts)
         self.node_share = 1.0  # of the graph's nodes, the part that `place` runs
         with ExitStack() as opened, ThreadPoolExecutor(1) as beside:
@@ -221,7 +207,7 @@ class OrtBackend:
         """Evaluate nodes behind the committed tokens; logits from `first_row` on."""
         count = len(tokens)
         wanted = count - first_row
-        if count == 1 and self.settings.pads_single:
+        if count == 1 and self.settings.exact:
             tokens, depths = (*tokens, tokens[0]), (*depths, 1)
         positions = np.asarray(depths, np.int64) + self.length
         branches = tree is not None and not tree.is_chain

@@ -24,7 +24,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from edgespec.backends.ort.backend import OrtBackend, OrtSettings
+from edgespec.backends.ort.backend import OrtBackend
 from edgespec.backends.ort.providers import CPU_PROVIDER, onnxruntime_module
 from edgespec.errors import (
     BackendError,
@@ -34,6 +34,7 @@ from edgespec.errors import (
     ModelNotFoundError,
     UnsupportedError,
 )
+from edgespec.memory.bytes.config import RunConfig
 from edgespec.models.onnx.facts import GQA, GraphFacts, GraphOptions, read_facts
 from edgespec.models.onnx.folder import GRAPH_FILE
 from edgespec.models.onnx.graph import GRAPH_VERSION, write_graphs
@@ -254,7 +255,7 @@ def _check(spec: ModelSpec, facts: GraphFacts, written: Path, packed: Path) -> N
     """Refuse packed weights that compute anything else than the graph as it was written."""
     rows = []
     for folder in (written, packed):
-        backend = OrtBackend(spec, facts, folder, OrtSettings(64, batch_size=8, max_nodes=4))
+        backend = OrtBackend(spec, facts, folder, RunConfig(64, batch_size=8, max_nodes=4))
         rows.append(backend.prefill(range(8)).copy())
         backend.close()
     if not np.array_equal(*rows):

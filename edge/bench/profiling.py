@@ -29,7 +29,6 @@ from edgespec.memory.device.neighbours import Neighbours
 from edgespec.memory.device.track import MemoryTracker, peak_resident_bytes
 from edgespec.memory.plan.plan import Plan
 from edgespec.memory.plan.request import Request
-from edgespec.memory.plan.settings import settings_of
 from edgespec.memory.times.speed import SpeedModel
 from edgespec.models.spec import ModelSpec
 from edgespec.progress import Progress, time_text
@@ -196,7 +195,7 @@ def _bandwidth(spec: ModelSpec, plan: Plan, curves: Sequence[dict[str, Any]]) ->
     A step that is faster than memory was ever seen to be shows that the ceiling is no lower.
     """
     used = spec.bytes_per_token / (curves[0]["ms"]["1"] / 1e3)
-    if plan.shares:
+    if plan.devices:
         return {"used_bytes_per_s": used}
     ceiling = max(measured_bandwidth(), used)
     return {
@@ -218,7 +217,7 @@ def _measure_speed(
     """
     half = len(PROMPTS) // 2
     tokens, _ = _length_of_answers(engine)
-    model = speed_model(spec, settings_of(plan))
+    model = speed_model(spec, plan)
     for number, prompt in enumerate(PROMPTS[:half]):
         report("learning what drafts are worth", number / half)
         engine.generate(prompt.text, max_tokens=tokens)

@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edgespec.memory.bytes.config import MEBIBYTE
 from edgespec.memory.device.neighbours import BUSY
 from edgespec.memory.report.page import (
     BLUE,
     GREEN,
     GREY,
-    MEBIBYTE,
     ORANGE,
     figure_of,
     page_of,

@@ -25,6 +25,7 @@ from time import time
 from typing import Any
 
 from edgespec.drafting import constants
+from edgespec.memory.times.curve import SHORTEST_MS
 from edgespec.memory.times.speed import Round
 
 # What is kept between runs: rounds, the plain steps that their tokens would have taken, the steps
@@ -35,7 +36,6 @@ TIME, SINCE = "time", "since"
 KEPT = (*SAVINGS, TIME, SINCE)
 _KEPT_ROUNDS = 20_000.0  # of a history; older ones fade out beyond
 _MOST_NODES = 1 << 16  # of a round that can have been
-_SHORTEST_MS = 1e-6  # that anything is expected to take
 
 
 @dataclass(slots=True)
@@ -123,7 +123,7 @@ class BelievedTimes:
 
     def believed_ms(self, ms: float, expected_ms: float) -> float:
         """Milliseconds of one that took `ms`."""
-        ratio, before = ms / max(expected_ms, _SHORTEST_MS), self._before
+        ratio, before = ms / max(expected_ms, SHORTEST_MS), self._before
         self._before = ratio
         is_dear = min(ratio, before) >= constants.LONGEST_STEP
         most = min(before, self._repeated) if is_dear else self._alone

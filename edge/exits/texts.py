@@ -24,11 +24,12 @@ from numpy.typing import NDArray
 
 from edgespec.backends.base import Tokenizer
 from edgespec.backends.llama.batch import Batch
-from edgespec.backends.llama.context import LlamaContext, LlamaSettings
+from edgespec.backends.llama.context import LlamaContext
 from edgespec.backends.llama.hidden_rows import LayerRows, Rows
 from edgespec.backends.llama.tokenizer import open_tokenizer
 from edgespec.errors import DoesNotFitError, ModelFileError, UnsupportedError
 from edgespec.exits.target import import_torch
+from edgespec.memory.bytes.config import RunConfig
 from edgespec.memory.device import host
 from edgespec.models.chat import render_chat
 from edgespec.models.heads import layers_to_read
@@ -281,18 +282,18 @@ class Places:
     ) -> None:
         self.places, self.length = places, length
         most = self._most = max(places, _MOST_AT_ONCE)
-        settings = LlamaSettings(
+        settings = RunConfig(
             length,
             batch_size=most,
             max_nodes=most,
-            max_leaves=1,
             threads=threads,
+            gpu_layers=-1,
             kernels=True,
             tied=spec.tied_embeddings,
             users=places,
             cells=places * length,
-            unified=False,
-            read=layers_to_read(spec, layers),
+            exact=True,
+            read_layers=layers_to_read(spec, layers),
         )
         self._context = LlamaContext(settings)
         self._layers = sorted(set(layers))

@@ -9,8 +9,8 @@ from typing import Any
 
 from edgespec.errors import UnsupportedError
 from edgespec.files.quantizing import HELD_OUT_SEED, texts_for
+from edgespec.memory.bytes.config import kv_pair
 from edgespec.memory.bytes.footprint import has_packed_weights, kv_type_fits
-from edgespec.memory.bytes.shape import kv_pair
 from edgespec.memory.device import host
 from edgespec.memory.device.kernels import missing_kernels
 from edgespec.memory.times.curve import CostCurve

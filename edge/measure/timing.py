@@ -13,14 +13,12 @@ from edgespec.backends.tree import DraftTree
 from edgespec.memory.times.curve import CostCurve
 from edgespec.models.spec import ModelSpec
 
-_DEPTH_SECONDS = 0.6
 _PROBES = 4  # single steps that tell whether a stored curve still holds
 _LOOKS, _LOOK_SECONDS = 10_000, 0.6  # steps, two looks at what else computes
 _TURNS, _TURNS_SECONDS = (3, 12), 0.4  # of two models, at least and at most
 _BUSY = 1.4  # CPU contention alone makes a machine that much slower
 _COST_SECONDS, _COST_TURNS, _COST_STEPS = 0.6, 3, (2, 12)  # at least and at most
 _USUAL_COST = 1.1  # of snapshots; other programs may have made it more
-_DEPTHS = (128, 256, 512, 768, 1024)  # less than that drowns in noise
 
 
 def measured_while_busy(
@@ -120,36 +118,7 @@ def some_tokens(backend: Backend, count: int) -> list[int]:
     return [token % backend.tokenizer.vocab_size for token in range(100, 100 + count)]
 
 
-def measure_depths(backend: Backend, curve: CostCurve) -> None:
-    """Fill the cache for a moment and see how much slower steps get.
-
-    A model that cannot prefill the smallest depth in time is left without: next to its weights
-    a short context costs little.
-    """
-    largest = curve.max_nodes
-    fitting = [
-        depth
-        for depth in _DEPTHS
-        if depth + largest <= backend.context_size
-        and depth * curve.base[largest] / largest <= _DEPTH_SECONDS * 1e3
-    ]
-    if not fitting:
-        return
-
-    def fill() -> int:
-        backend.truncate(0)  # of steps that could not be taken back
-        tokens = some_tokens(backend, fitting[-1])
-        for start in range(0, len(tokens), backend.batch_size):
-            backend.prefill(tokens[start : start + backend.batch_size])
-        return len(tokens)
-
-    measure_depth(curve, partial(one_step, backend), fill, partial(backend.truncate, 0))
-    backend.truncate(0)
-
-
 _AGREEMENT = 1.3  # samples further apart than this: the slower one was disturbed
-_ALIKE = 1.1  # empty caches further apart than this: the machine changed its speed
-_BEST_ERROR = 0.02  # relative standard error of the typical one of a dozen steps
 _FIRST = (4, 8, 2, 3)  # sizes that are measured twice before any other is: most drafts are these
 _ORDER = (4, 8, 2, 3, 16, 6, 12, 32, 5, 24, 7, 20, 10, 28, 9, 11, 14, 13, 15)
 _SAMPLES = 5  # of a size, where there is time: a quick model has it
@@ -157,7 +126,6 @@ _SINGLES = 8  # steps over one token at first, and around a size that say how fa
 _QUICK = 100  # single tokens in the time that there is
 _PREPARES = 1.5  # a first step this many times slower than the next ones: made ready for its size
 _MOST_DRIFT = (0.7, 1.5)  # what is further off was disturbed
-_DEEP_SAMPLES, _DEEP_SECONDS = 12, 0.1  # of a size, with and without tokens in the cache
 
 
 def in_turns(
@@ -274,49 +242,6 @@ def _order(missing: Sequence[int]) -> Sequence[int]:
     first = [n for n in once if n in _FIRST]
     later = [n for n in once if n not in first]
     return [*first, *first, *later, *later, *once * (_SAMPLES - 2)]
-
-
-def measure_depth(
-    curve: CostCurve,
-    run: Callable[[int], None],
-    fill: Callable[[], int],
-    empty: Callable[[], object],
-    *,
-    clock: Callable[[], float] = time.perf_counter,
-) -> None:
-    """Learn the slopes over depth: each t(n) grows by a part per step and a part per node.
-
-    `fill()` puts tokens into the empty cache and returns how many, `empty()` takes them out again;
-    `run` as in `measure_curve`. What is deep is compared with the empty caches before and after:
-    with the slower one where they differ, because what else got slower in between must not look
-    like depth. Growth is brought to the speed at which the curve was measured. What the curve
-    expected counts as far as the measurement is unsure.
-    """
-    sizes = sorted({1, min(8, curve.max_nodes)})
-
-    def usual_ms() -> list[float]:
-        found = []
-        for n in sizes:
-            run(n)  # which builds the graph
-            [times] = in_turns(
-                [partial(run, n)], _DEEP_SAMPLES, _DEEP_SECONDS, least=3, clock=clock
-            )
-            found.append(typical_ms(times))
-        return found
-
-    before = usual_ms()
-    depth = fill()
-    deep = usual_ms()
-    empty()
-    after = usual_ms()
-    least, most = _MOST_DRIFT
-    level = 2.0 * sum(curve.estimated_ms(n, 0) for n in sizes) / sum([*before, *after])
-    level = min(max(level, least), most)
-    for n, deep_ms, *around in zip(sizes, deep, before, after, strict=True):
-        fast, slow = sorted(around)
-        grown_ms = deep_ms - (fmean(around) if slow <= _ALIKE * fast else slow)
-        error_ms = _BEST_ERROR * deep_ms + (slow - fast)
-        curve.learn_growth(n, depth, level * grown_ms, level * error_ms)
 
 
 _READ_FACTOR = 2.0

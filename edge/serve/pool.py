@@ -28,7 +28,7 @@ from math import inf
 from typing import Any, Protocol
 
 from edgespec.errors import DoesNotFitError, EdgespecError, UnsupportedError
-from edgespec.memory.bytes.shape import HOST
+from edgespec.memory.bytes.config import HOST
 from edgespec.memory.device import reservations
 from edgespec.memory.device.track import give_back_memory
 from edgespec.serve.api_error import ApiError, api_error_of

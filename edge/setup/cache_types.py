@@ -15,7 +15,7 @@ import numpy as np
 from edgespec.backends.llama.tokenizer import open_tokenizer
 from edgespec.errors import EdgespecError, EdgespecWarning, UnsupportedError
 from edgespec.measure.prompts import PROMPTS
-from edgespec.memory.bytes.shape import KV_FLOATS, KV_TYPE_BYTES
+from edgespec.memory.bytes.config import KV_FLOATS, KV_TYPE_BYTES
 from edgespec.memory.plan.options import LLAMACPP
 from edgespec.memory.plan.placing import MOST_KV_LOSS, SMALLER_KV_TYPES, may_choose
 from edgespec.memory.plan.plan import Plan
@@ -115,7 +115,7 @@ def measure_smaller_types(spec: ModelSpec, plan: Plan, report: Progress) -> bool
 
 def _measure(spec: ModelSpec, plan: Plan, kind: str, report: Progress) -> bool:
     """Whether a type could be measured in the memory of a plan."""
-    if any(one.device.worker for one in plan.shares) or plan.overrides:
+    if any(one.worker for one in plan.devices) or plan.overrides:
         return False
     cell = KV_TYPE_BYTES[plan.kv_type_k] + KV_TYPE_BYTES[plan.kv_type_v]
     tokens = min(TOKENS, int(plan.cells * cell / (2 * KV_TYPE_BYTES["f16"])))

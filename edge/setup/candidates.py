@@ -35,7 +35,6 @@ from edgespec.memory.plan.layout import DRAFT_SIZES
 from edgespec.memory.plan.options import LLAMACPP, ONNX
 from edgespec.memory.plan.plan import Plan
 from edgespec.memory.plan.request import Choice, Request
-from edgespec.memory.plan.settings import settings_of
 from edgespec.memory.times.speed import NO_DIFFERENCE, predicted_speedup
 from edgespec.models.early_exit import (
     ExitInfo,
@@ -50,7 +49,13 @@ from edgespec.models.heads import NAMES_OUTPUTS, has_head, heads_beside
 from edgespec.models.hub.caches import EMBEDDED, local_models
 from edgespec.models.pairing import check_drafter, check_pair, heads_for, is_translated
 from edgespec.models.spec import ONNX_FORMAT, ModelSpec, read_model_spec
-from edgespec.setup.stored import draft_settings_of, snapshot_cost, stored_curve, stored_learned
+from edgespec.setup.stored import (
+    curve_at,
+    draft_key,
+    snapshot_cost,
+    stored_curve,
+    stored_learned,
+)
 
 # Of the tokens that drafts gain on a file's own text, what they gain on people's prompts: a head
 # said 0.66 a round of one draft, and the first 96 tokens of answers had 0.38; an exit 0.57, 0.38.
@@ -230,7 +235,7 @@ def _with(one: Candidate | None, plan: Plan, plan_of: Callable[[Request], Plan])
 
 def _recycling(spec: ModelSpec, request: Request, plan: Plan) -> Candidate | None:
     """What else the target could have said, where steps over many tokens cost little."""
-    curve = stored_curve(spec, settings_of(plan))
+    curve = stored_curve(spec, plan)
     if curve is None:
         return None
     pays = curve.step_ms(_MANY, 0) <= _FLAT * curve.base[1]
@@ -244,7 +249,7 @@ def _window(spec: ModelSpec, request: Request, plan: Plan) -> Candidate | None:
     By measured step times, behind as many tokens as there is room for. It takes no memory but for
     the distributions that drafts are drawn from.
     """
-    curve = stored_curve(spec, settings_of(plan))
+    curve = stored_curve(spec, plan)
     if curve is None or request.switch is not None or window_unsupported(spec, request):
         return None
     depth = plan.context_size
@@ -322,7 +327,7 @@ def _judged(spec: ModelSpec, plan: Plan, source: DraftSource) -> tuple[bool, str
     measured takes as long as its share of the target's bytes. Plain steps are longer where it alone
     needs snapshots, or is to read layers that llama.cpp does not hand out.
     """
-    drafter, curve = source.spec, stored_curve(spec, settings_of(plan))
+    drafter, curve = source.spec, stored_curve(spec, plan)
     reads_by_name = source.drafts_as == HEAD and drafter and spec.arch in NAMES_OUTPUTS
     reading = _READ_BY_NAME if reads_by_name else 1.0
     learned = stored_learned(spec, plan, drafter)
@@ -349,7 +354,7 @@ def _judged(spec: ModelSpec, plan: Plan, source: DraftSource) -> tuple[bool, str
         return is_asked, "step times are not measured yet"
     plain_ms = curve.base[1]
     draft_ms = first_ms = plain_ms * drafter.weight_bytes / spec.weight_bytes
-    draft_curve = stored_curve(drafter, draft_settings_of(plan, drafter))
+    draft_curve = curve_at(draft_key(spec, plan, drafter))
     if draft_curve is not None:
         draft_ms, first_ms = draft_curve.base[1], draft_curve.base[2]
     if source.drafts_as == MODEL or first_ms == inf:
@@ -381,7 +386,7 @@ def _snapshots_for_it(spec: ModelSpec, plan: Plan, source: DraftSource) -> float
     """
     if plan.draft_max or source.drafts_as == MODEL:
         return 1.0
-    return snapshot_cost(spec, settings_of(plan), DRAFT_SIZES[0]) or 1.0
+    return snapshot_cost(spec, plan, DRAFT_SIZES[0]) or 1.0
 
 
 def _is_made_for(spec: ModelSpec, drafter: ModelSpec, made: ExitInfo | MadeFor) -> bool:

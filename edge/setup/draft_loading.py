@@ -9,9 +9,8 @@ from functools import partial
 
 from edgespec.backends.base import Backend, sequences_of
 from edgespec.backends.llama.backend import LlamaBackend, LlamaSequence
-from edgespec.backends.llama.context import LlamaSettings
 from edgespec.backends.llama.early_exit import ExitBackend
-from edgespec.backends.llama.head import Followed
+from edgespec.backends.llama.head import FollowedBackend
 from edgespec.backends.llama.head_files import open_head_file
 from edgespec.backends.llama.window import Window
 from edgespec.drafting.constants import WINDOW_FIRST, WINDOW_LAST
@@ -26,25 +25,20 @@ from edgespec.drafting.drafters.model import (
 )
 from edgespec.drafting.drafters.translated import TranslatingDrafter, Translation
 from edgespec.measure.timing import (
+    expect_slopes,
     measure_curve,
-    measure_depths,
     measured_while_busy,
     one_step,
     times_behind,
 )
-from edgespec.memory.plan.plan import DRAFT_MODEL_BATCH, DRAFT_MODEL_NODES, Plan, draft_context
-from edgespec.memory.plan.settings import Settings
+from edgespec.memory.bytes.config import RunConfig
+from edgespec.memory.plan.plan import DRAFT_MODEL_NODES, Plan, draft_config
 from edgespec.memory.times.curve import CostCurve
 from edgespec.models.early_exit import gains_of, read_exit, read_made_for
 from edgespec.models.pairing import is_translated
 from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.progress import Progress
-from edgespec.setup.stored import (
-    draft_settings_of,
-    head_settings_of,
-    keep_curve,
-    stored_curve,
-)
+from edgespec.setup.stored import curve_at, draft_key, keep_curve
 
 _CURVE_SECONDS = 0.4
 
@@ -65,35 +59,35 @@ def load_draft_model(
     def progress(part: float) -> None:
         report(told, part)
 
-    def measured(backend: Backend, draft_spec: ModelSpec, chosen: Settings) -> CostCurve:
-        stored = stored_curve(draft_spec, chosen)
-        curve = _curve(backend, report, stored, target)
+    def measured(backend: Backend, draft_spec: ModelSpec | None) -> CostCurve:
+        key = draft_key(spec, plan, draft_spec)
+        stored = curve_at(key)
+        curve = _curve(backend, report, stored, target, draft_spec)
         if curve is not stored:
-            keep_curve(draft_spec, chosen, curve, replaced=True)
+            keep_curve(key, curve, replaced=True)
         return curve
 
     if path is None:
-        assert isinstance(target, Followed)
+        assert isinstance(target, FollowedBackend)
         target.truncate(0)
         head = target.open_head()
-        curve = measured(head, spec, head_settings_of(plan))
+        curve = measured(head, None)
         return (HeadDrafter(HeadText(head), curve, vocab_size),)
     draft_spec = read_model_spec(path, heads=True)
-    chosen = draft_settings_of(plan, draft_spec)
-    settings = _settings(plan, draft_spec, chosen, spec)
+    config = draft_config(plan, draft_spec, spec, mapped=plan.draft_mapped)
     if is_head:
-        assert isinstance(target, Followed)
+        assert isinstance(target, FollowedBackend)
         target.truncate(0)
-        head = target.open_head(partial(open_head_file, draft_spec, settings, progress=progress))
+        head = target.open_head(partial(open_head_file, draft_spec, config, progress=progress))
         made = read_made_for(path)
         promised = () if made is None else gains_of(made.report)
-        curve = measured(head, draft_spec, chosen)
+        curve = measured(head, draft_spec)
         return (HeadDrafter(HeadText(head), curve, vocab_size, promised),)
     with ExitStack() as opened:
         backend = opened.enter_context(
-            closing(open_draft_model(draft_spec, spec, settings, progress))
+            closing(open_draft_model(draft_spec, spec, config, progress))
         )
-        curve, early_exit = measured(backend, draft_spec, chosen), read_exit(draft_spec)
+        curve, early_exit = measured(backend, draft_spec), read_exit(draft_spec)
         texts, drafters = sequences_of(backend), list[WritingDrafter]()
         if is_translated(spec, draft_spec):
             templates = spec.chat_template, draft_spec.chat_template
@@ -121,32 +115,12 @@ def windows_of(target: Backend, plan: Plan, curve: CostCurve) -> list[WritingDra
     return [WindowDrafter(text, curve, vocab_size) for text in texts]
 
 
-def _settings(
-    plan: Plan, draft_spec: ModelSpec, chosen: Settings, spec: ModelSpec
-) -> LlamaSettings:
-    context, cells = plan.context_size, 0
-    if draft_spec.reads is None:
-        context, cells = draft_context(draft_spec, context, spec, plan.users, plan.cells)
-    return LlamaSettings(
-        context_size=context,
-        batch_size=DRAFT_MODEL_BATCH,
-        max_nodes=DRAFT_MODEL_NODES,
-        max_leaves=1,
-        threads=chosen.threads,
-        kv_type_k=chosen.kv_type_k,
-        kv_type_v=chosen.kv_type_v,
-        gpu_layers=chosen.gpu_layers,
-        mapped=plan.draft_mapped,
-        kernels=chosen.kernels,
-        tied=draft_spec.tied_embeddings,
-        users=plan.users,
-        cells=cells,
-        whole=any(draft_spec.is_sliding) and draft_spec.reads is None,
-    )
-
-
 def _curve(
-    backend: Backend, report: Progress, stored: CostCurve | None, target: Backend
+    backend: Backend,
+    report: Progress,
+    stored: CostCurve | None,
+    target: Backend,
+    spec: ModelSpec | None,
 ) -> CostCurve:
     """The times of a draft model's steps behind those of its `target`; stored ones if they hold."""
     holds = stored is not None and not measured_while_busy(
@@ -158,7 +132,8 @@ def _curve(
     curve = measure_curve(
         lambda nodes: one_step(backend, nodes), DRAFT_MODEL_NODES, seconds=_CURVE_SECONDS
     )
-    measure_depths(backend, curve)
+    if spec is not None and spec.reads is None:
+        expect_slopes(curve, spec)
     curve = curve.scaled(times_behind(target, backend, curve)).uncontended(backend.contention)
     report("measuring step times", 1.0)
     return curve
@@ -167,11 +142,11 @@ def _curve(
 def open_draft_model(
     draft_spec: ModelSpec,
     target: ModelSpec,
-    settings: LlamaSettings,
+    config: RunConfig,
     progress: Callable[[float], None] | None = None,
 ) -> LlamaBackend:
     """A draft model that reads the target's ids: a model with its vocabulary, or an early exit."""
     path = os.fspath(draft_spec.path)
     if read_exit(draft_spec) is None:
-        return LlamaBackend(path, settings, progress=progress)
-    return ExitBackend(path, settings, target, progress=progress)
+        return LlamaBackend(path, config, progress=progress)
+    return ExitBackend(path, config, target, progress=progress)

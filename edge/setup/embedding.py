@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.backends.llama.context import LlamaSettings
 from edgespec.backends.llama.embedding import EmbeddingContext
 from edgespec.backends.vocabulary import TextBound
 from edgespec.errors import BackendError, ContextFullError, DoesNotFitError, UnsupportedError
@@ -114,21 +113,11 @@ class Embedder:
         close_at_exit(self)
 
     def _load(self, plan: EmbeddingPlan, report: Progress) -> None:
-        settings = LlamaSettings(
-            context_size=plan.context_size,
-            batch_size=plan.reads_at_once,
-            max_nodes=plan.reads_at_once,
-            max_leaves=1,
-            threads=plan.threads,
-            gpu_layers=plan.gpu_layers,
-            mapped=not plan.kernels,
-            kernels=plan.kernels,
-        )
         self.chosen = plan
         self.ranks = plan.pooling == RANK
         self._context = EmbeddingContext(
             str(plan.spec.path),
-            settings,
+            plan.config,
             plan.parameters,
             ranks=self.ranks,
             progress=lambda fraction: report("loading", fraction),

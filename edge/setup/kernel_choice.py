@@ -14,7 +14,6 @@ from edgespec.memory.device.kernels import missing_kernels
 from edgespec.memory.plan.options import ONNX
 from edgespec.memory.plan.plan import Plan
 from edgespec.memory.plan.request import Request
-from edgespec.memory.plan.settings import settings_of
 from edgespec.models.spec import ONNX_FORMAT, ModelSpec
 from edgespec.setup.stored import stored_curve
 
@@ -36,8 +35,8 @@ def best_kernels(spec: ModelSpec, request: Request, plan_of: Callable[[Request],
     plan = plan_of(request)
     if request.kernels != "auto" or not plan.kernels:
         return plan
-    own = replace(settings_of(plan), kernels=False)
-    curves = stored_curve(spec, own), stored_curve(spec, settings_of(plan))
+    own = replace(plan, kernels=False)
+    curves = stored_curve(spec, own), stored_curve(spec, plan)
     if any(one is None or one.contention != 1.0 for one in curves):
         return plan
     other = plan_of(replace(request, kernels="off"))

@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from functools import partial
 from time import time
 from typing import TYPE_CHECKING, Any
@@ -13,11 +14,10 @@ from warnings import warn
 
 from edgespec.backends.base import Backend, KeepsSnapshots
 from edgespec.backends.llama.backend import LlamaBackend
-from edgespec.backends.llama.context import LlamaSettings
 from edgespec.backends.llama.head import FollowedBackend, FollowedRecurrentBackend
 from edgespec.backends.llama.recurrent import RecurrentBackend
 from edgespec.decode.engine import Engine
-from edgespec.drafting.drafters import HEAD, MODEL, WINDOW, make_drafter
+from edgespec.drafting.drafters import HEAD, MODEL, make_drafter
 from edgespec.drafting.drafters.combined import CombinedDrafter
 from edgespec.drafting.drafters.model import WritingDrafter
 from edgespec.drafting.drafters.suffix import SuffixDrafter
@@ -28,7 +28,6 @@ from edgespec.measure.timing import (
     contention_now,
     expect_slopes,
     measure_curve,
-    measure_depths,
     measured_while_busy,
     one_step,
     snapshots_cost,
@@ -38,9 +37,8 @@ from edgespec.memory.device.bandwidth import saw_step
 from edgespec.memory.device.reservations import release
 from edgespec.memory.plan.machine import reachable_bytes, reserve
 from edgespec.memory.plan.options import LLAMACPP, ONNX, LoadOptions, said_as_arguments
-from edgespec.memory.plan.plan import Plan, devices_of
+from edgespec.memory.plan.plan import Plan
 from edgespec.memory.plan.request import Request
-from edgespec.memory.plan.settings import Settings, settings_of
 from edgespec.memory.store import cache
 from edgespec.memory.store.texts import add_texts, remembered_texts
 from edgespec.memory.times.curve import CostCurve
@@ -63,6 +61,7 @@ from edgespec.setup.stored import (
     PREFILLS,
     STEPS,
     compared,
+    curve_key,
     keep_compared,
     keep_curve,
     keep_plain_step,
@@ -205,8 +204,7 @@ def _load_one(
     spec: ModelSpec, plan: Plan, report: Progress, make: Callable[..., Engine] = Engine
 ) -> Engine:
     """One model of a plan."""
-    settings = settings_of(plan)
-    key = settings_key(spec, settings)
+    key = settings_key(spec, plan)
     if plan.projector is not None:  # cells may be of images
         file = read_projector(plan.projector).file
         key += f" | {content_hash([(file.path, file.file_bytes)])} {plan.image_tokens}"
@@ -214,15 +212,15 @@ def _load_one(
         backend = stack.enter_context(closing(_BACKENDS[plan.backend](spec, plan, report)))
         max_nodes, reuses_cache = backend.max_nodes, True
         if plan.exact:
-            max_nodes = largest_exact_step(backend, spec, settings, report)
-            reuses_cache = prefill_is_exact(backend, spec, settings, max_nodes)
+            max_nodes = largest_exact_step(backend, spec, plan, report)
+            reuses_cache = prefill_is_exact(backend, spec, plan, max_nodes)
         if backend.capabilities.rollback:
             one_step(backend, backend.max_nodes)  # takes what it needs now, not in mid-answer
         curve = None
         if plan.drafter != "none":
             curve = _curve(backend, spec, plan, report)
         else:
-            _know_plain_step(backend, spec, settings, report)
+            _know_plain_step(backend, spec, plan, report)
         models: Sequence[WritingDrafter] = ()
         cost = 1.0
         if curve is not None:
@@ -261,62 +259,24 @@ def _close(learning: Learning) -> None:
 
 
 def _load_llamacpp(spec: ModelSpec, plan: Plan, report: Progress) -> Backend:
-    settings = LlamaSettings(
-        context_size=plan.context_size,
-        batch_size=plan.batch_size,
-        max_nodes=plan.max_nodes,
-        max_leaves=plan.max_leaves,
-        threads=plan.threads,
-        kv_type_k=plan.kv_type_k,
-        kv_type_v=plan.kv_type_v,
-        gpu_layers=plan.gpu_layers,
-        mapped=plan.mapped,
-        kernels=plan.kernels,
-        tied=spec.tied_embeddings,
-        users=plan.users,
-        cells=plan.cells,
-        unified=not plan.exact,
-        devices=devices_of(plan.shares),
-        overrides=plan.overrides,
-        projector="" if plan.projector is None else str(plan.projector),
-        image_tokens=plan.image_tokens,
-        states=plan.states,
-        read=_read_by_head(spec, plan),
-        window=WINDOW in plan.drafter.split(",") and plan.draft_max > 0,
-    )
+    read = layers_to_read(spec, plan.read_layers)
+    config = replace(plan, tied=spec.tied_embeddings, read_layers=read)
     has_head = HEAD in plan.drafter.split(",") and plan.draft_max > 0
-    more: dict[str, Any] = {"inside": plan.draft_model is None} if has_head else {}
-    make: Callable[..., Backend] = FollowedBackend if has_head else LlamaBackend
+    make: type[LlamaBackend] = FollowedBackend if has_head else LlamaBackend
     if plan.snapshots:
         make = FollowedRecurrentBackend if has_head else RecurrentBackend
-        more["snapshots"] = plan.snapshots
-    return make(spec.path, settings, progress=lambda part: report("loading", part), **more)
-
-
-def _read_by_head(spec: ModelSpec, plan: Plan) -> tuple[int, ...]:
-    """Layers of the model that it is loaded to be read."""
-    if plan.draft_model is None or not plan.draft_max:
-        return ()
-    reads = read_model_spec(plan.draft_model, heads=True).reads
-    return layers_to_read(spec, reads.layers) if reads is not None else ()
+    return make(spec.path, config, progress=lambda part: report("loading", part))
 
 
 def _load_onnx(spec: ModelSpec, plan: Plan, report: Progress) -> Backend:
-    from edgespec.backends.ort.backend import OrtBackend, OrtSettings
+    from edgespec.backends.ort.backend import OrtBackend
     from edgespec.backends.ort.cache import converted
     from edgespec.backends.ort.providers import choose, graphs_for
     from edgespec.models.onnx.facts import read_facts
 
     place = choose(plan.device)
-    settings = OrtSettings(
-        context_size=plan.context_size,
-        batch_size=plan.batch_size,
-        max_nodes=plan.draft_max + 1,
-        threads=plan.threads,
-        pads_single=plan.exact,
-    )
     if spec.format == ONNX_FORMAT:
-        return OrtBackend(spec, None, spec.path, settings, place)
+        return OrtBackend(spec, None, spec.path, plan, place)
     facts = read_facts(spec)
     folder = converted(
         spec,
@@ -325,7 +285,7 @@ def _load_onnx(spec: ModelSpec, plan: Plan, report: Progress) -> Backend:
         lambda fraction: report("converting for ONNX Runtime (once)", fraction),
         graphs_for(place, plan.context_size),
     )
-    return OrtBackend(spec, facts, folder, settings, place)
+    return OrtBackend(spec, facts, folder, plan, place)
 
 
 # Adding a backend is a function and a line here.
@@ -345,25 +305,23 @@ def _snapshots_cost(backend: Backend, curve: CostCurve, spec: ModelSpec, plan: P
     """How many times as long plain steps take with its snapshots: stored, or measured now."""
     if not isinstance(backend, KeepsSnapshots):
         return 1.0
-    settings, count = settings_of(plan), plan.snapshots
-    known = stored_snapshot_costs(spec, settings).get(count)
+    known = stored_snapshot_costs(spec, plan).get(plan.snapshots)
     if known is not None:
         return known
     times = snapshots_cost(backend, curve.base[1])  # in turns: whoever computes beside both
-    keep_snapshot_cost(spec, settings, count, times)
+    keep_snapshot_cost(spec, plan, plan.snapshots, times)
     return times
 
 
 def _curve(backend: Backend, spec: ModelSpec, plan: Plan, report: Progress) -> CostCurve:
     """The stored curve, or a measurement of two to three seconds.
 
-    A slow model leaves some sizes unmeasured. Each later load goes on with those and, as long as
-    there are some, with how much longer steps take at depth where that was not found. One that was
+    A slow model leaves some sizes unmeasured, and each later load goes on with those. How much
+    longer steps take at depth is what is likely of the model, until answers tell. A curve that was
     measured beside other programs is kept without what these explain, and measured again by the
     first load that has all threads.
     """
-    settings = settings_of(plan)
-    stored = stored_curve(spec, settings)
+    stored = stored_curve(spec, plan)
     if stored is not None and measured_while_busy(backend, stored):
         stored = None
     known = None if stored is None else stored.resized(backend.max_nodes)
@@ -383,35 +341,31 @@ def _curve(backend: Backend, spec: ModelSpec, plan: Plan, report: Progress) -> C
         seconds=_CURVE_SECONDS,
         known=None if known is None else known.contended(contention),
     )
-    if not curve.knows_depth:
+    backend.truncate(0)  # of steps that could not be taken back
+    if known is None:
         expect_slopes(curve, spec)
-        measure_depths(backend, curve)
     report("measuring step times", 1.0)
     if known is not None and backend.contention != contention:
         return known  # others began or ended in the middle of it
     curve = curve.uncontended(backend.contention)
-    keep_curve(spec, settings, curve, replaced=stored is None)
-    if curve.contention == 1.0 and plan.backend == LLAMACPP and not plan.shares:
+    keep_curve(curve_key(spec, plan), curve, replaced=stored is None)
+    if curve.contention == 1.0 and plan.backend == LLAMACPP and not plan.devices:
         saw_step(spec.bytes_per_token, curve.base[1] / 1e3)
     return curve
 
 
-def _know_plain_step(
-    backend: Backend, spec: ModelSpec, settings: Settings, report: Progress
-) -> None:
+def _know_plain_step(backend: Backend, spec: ModelSpec, plan: Plan, report: Progress) -> None:
     """Measure a step over one token for plans, once, where a run without drafts comes first."""
-    if stored_curve(spec, settings) or stored_plain_step(spec, settings):
+    if stored_curve(spec, plan) or stored_plain_step(spec, plan):
         return
     report("measuring step times", 0.0)
     contention_now(backend)
     plain = measure_curve(lambda nodes: one_step(backend, nodes), 1, seconds=_CURVE_SECONDS)
-    keep_plain_step(spec, settings, plain.uncontended(backend.contention))
+    keep_plain_step(spec, plan, plain.uncontended(backend.contention))
     report("measuring step times", 1.0)
 
 
-def largest_exact_step(
-    backend: Backend, spec: ModelSpec, settings: Settings, report: Progress
-) -> int:
+def largest_exact_step(backend: Backend, spec: ModelSpec, plan: Plan, report: Progress) -> int:
     """Nodes a step of `--exact` may have, so that it rounds as one-token steps do.
 
     Measured where no plan before had steps as large and a cache as deep. Raises UnsupportedError
@@ -422,13 +376,13 @@ def largest_exact_step(
         return 1
     known = [
         size
-        for (tried, deep), size in compared(spec, settings, STEPS).items()
+        for (tried, deep), size in compared(spec, plan, STEPS).items()
         if deep >= depth and (tried >= largest or size < tried)
     ]
     if not known:
         told = "checking that batches round like single tokens"
         known = [largest_invariant_step(backend, progress=lambda part: report(told, part))]
-        keep_compared(spec, settings, STEPS, (largest, depth), known[0])
+        keep_compared(spec, plan, STEPS, (largest, depth), known[0])
     size = min(known)
     if size == 1:
         raise UnsupportedError(
@@ -439,16 +393,16 @@ def largest_exact_step(
     return min(size, largest)  # an earlier plan may have had larger steps
 
 
-def prefill_is_exact(backend: Backend, spec: ModelSpec, settings: Settings, step: int) -> bool:
+def prefill_is_exact(backend: Backend, spec: ModelSpec, plan: Plan, step: int) -> bool:
     """Whether a conversation may keep its cache; where it may not, every turn is prefilled again.
 
     `step` is the most nodes of a step.
     """
     sizes = backend.batch_size, step, tested_depth(backend)
-    known = compared(spec, settings, PREFILLS).get(sizes)
+    known = compared(spec, plan, PREFILLS).get(sizes)
     if known is None:
         known = prefill_is_invariant(backend, step)
-        keep_compared(spec, settings, PREFILLS, sizes, known)
+        keep_compared(spec, plan, PREFILLS, sizes, known)
     return bool(known)
 
 
@@ -509,7 +463,7 @@ class Learning:
         spec, plan, drafter = self._spec, self._plan, self.drafter
         try:
             if self._curve is not None:
-                stored.learn_curve(spec, settings_of(plan), self._curve)
+                stored.learn_curve(spec, plan, self._curve)
             if drafter is None:
                 return
             state = drafter.state()

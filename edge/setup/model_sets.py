@@ -13,8 +13,8 @@ from itertools import combinations
 from typing import TypeVar
 
 from edgespec.errors import DoesNotFitError, EdgespecError
+from edgespec.memory.bytes.config import HOST, WORKER
 from edgespec.memory.bytes.footprint import Component, beside_another
-from edgespec.memory.bytes.shape import HOST, WORKER
 from edgespec.memory.plan.embedding import EmbeddingPlan, embeds, plan_embedding
 from edgespec.memory.plan.machine import Machine
 from edgespec.memory.plan.plan import Plan

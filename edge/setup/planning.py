@@ -20,6 +20,7 @@ from edgespec.decode.stats import LARGE, SMALL
 from edgespec.drafting.constants import MOST_DRAWN
 from edgespec.drafting.drafters import HEAD, MODEL, WINDOW, drafter_names, tables_bytes
 from edgespec.errors import DoesNotFitError, UnsupportedError
+from edgespec.memory.bytes.config import RunConfig
 from edgespec.memory.bytes.simulation import simulating
 from edgespec.memory.device.bandwidth import is_from_busy_moment, memory_bandwidth
 from edgespec.memory.plan.machine import Machine, this_machine
@@ -27,7 +28,6 @@ from edgespec.memory.plan.options import LLAMACPP, ONNX
 from edgespec.memory.plan.plan import Plan
 from edgespec.memory.plan.planner import make_plan
 from edgespec.memory.plan.request import Choice, Request, users_of
-from edgespec.memory.plan.settings import Settings, settings_of
 from edgespec.memory.times.speed import SpeedModel, estimated_curve
 from edgespec.models.early_exit import read_exit
 from edgespec.models.heads import DRAFTED, require_head
@@ -125,11 +125,11 @@ def planned(spec: ModelSpec, request: Request, machine: Machine) -> Plan:
         spec,
         request,
         machine,
-        lambda settings: speed_model(spec, settings),
+        partial(speed_model, spec),
         drafter_bytes=tables_bytes(names) + draft_rows_bytes(spec, draft_spec, names),
         draft_spec=draft_spec,
         switch_spec=switch_spec,
-        max_step_of=lambda settings: known_exact_step(spec, settings) if request.exact else None,
+        max_step_of=lambda config: known_exact_step(spec, config) if request.exact else None,
         kv_losses=stored_kv_losses(spec),
     )
     if switch_spec is None:
@@ -137,14 +137,14 @@ def planned(spec: ModelSpec, request: Request, machine: Machine) -> Plan:
     return with_switch(plan, spec, switch_spec, request.depth)
 
 
-def speed_model(spec: ModelSpec, settings: Settings) -> SpeedModel:
+def speed_model(spec: ModelSpec, config: RunConfig) -> SpeedModel:
     """Predicts speed from the stored curve and history, or from bandwidth where there is none."""
-    curve = curve_with(spec, settings)
-    rounds = stored_rounds(spec, settings.drafter)
+    curve = curve_with(spec, config)
+    rounds = stored_rounds(spec, config.drafter)
     if curve is not None:
         return SpeedModel(curve, is_measured=True, rounds=rounds)
     nbytes = spec.bytes_per_token
-    plain = stored_plain_step(spec, settings)
+    plain = stored_plain_step(spec, config)
     estimate = estimated_curve(nbytes, memory_bandwidth(nbytes), 32, plain)
     return SpeedModel(estimate, False, rounds, is_from_busy_moment(nbytes))
 
@@ -217,7 +217,7 @@ def with_switch(plan: Plan, spec: ModelSpec, small: ModelSpec, depth: int) -> Pl
 
     `depth` counts the tokens in the cache where speed is predicted.
     """
-    pair = (spec, settings_of(plan)), (small, settings_of(plan.of_small()))
+    pair = (spec, plan), (small, plan.of_small())
     large_curve, small_curve = (speed_model(*one).curve for one in pair)
     curves = {LARGE: large_curve, SMALL: small_curve}
     why, speed = switch_reason(stored_switch(spec, small), curves, depth, plan.tokens_per_s)

@@ -14,10 +14,11 @@ from pathlib import Path
 from shlex import quote
 
 from edgespec.errors import DoesNotFitError, EdgespecError
+from edgespec.memory.bytes.config import MEBIBYTE
 from edgespec.memory.bytes.simulation import simulating
 from edgespec.memory.plan.machine import Machine, this_machine
 from edgespec.memory.plan.plan import Plan
-from edgespec.memory.plan.request import Request
+from edgespec.memory.plan.request import LEAST_CONTEXT, Request
 from edgespec.models.hub.caches import local_models
 from edgespec.models.spec import GGUF_FORMAT, ModelSpec, read_model_spec
 from edgespec.setup.planning import make_run_plan
@@ -25,8 +26,6 @@ from edgespec.setup.planning import make_run_plan
 _MOST_READ = 12  # headers, of a few to a hundred milliseconds each
 _LEAST_BITS = 2.8  # of a weight that `quantize fit` gets down to: Q2_K has 2.6, and heads more
 _MARGIN = 0.98  # of the bytes that are left: other types may be copied, and these are not planned
-_SHORTEST = 512  # tokens of context, where none is asked for
-_MEBIBYTE = 1 << 20
 
 
 def plan_or_say_what_fits(
@@ -58,7 +57,7 @@ def _files_that_fit(spec: ModelSpec, request: Request, machine: Machine) -> Iter
             other = read_model_spec(path)
             if _is_same_model(spec, other):
                 plan = make_run_plan(other, request, machine)
-                takes = -(-(plan.predicted_peak_bytes + plan.predicted_gpu_bytes) // _MEBIBYTE)
+                takes = -(-(plan.predicted_peak_bytes + plan.predicted_gpu_bytes) // MEBIBYTE)
                 yield f"`{_shown(spec, path, known[path])}` ({other.file_type}) fits in {takes} MiB"
                 return
 
@@ -82,16 +81,16 @@ def _to_be_made(spec: ModelSpec, request: Request, machine: Machine) -> Iterator
     least = replace(
         request,
         budget_bytes=None,
-        context_size=request.context_size or max(_SHORTEST, request.prompt_tokens),
+        context_size=request.context_size or max(LEAST_CONTEXT, request.prompt_tokens),
         draft_max=0 if request.draft_max is None else request.draft_max,
     )
     with suppress(EdgespecError):
         needed = make_run_plan(spec, least, replace(machine, free_bytes=1 << 60))
         limit = min(machine.free_bytes, request.budget_bytes or machine.free_bytes)
         left = spec.file_bytes - (needed.predicted_peak_bytes - limit)
-        size = int(_MARGIN * left) // _MEBIBYTE
+        size = int(_MARGIN * left) // MEBIBYTE
         weights = sum(prod(tensor.dims) for tensor in spec.tensors.values())
-        if size * _MEBIBYTE >= weights * _LEAST_BITS / 8 and left < spec.file_bytes:
+        if size * MEBIBYTE >= weights * _LEAST_BITS / 8 and left < spec.file_bytes:
             made = f"{spec.path.stem}-{size}MiB.gguf"
             names = f"{quote(str(spec.path))} {quote(made)}"
             yield f"`edgespec quantize fit {names} {size}MiB` makes one that fits"

@@ -30,13 +30,12 @@ from typing import Any
 from edgespec.drafting.constants import TELLING_ROUNDS
 from edgespec.drafting.drafters import HEAD, MODEL
 from edgespec.drafting.ledger import TIME, RoundHistory, dated, is_recent
-from edgespec.memory.bytes.shape import KV_TYPE_BYTES, kv_pair
+from edgespec.memory.bytes.config import KV_TYPE_BYTES, Device, RunConfig, kv_pair
 from edgespec.memory.device import host
 from edgespec.memory.device.kernels import kernels_key
 from edgespec.memory.plan.layout import DRAFT_SIZES
 from edgespec.memory.plan.options import ONNX
-from edgespec.memory.plan.plan import Plan, draft_kv_type
-from edgespec.memory.plan.settings import Settings, draft_shares, settings_of
+from edgespec.memory.plan.plan import Plan, draft_config
 from edgespec.memory.store import cache
 from edgespec.memory.times.curve import CostCurve
 from edgespec.memory.times.speed import DEFAULT_ROUNDS, Round
@@ -59,38 +58,45 @@ _RUNTIMES = (
 )
 
 
-def draft_settings_of(plan: Plan, draft_spec: ModelSpec) -> Settings:
-    """What decides the step times of a draft model beside a plan's target."""
-    key, value = (draft_kv_type(draft_spec, kind) for kind in (plan.kv_type_k, plan.kv_type_v))
-    layers, shares = plan.draft_gpu_layers, draft_shares(plan)
-    return Settings(plan.threads, key, value, layers, MODEL, kernels=plan.kernels, shares=shares)
-
-
-def head_settings_of(plan: Plan) -> Settings:
-    """What decides the step times of the head in the target's file."""
-    return replace(settings_of(plan), drafter=HEAD, head=True, snapshots=0)
-
-
-def settings_key(spec: ModelSpec, settings: Settings) -> str:
+def settings_key(spec: ModelSpec, config: RunConfig) -> str:
     """Under what batch invariance and the like are stored: device, file, settings, library."""
-    library = f"llama-cpp-python {host.llama_build()}"
-    if settings.backend == ONNX:
-        library = _onnx_runtime()
+    is_onnx = config.backend == ONNX
+    library = _onnx_runtime() if is_onnx else f"llama-cpp-python {host.llama_build()}"
+    places = [
+        *(f"{one.layers} on {_name(one)}" for one in config.devices),
+        *(f"{pattern}={label}" for pattern, label in config.overrides),
+    ]
     return (
-        f"{host.device_key()} | {spec.fingerprint} | {settings.threads} threads | "
-        f"{settings.kv_type_k}/{settings.kv_type_v} | {settings.gpu_layers} gpu layers | "
-        f"{library}{' padded' * settings.padded}"
-        + (f" on {settings.device}" if settings.device != "cpu" else "")
-        + (f" with {kernels_key()}" if settings.kernels else "")
-        + " head" * settings.head
-        + (f" | {settings.shares}" if settings.shares else "")
+        f"{host.device_key()} | {spec.fingerprint} | {config.threads} threads | "
+        f"{config.kv_type_k}/{config.kv_type_v} | {config.gpu_layers} gpu layers | "
+        f"{library}{' padded' * (is_onnx and config.exact)}"
+        + (f" on {config.device}" if is_onnx and config.device != "cpu" else "")
+        + (f" with {kernels_key()}" if config.kernels else "")
+        + (f" | {', '.join(places)}" if places else "")
     )
 
 
-def curve_key(spec: ModelSpec, settings: Settings) -> str:
+def _name(device: Device) -> str:
+    """A worker's address; a GPU's own name: its number may be another one's the next time."""
+    return device.name if device.worker else device.description
+
+
+def curve_key(spec: ModelSpec, config: RunConfig) -> str:
     """Under what step times are stored: those with snapshots that steps write by themselves."""
-    key = settings_key(spec, settings)
-    return f"{key} | {settings.snapshots} snapshots" if settings.snapshots else key
+    key = settings_key(spec, config)
+    return f"{key} | {config.snapshots} snapshots" if config.snapshots else key
+
+
+def draft_key(spec: ModelSpec, plan: Plan, draft_spec: ModelSpec | None) -> str:
+    """Under what step times are stored of what drafts beside a plan's target.
+
+    A draft model's, which lies on the GPUs of its target, or of the head in the target's file.
+    """
+    if draft_spec is None:
+        return f"{settings_key(spec, plan)} head"
+    beside = ", ".join(_name(one) for one in plan.devices if not one.worker)
+    key = settings_key(draft_spec, draft_config(plan, draft_spec))
+    return f"{key} | {beside}" if beside else key
 
 
 def rounds_key(spec: ModelSpec, drafter: str) -> str:
@@ -100,18 +106,20 @@ def rounds_key(spec: ModelSpec, drafter: str) -> str:
 
 def learned_key(spec: ModelSpec, plan: Plan, draft_spec: ModelSpec | None) -> str:
     """Under what is stored how a draft model did beside a plan's target; None is its own head."""
-    draft_key = settings_key(spec, head_settings_of(plan))
-    if draft_spec is not None:
-        draft_key = settings_key(draft_spec, draft_settings_of(plan, draft_spec))
-    return f"{draft_key} | for {settings_key(spec, settings_of(plan))}"
+    return f"{draft_key(spec, plan, draft_spec)} | for {settings_key(spec, plan)}"
 
 
-def stored_curve(spec: ModelSpec, settings: Settings) -> CostCurve | None:
-    """The step-time curve measured earlier under these settings, or None."""
-    return curve_of(cache.load(_CURVES, curve_key(spec, settings)))
+def stored_curve(spec: ModelSpec, config: RunConfig) -> CostCurve | None:
+    """The step-time curve measured earlier under this configuration, or None."""
+    return curve_at(curve_key(spec, config))
 
 
-def keep_curve(spec: ModelSpec, settings: Settings, curve: CostCurve, *, replaced: bool) -> None:
+def curve_at(key: str) -> CostCurve | None:
+    """The step-time curve that is stored under a key, or None."""
+    return curve_of(cache.load(_CURVES, key))
+
+
+def keep_curve(key: str, curve: CostCurve, *, replaced: bool) -> None:
     """Keep a measurement: in the place of what is stored, or added to what runs learned since."""
     curve.measured_s = time()
 
@@ -119,23 +127,23 @@ def keep_curve(spec: ModelSpec, settings: Settings, curve: CostCurve, *, replace
         found = None if replaced else curve_of(now)
         return (curve if found is None else found.updated(curve)).as_json()
 
-    cache.update(_CURVES, curve_key(spec, settings), change)
+    cache.update(_CURVES, key, change)
 
 
-def stored_plain_step(spec: ModelSpec, settings: Settings) -> CostCurve | None:
+def stored_plain_step(spec: ModelSpec, config: RunConfig) -> CostCurve | None:
     """What a run without drafts measured under these settings, a step over one token, or None."""
-    return curve_of(cache.load(_PLAIN, settings_key(spec, settings)))
+    return curve_of(cache.load(_PLAIN, settings_key(spec, config)))
 
 
-def keep_plain_step(spec: ModelSpec, settings: Settings, curve: CostCurve) -> None:
+def keep_plain_step(spec: ModelSpec, config: RunConfig, curve: CostCurve) -> None:
     """Keep what a step over one token takes, for plans before anything else is measured."""
     curve.measured_s = time()
-    cache.store(_PLAIN, settings_key(spec, settings), curve.as_json())
+    cache.store(_PLAIN, settings_key(spec, config), curve.as_json())
 
 
-def learn_curve(spec: ModelSpec, settings: Settings, curve: CostCurve) -> None:
+def learn_curve(spec: ModelSpec, config: RunConfig, curve: CostCurve) -> None:
     """Add what a run's steps took to what is stored; forget a curve that stopped fitting."""
-    key = curve_key(spec, settings)
+    key = curve_key(spec, config)
     if curve.stopped_fitting:
         cache.remove(_CURVES, key)
         return
@@ -155,9 +163,9 @@ def curve_of(document: dict[str, Any] | None) -> CostCurve | None:
         return None
 
 
-def stored_snapshot_costs(spec: ModelSpec, settings: Settings) -> dict[int, float]:
+def stored_snapshot_costs(spec: ModelSpec, config: RunConfig) -> dict[int, float]:
     """How many times as long plain steps take with so many snapshots as without, as measured."""
-    document = cache.load(_SNAPSHOTS, settings_key(spec, settings)) or {}
+    document = cache.load(_SNAPSHOTS, settings_key(spec, config)) or {}
     return {
         int(count): float(times)
         for count, times in document.items()
@@ -165,9 +173,9 @@ def stored_snapshot_costs(spec: ModelSpec, settings: Settings) -> dict[int, floa
     }
 
 
-def keep_snapshot_cost(spec: ModelSpec, settings: Settings, count: int, times: float) -> None:
+def keep_snapshot_cost(spec: ModelSpec, config: RunConfig, count: int, times: float) -> None:
     """Keep what so many snapshots were measured to cost, beside what others do."""
-    key = settings_key(spec, settings)
+    key = settings_key(spec, config)
     cache.update(_SNAPSHOTS, key, lambda now: {**(now or {}), str(count): times})
 
 
@@ -234,13 +242,13 @@ def keep_kv_losses(spec: ModelSpec, losses: Mapping[str, float]) -> None:
     cache.update(_KV_LOSSES, spec.fingerprint, lambda now: {**(now or {}), **losses})
 
 
-def compared(spec: ModelSpec, settings: Settings, what: str) -> dict[tuple[int, ...], int]:
+def compared(spec: ModelSpec, config: RunConfig, what: str) -> dict[tuple[int, ...], int]:
     """Which `STEPS` or `PREFILLS` were seen to round like single tokens under these settings.
 
     Steps are the largest that do, by how many nodes were tried up to which depth of cache. Prefills
     are whether those in pieces do, by the sizes that were compared.
     """
-    return _compared(cache.load(_INVARIANCE, settings_key(spec, settings)), what)
+    return _compared(cache.load(_INVARIANCE, settings_key(spec, config)), what)
 
 
 def _compared(document: Mapping[str, Any] | None, what: str) -> dict[tuple[int, ...], int]:
@@ -254,7 +262,7 @@ def _compared(document: Mapping[str, Any] | None, what: str) -> dict[tuple[int, 
 
 
 def keep_compared(
-    spec: ModelSpec, settings: Settings, what: str, sizes: tuple[int, ...], found: int
+    spec: ModelSpec, config: RunConfig, what: str, sizes: tuple[int, ...], found: int
 ) -> None:
     """Add a comparison to those of plans of other sizes."""
 
@@ -262,12 +270,12 @@ def keep_compared(
         rows = [[*key, value] for key, value in {**_compared(now, what), sizes: found}.items()]
         return {**(now or {}), what: rows[-_MOST_COMPARED:]}
 
-    cache.update(_INVARIANCE, settings_key(spec, settings), change)
+    cache.update(_INVARIANCE, settings_key(spec, config), change)
 
 
-def known_exact_step(spec: ModelSpec, settings: Settings) -> int | None:
+def known_exact_step(spec: ModelSpec, config: RunConfig) -> int | None:
     """The largest step that rounds alike, where an earlier run found that there is a limit."""
-    known = compared(spec, settings, STEPS).items()
+    known = compared(spec, config, STEPS).items()
     least = min((size for (tried, *_), size in known if size < tried), default=1)
     return least if least > 1 else None  # loading refuses a model without such steps
 
@@ -280,32 +288,32 @@ def _onnx_runtime() -> str:
     return f"{_RUNTIMES[0]} missing"
 
 
-def snapshot_cost(spec: ModelSpec, settings: Settings, count: int) -> float | None:
+def snapshot_cost(spec: ModelSpec, config: RunConfig, count: int) -> float | None:
     """How many times as long plain steps take with so many snapshots as without; None: unknown.
 
     A step may write a part of every snapshot, whatever it drafts. Each costs as much as each of
     those that were measured, in turns with none: the machine's speed drifts by more than it is.
     """
-    costs = stored_snapshot_costs(spec, settings)
+    costs = stored_snapshot_costs(spec, config)
     if not count or not costs:
         return None if count else 1.0
     nearest = min(costs, key=lambda known: abs(known - count))
     return 1.0 + (costs[nearest] - 1.0) * count / nearest
 
 
-def curve_with(spec: ModelSpec, settings: Settings) -> CostCurve | None:
-    """Step times with the snapshots of `settings`, as far as anything was measured.
+def curve_with(spec: ModelSpec, config: RunConfig) -> CostCurve | None:
+    """Step times with the snapshots of `config`, as far as anything was measured.
 
     Those without any are compared with those with some: both follow from the latter, so that only
     what was measured in turns makes a difference between them.
     """
-    curve = stored_curve(spec, settings)
-    if not spec.has_snapshots or (curve is not None and settings.snapshots):
+    curve = stored_curve(spec, config)
+    if not spec.has_snapshots or (curve is not None and config.snapshots):
         return curve
     for known in DRAFT_SIZES:
-        found = stored_curve(spec, replace(settings, snapshots=known))
-        theirs = snapshot_cost(spec, settings, known)
-        ours = snapshot_cost(spec, settings, settings.snapshots)
+        found = stored_curve(spec, replace(config, snapshots=known))
+        theirs = snapshot_cost(spec, config, known)
+        ours = snapshot_cost(spec, config, config.snapshots)
         if found is not None and theirs is not None and ours is not None:
             return found.scaled(ours / theirs)
     return curve

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from math import prod
 
-from edgespec.memory.bytes.shape import HOST, KV_FLOATS, RunShape
+from edgespec.memory.bytes.config import HOST, KV_FLOATS, RunConfig
 from edgespec.memory.bytes.simulation import Answer, Bytes
 from edgespec.memory.device.kernels import packed_bytes
 from edgespec.memory.device.track import MOST_FREED_BYTES
@@ -26,7 +26,7 @@ _KV_BLOCK = 32  # values of a cache with a scale of their own
 # of a file that has no others.
 _FLOATS = ("F32", "F16", "BF16")
 _MULTIPLIED_VECTOR = "ffn_gate_inp_shexp.weight"  # the gate of a shared expert
-_F32 = 4
+F32 = 4
 NOTHING = Bytes(0, 0, 0, 0)
 TABLE, HEAD = "token_embd.weight", "output.weight"
 # Architectures with tables that llama.cpp marks (`TENSOR_READ_LAZY`).
@@ -81,11 +81,11 @@ def kv_type_fits(spec: ModelSpec, kind: str) -> bool:
     return not is_block_type(kind) or all(length % _KV_BLOCK == 0 for length in lengths)
 
 
-def weights_parts(spec: ModelSpec, shape: RunShape, answer: Answer) -> Iterator[Component]:
+def weights_parts(spec: ModelSpec, config: RunConfig, answer: Answer) -> Iterator[Component]:
     """The weights: in the file's format, as kernels read them, and on other devices."""
     devices = {label: one.weights + one.packed for label, one in answer.items() if label != HOST}
     here = answer.get(HOST, NOTHING)
-    if shape.mapped:
+    if config.mapped:
         host = spec.weight_bytes - sum(devices.values())
         yield Component("weights", max(0, host), is_ceiling=True)
     else:  # what is looked up by row stays pages of the file in any case
@@ -122,17 +122,17 @@ def _buckets(entries: int) -> int:
 
 
 def footprint(
-    spec: ModelSpec, shape: RunShape, answer: Answer, *, drafter_bytes: int = 0
+    spec: ModelSpec, config: RunConfig, answer: Answer, *, drafter_bytes: int = 0
 ) -> tuple[Component, ...]:
     """The components of a whole run, of which llama.cpp gives `answer`."""
     parts = (
-        *weights_parts(spec, shape, answer),
+        *weights_parts(spec, config, answer),
         *context_parts(answer),
-        Component("logits", shape.max_nodes * spec.vocab_size * _F32, is_ceiling=True),
+        Component("logits", config.max_nodes * spec.vocab_size * F32, is_ceiling=True),
         Component("drafter_tables", drafter_bytes, is_ceiling=True),
     )
     here = sum(part.nbytes for part in parts if part.device == HOST)
-    loading = max(0, loading_bytes(spec, shape, answer.get(HOST, NOTHING)) - here)
+    loading = max(0, loading_bytes(spec, config, answer.get(HOST, NOTHING)) - here)
     parts += (
         Component("loading", loading, is_ceiling=True),
         Component("runtime", runtime_bytes(spec), is_ceiling=True),
@@ -140,7 +140,7 @@ def footprint(
     return tuple(part for part in parts if part.nbytes)
 
 
-def loading_bytes(spec: ModelSpec, shape: RunShape, here: Bytes) -> int:
+def loading_bytes(spec: ModelSpec, config: RunConfig, here: Bytes) -> int:
     """Most bytes of weights while they are read: a tensor lies beside its packed copy.
 
     The header is there as well until then. llama.cpp first reads what stays as it is, then what is
@@ -148,12 +148,12 @@ def loading_bytes(spec: ModelSpec, shape: RunShape, here: Bytes) -> int:
     (`llama.cpp: src/llama-model-loader.cpp`, `load_all_data`). A tied table that is not packed is
     read to where it stays.
     """
-    has_workers = any(one.worker for one in shape.devices)
-    if shape.mapped or not (here.packed or has_workers):
+    has_workers = any(one.worker for one in config.devices)
+    if config.mapped or not (here.packed or has_workers):
         return 0
     tensors = {tensor.name: tensor for tensor in multiplied_tensors(spec)}
     head = tensors.get(spec.head_name)
-    if head is not None and not (_packed_bytes(head) if shape.kernels else head.name == HEAD):
+    if head is not None and not (_packed_bytes(head) if config.kernels else head.name == HEAD):
         del tensors[spec.head_name]
     sizes = sorted((tensor.data_bytes for tensor in tensors.values()), reverse=True)
     kept = min(MOST_FREED_BYTES, max(sizes, default=0))

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from edgespec.memory.bytes.config import RunConfig
 from edgespec.memory.bytes.footprint import (
+    F32,
     Component,
     beside_another,
     context_parts,
     weights_parts,
 )
-from edgespec.memory.bytes.shape import RunShape
 from edgespec.memory.bytes.simulation import Answer, Wanted
 from edgespec.models.spec import ASSISTANT, DFLASH, EAGLE, MTP, ModelSpec, Reads
 
@@ -28,7 +29,6 @@ BLOCK_TOKENS = 16  # as many as a DFlash head takes in at once
 # What contexts of heads have in llama.cpp that others do not: the type of one for a model's last
 # block (LLAMA_CONTEXT_TYPE_MTP), and one row of logits.
 MTP_CONTEXT = (("ctx_type", 1), ("n_outputs_max", 1), ("n_seq_max", 1))
-_F32 = 4
 
 
 def block_nodes(reads: Reads) -> int:
@@ -39,89 +39,90 @@ def block_nodes(reads: Reads) -> int:
     return min(reads.block, HEAD_NODES)
 
 
-def reader_context(shape: RunShape) -> tuple[tuple[str, int], ...]:
+def reader_context(config: RunConfig) -> tuple[tuple[str, int], ...]:
     """Of a head that reads layers of its model: small batches, with logits of all their tokens."""
-    batch = shape.batch_size
-    return (("n_batch", batch), ("n_ubatch", batch), ("n_outputs_max", shape.max_nodes))
+    batch = config.batch_size
+    return (("n_batch", batch), ("n_ubatch", batch), ("n_outputs_max", config.max_nodes))
 
 
-def wanted_block(spec: ModelSpec, target: RunShape) -> Wanted:
+def wanted_block(spec: ModelSpec, target: RunConfig) -> Wanted:
     """The context of the head in a model's own file, beside the model's, which comes first."""
-    return Wanted(spec, _block_shape(target, target), MTP_CONTEXT, beside=0)
+    return Wanted(spec, _block_config(target, target), MTP_CONTEXT, beside=0)
 
 
-def wanted_head(head: ModelSpec, target: RunShape, shape: RunShape) -> Wanted:
+def wanted_head(head: ModelSpec, target: RunConfig, config: RunConfig) -> Wanted:
     """The context of a head in a file of its own, beside its model's, which comes first.
 
-    `shape` says how the head is loaded; its sizes of steps do not count.
+    `config` says how the head is loaded; its sizes of steps do not count.
     """
-    shape = _head_shape(head.reads, target, shape)
+    config = _head_config(head.reads, target, config)
     reads_layers = head.reads is not None and head.reads.kind in (EAGLE, DFLASH)
-    return Wanted(head, shape, reader_context(shape) if reads_layers else MTP_CONTEXT, beside=0)
+    return Wanted(head, config, reader_context(config) if reads_layers else MTP_CONTEXT, beside=0)
 
 
-def block_footprint(spec: ModelSpec, target: RunShape, answer: Answer) -> tuple[Component, ...]:
+def block_footprint(spec: ModelSpec, target: RunConfig, answer: Answer) -> tuple[Component, ...]:
     """The components that the head in a model's file adds to a run, its weights apart."""
     parts = (*context_parts(answer), *_rows_of_block(spec, target))
     return tuple(replace(part, name=f"head_{part.name}") for part in parts if part.nbytes)
 
 
 def head_footprint(
-    spec: ModelSpec, target: RunShape, wanted: Wanted, answer: Answer
+    spec: ModelSpec, target: RunConfig, wanted: Wanted, answer: Answer
 ) -> tuple[Component, ...]:
     """The components that a head in a file of its own adds to a run of `spec` under `target`."""
-    head, shape = wanted.spec, wanted.shape
+    head, config = wanted.spec, wanted.config
     parts = (
-        *weights_parts(head, shape, answer),
+        *weights_parts(head, config, answer),
         *context_parts(answer),
-        *_rows_of(spec, target, head, shape),
+        *_rows_of(spec, target, head, config),
     )
     return beside_another("head", head, (part for part in parts if part.nbytes))
 
 
-def _block_shape(target: RunShape, shape: RunShape) -> RunShape:
+def _block_config(target: RunConfig, config: RunConfig) -> RunConfig:
     """Of a model's last block: its batches are those of the model."""
     return replace(
-        shape,
+        config,
         context_size=target.context_size,
+        cells=0,
         batch_size=target.batch_size,
         max_nodes=HEAD_NODES,
-        sequences=1,
-        leaves=1,
+        users=1,
+        max_leaves=1,
         head=True,
-        captured=(),
+        read_layers=(),
     )
 
 
-def _head_shape(reads: Reads | None, target: RunShape, shape: RunShape) -> RunShape:
+def _head_config(reads: Reads | None, target: RunConfig, config: RunConfig) -> RunConfig:
     assert reads is not None, "a head"
-    shape = replace(shape, context_size=target.context_size, captured=())
+    config = replace(config, context_size=target.context_size, cells=0, read_layers=())
     if reads.kind == MTP:
-        return _block_shape(target, shape)
+        return _block_config(target, config)
     if reads.kind == EAGLE:
-        return replace(shape, batch_size=EAGLE_TOKENS, max_nodes=EAGLE_TOKENS)
+        return replace(config, batch_size=EAGLE_TOKENS, max_nodes=EAGLE_TOKENS)
     if reads.kind == DFLASH:
-        return replace(shape, batch_size=BLOCK_TOKENS, max_nodes=block_nodes(reads))
-    kinds = target.type_k, target.type_v  # it looks into the model's cache
-    shape = replace(shape, type_k=kinds[0], type_v=kinds[1])
-    return replace(shape, batch_size=1, max_nodes=1, head=True)
+        return replace(config, batch_size=BLOCK_TOKENS, max_nodes=block_nodes(reads))
+    kinds = target.kv_type_k, target.kv_type_v  # it looks into the model's cache
+    config = replace(config, kv_type_k=kinds[0], kv_type_v=kinds[1])
+    return replace(config, batch_size=1, max_nodes=1, head=True)
 
 
-def _rows_of_block(spec: ModelSpec, target: RunShape) -> Iterator[Component]:
+def _rows_of_block(spec: ModelSpec, target: RunConfig) -> Iterator[Component]:
     """Rows of the model, kept by both contexts for a batch and by the drafter until it has fed
     them."""
     batch = target.batch_size + HEAD_NODES
     rows = target.batch_size + target.max_nodes + batch + HEAD_UNREAD + min(batch, HEAD_UNREAD)
-    yield Component("rows", rows * spec.embedding_size * _F32, is_ceiling=True)
-    yield Component("logits", spec.vocab_size * _F32, is_ceiling=True)
+    yield Component("rows", rows * spec.embedding_size * F32, is_ceiling=True)
+    yield Component("logits", spec.vocab_size * F32, is_ceiling=True)
 
 
 def _rows_of(
-    spec: ModelSpec, target: RunShape, head: ModelSpec, shape: RunShape
+    spec: ModelSpec, target: RunConfig, head: ModelSpec, config: RunConfig
 ) -> Iterator[Component]:
     """Rows that the model's context keeps for a batch, and the drafter until it has fed them."""
     assert head.reads is not None, "a head"
-    kind, logits = head.reads.kind, shape.max_nodes
+    kind, logits = head.reads.kind, config.max_nodes
     if kind == MTP:
         yield from _rows_of_block(head, target)
         return
@@ -129,8 +130,8 @@ def _rows_of(
     if kind == ASSISTANT:
         values = spec.embedding_size * (of_target + 3)
     else:
-        values = len(target.captured) * spec.embedding_size * (of_target + shape.batch_size)
+        values = len(target.read_layers) * spec.embedding_size * (of_target + config.batch_size)
     if kind == EAGLE:  # and rows of its encoder, and rows to go on with
         values += head.embedding_size * 2 * EAGLE_TOKENS
-    yield Component("rows", values * _F32, is_ceiling=True)
-    yield Component("logits", logits * head.vocab_size * _F32, is_ceiling=True)
+    yield Component("rows", values * F32, is_ceiling=True)
+    yield Component("logits", logits * head.vocab_size * F32, is_ceiling=True)

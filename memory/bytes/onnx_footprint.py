@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from edgespec.memory.bytes.footprint import Component, runtime_bytes
-from edgespec.memory.bytes.shape import RunShape
+from edgespec.memory.bytes.config import RunConfig
+from edgespec.memory.bytes.footprint import F32, Component, runtime_bytes
 from edgespec.models.gguf.reader import GgufTensor
 from edgespec.models.onnx.facts import BLOCK, packed_bits
 from edgespec.models.spec import LOOKUP_TABLES, ONNX_FORMAT, ModelSpec
 
-_F32 = 4
 # onnxruntime's library, its arena, the graph and our modules for it: 42 to 64 MiB were measured.
 _ONNX_RUNTIME_BYTES = 66 << 20
 _ONNX_8_BIT_FACTOR = 1.06  # measured against the blocks' arithmetic; 4-bit ones are as counted
@@ -22,7 +21,7 @@ _PAGES_AROUND = 1 << 16  # what reading one row of a mapped table may bring into
 
 
 def onnx_footprint(
-    spec: ModelSpec, shape: RunShape, *, drafter_bytes: int = 0
+    spec: ModelSpec, config: RunConfig, *, drafter_bytes: int = 0
 ) -> tuple[Component, ...]:
     """The components of a run on ONNX Runtime's CPU kernels.
 
@@ -30,8 +29,8 @@ def onnx_footprint(
     and a sum, and another scale that is read while loading. The cache is float32.
     """
     if spec.format == ONNX_FORMAT:
-        return folder_footprint(spec, shape, drafter_bytes=drafter_bytes)
-    cells = shape.context_size + shape.max_nodes + 1
+        return folder_footprint(spec, config, drafter_bytes=drafter_bytes)
+    cells = config.context_size + config.max_nodes + 1
     weights = sum(
         tensor.data_bytes if len(tensor.dims) < 2 else _onnx_matrix_bytes(tensor)
         for tensor in spec.tensors.values()
@@ -44,47 +43,49 @@ def onnx_footprint(
         )
     )
     tables = 2 if any(spec.is_sliding) else 1
-    widest = max(shape.batch_size, shape.max_nodes)
-    rope = tables * cells * max(spec.key_length, default=0) * _F32
-    bias = widest * cells * _F32 if any(spec.is_sliding) else shape.max_nodes * cells * _F32
+    widest = max(config.batch_size, config.max_nodes)
+    rope = tables * cells * max(spec.key_length, default=0) * F32
+    bias = widest * cells * F32 if any(spec.is_sliding) else config.max_nodes * cells * F32
     activations = widest * (
         _ONNX_LIVE_TENSORS * spec.embedding_size + 3 * max(spec.feed_forward_size, default=0)
     )
     return (
         Component("weights", weights, is_ceiling=True),
-        Component("kv_cache", cells * values * _F32),
-        Component("compute", activations * _F32 + rope + bias, is_ceiling=True),
-        Component("logits", shape.max_nodes * spec.vocab_size * _F32),
+        Component("kv_cache", cells * values * F32),
+        Component("compute", activations * F32 + rope + bias, is_ceiling=True),
+        Component("logits", config.max_nodes * spec.vocab_size * F32),
         Component("drafter_tables", drafter_bytes, is_ceiling=True),
         Component("runtime", runtime_bytes(spec) + _ONNX_RUNTIME_BYTES, is_ceiling=True),
     )
 
 
 def folder_footprint(
-    spec: ModelSpec, shape: RunShape, *, drafter_bytes: int = 0
+    spec: ModelSpec, config: RunConfig, *, drafter_bytes: int = 0
 ) -> tuple[Component, ...]:
     """The components of a run of an ONNX model folder.
 
     Weights are copied as the kernels want them, and of the embedding's table pages with rows that
     were read stay in memory. Each step joins the past with the new rows, layer by layer.
     """
-    widest = max(shape.batch_size, shape.max_nodes)
-    cells = shape.context_size + widest
+    widest = max(config.batch_size, config.max_nodes)
+    cells = config.context_size + widest
     heads, length = max(spec.num_heads), max(spec.key_length) + max(spec.value_length)
     scores = 3 * heads * widest * cells
     joined = cells * length * 2 * heads
     activations = widest * (
         _ONNX_LIVE_TENSORS * spec.embedding_size + 3 * max(spec.feed_forward_size)
     )
-    compute = int(_FOLDER_ARENA * _F32 * (scores + joined + activations))
+    compute = int(_FOLDER_ARENA * F32 * (scores + joined + activations))
     return (
         Component("weights", int(_FOLDER_PACKED * spec.weight_bytes), is_ceiling=True),
         Component(
-            "embeddings", min(spec.table_bytes, shape.context_size * _PAGES_AROUND), is_ceiling=True
+            "embeddings",
+            min(spec.table_bytes, config.context_size * _PAGES_AROUND),
+            is_ceiling=True,
         ),
-        Component("kv_cache", shape.context_size * spec.kv_values_per_token * _F32),
+        Component("kv_cache", config.context_size * spec.kv_values_per_token * F32),
         Component("compute", compute, is_ceiling=True),
-        Component("logits", shape.max_nodes * spec.vocab_size * _F32, is_ceiling=True),
+        Component("logits", config.max_nodes * spec.vocab_size * F32, is_ceiling=True),
         Component("drafter_tables", drafter_bytes, is_ceiling=True),
         Component("runtime", runtime_bytes(spec) + _ONNX_RUNTIME_BYTES, is_ceiling=True),
     )
@@ -94,5 +95,5 @@ def _onnx_matrix_bytes(tensor: GgufTensor) -> int:
     values = tensor.dims[0] * tensor.dims[1]
     bits = packed_bits(tensor)
     # Numbers, a scale and a sum with them, and the scale again as it was written.
-    counted = values * bits // 8 + values // BLOCK * 3 * _F32
+    counted = values * bits // 8 + values // BLOCK * 3 * F32
     return int(counted * _ONNX_8_BIT_FACTOR) if bits == 8 else counted

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from edgespec.errors import BackendError
-from edgespec.memory.bytes.footprint import Component
+from edgespec.memory.bytes.config import GPU, HOST
+from edgespec.memory.bytes.footprint import F32, Component
 from edgespec.memory.bytes.requests import AT_ONCE
-from edgespec.memory.bytes.shape import GPU, HOST
 from edgespec.memory.bytes.simulation import simulated_projector
 from edgespec.models.images import MAX_PIXELS
 from edgespec.models.projector import Projector
@@ -25,7 +25,6 @@ _DECODED_BYTES = 15 * MAX_PIXELS
 BODY_BYTES = 24 << 20  # of a request with images to a server
 # A body, its text, and what was made of it.
 _BODIES_BYTES = 3 * BODY_BYTES * AT_ONCE
-_F32 = 4
 _MASK_BYTES = 6  # of a pair of patches: in float32 and float16
 
 
@@ -63,7 +62,7 @@ def projector_parts(
     yield Component("projector_compute", buffers.nbytes, is_ceiling=True, device=place)
     yield Component("projector_work", further, is_ceiling=True, device=place)
     # Embeddings of an image in libmtmd's memory, and in ours while its cells are read.
-    embeddings = 2 * _F32 * (patches // projector.merge**2) * projector.output
+    embeddings = 2 * F32 * (patches // projector.merge**2) * projector.output
     sent = _BODIES_BYTES * serves
     yield Component("images", _DECODED_BYTES + KEPT_BYTES + embeddings + sent, is_ceiling=True)
 
@@ -82,4 +81,4 @@ def estimated_bytes(projector: Projector, patches: int) -> int:
     """Of the buffers for an image: a layer's largest values, the pixels, and masks, in float32."""
     pixels = 3 * patches * projector.patch_size**2
     values = patches * (projector.hidden + 6 * projector.width) + 2 * pixels
-    return _F32 * values + (_MASK_BYTES * patches**2 if projector.windows else 0)
+    return F32 * values + (_MASK_BYTES * patches**2 if projector.windows else 0)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from edgespec.errors import BackendError
-from edgespec.memory.bytes.shape import RunShape
+from edgespec.memory.bytes.config import RunConfig
 from edgespec.memory.device import host
 from edgespec.memory.device.kernels import kernels_key
 from edgespec.memory.device.llama_binary import PACKAGE, library_folder
@@ -59,12 +59,12 @@ class Wanted:
     """A context of a model.
 
     Args:
-        changes: parameters of llama.cpp's context that differ from those of the shape.
+        changes: parameters of llama.cpp's context that differ from the configuration's.
         beside: number of the context, in the same question, whose cache or embeddings it uses.
     """
 
     spec: ModelSpec
-    shape: RunShape
+    config: RunConfig
     changes: tuple[tuple[str, int], ...] = ()
     beside: int | None = None
 
@@ -237,7 +237,7 @@ class _Simulator:
 
 def _hint(wanted: Sequence[Wanted], kind: str) -> str:
     patterns = "a pattern of --override-tensor may be no regular expression of C++, or "
-    is_asked = any(one.shape.overrides for one in wanted)
+    is_asked = any(one.config.overrides for one in wanted)
     return f"{patterns * is_asked}the file may be damaged, or {kind}"
 
 
@@ -245,8 +245,7 @@ def _described(one: Wanted, bones: _Skeleton) -> dict[str, Any]:
     return {
         "skeleton": bones.name,
         "tied_bytes": _tied_bytes(one.spec),
-        # What is mapped changes no answer, nor what edgespec keeps itself.
-        "shape": asdict(replace(one.shape, mapped=False, captured=_captured(one))),
+        "config": asdict(_allocating(one)),
         "changes": dict(one.changes),
         "beside": one.beside,
     }
@@ -273,7 +272,23 @@ def _library() -> str:
 _simulator = _Simulator()
 
 
-def _captured(one: Wanted) -> tuple[int, ...]:
-    """Layers whose inputs llama.cpp keeps."""
-    layers = one.shape.captured
-    return () if layers_to_read(one.spec, layers) else layers
+def _allocating(one: Wanted) -> RunConfig:
+    """What of a configuration changes llama.cpp's answer.
+
+    Whether the file is mapped does not, nor what edgespec keeps or reads itself.
+    """
+    config = one.config
+    layers = () if layers_to_read(one.spec, config.read_layers) else config.read_layers
+    devices = (replace(device, description="", free_bytes=0) for device in config.devices)
+    return replace(
+        config,
+        mapped=False,
+        read_layers=layers,
+        devices=tuple(devices),
+        drafter="none",
+        states=0,
+        projector=None,
+        image_tokens=None,
+        backend="llamacpp",
+        device="cpu",
+    )

@@ -12,36 +12,43 @@ import socket
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from enum import IntEnum
 
 # Of llama-cpp-python 0.3.36. Other major versions, and later minor ones, end a client's process.
 PROTOCOL = (7, 0)
-# Commands; those without an answer that nobody here looks at are left out.
-ALLOC_BUFFER = 0
-GET_ALIGNMENT = 1
-GET_MAX_SIZE = 2
-BUFFER_GET_BASE = 3
-FREE_BUFFER = 4
-SET_TENSOR_HASH = 7
-GET_TENSOR = 8
-COPY_TENSOR = 9
-GRAPH_COMPUTE = 10
-GET_DEVICE_MEMORY = 11
-GET_ALLOC_SIZE = 13
-HELLO = 14
-DEVICE_COUNT = 15
-STATUS = 0xED
+
+
+class Command(IntEnum):
+    """Those of the protocol; some without an answer, which nobody here looks at, are left out."""
+
+    ALLOC_BUFFER = 0
+    GET_ALIGNMENT = 1
+    GET_MAX_SIZE = 2
+    BUFFER_GET_BASE = 3
+    FREE_BUFFER = 4
+    SET_TENSOR_HASH = 7
+    GET_TENSOR = 8
+    COPY_TENSOR = 9
+    GRAPH_COMPUTE = 10
+    GET_DEVICE_MEMORY = 11
+    GET_ALLOC_SIZE = 13
+    HELLO = 14
+    DEVICE_COUNT = 15
+    STATUS = 0xED
+
+
 HELLO_BYTES = 24  # of the request: what the connection could do besides TCP, all zero here
 _ANSWER_BYTES = {
-    ALLOC_BUFFER: 16,
-    GET_ALIGNMENT: 8,
-    GET_MAX_SIZE: 8,
-    BUFFER_GET_BASE: 8,
-    SET_TENSOR_HASH: 1,
-    COPY_TENSOR: 1,
-    GET_DEVICE_MEMORY: 16,
-    GET_ALLOC_SIZE: 8,
-    HELLO: 28,
-    DEVICE_COUNT: 4,
+    Command.ALLOC_BUFFER: 16,
+    Command.GET_ALIGNMENT: 8,
+    Command.GET_MAX_SIZE: 8,
+    Command.BUFFER_GET_BASE: 8,
+    Command.SET_TENSOR_HASH: 1,
+    Command.COPY_TENSOR: 1,
+    Command.GET_DEVICE_MEMORY: 16,
+    Command.GET_ALLOC_SIZE: 8,
+    Command.HELLO: 28,
+    Command.DEVICE_COUNT: 4,
 }
 _HEAD, _SIZE = struct.Struct("<BQ"), struct.Struct("<Q")
 _SMALL = 1 << 16  # bytes of a request that is read as a whole
@@ -72,7 +79,7 @@ class Request:
     @property
     def answer_bytes(self) -> int | None:
         """Bytes of the answer, or None where there is none."""
-        if self.command == GET_TENSOR:  # ends with how many are wanted
+        if self.command == Command.GET_TENSOR:  # ends with how many are wanted
             return int(_SIZE.unpack_from(self.data, len(self.data) - _SIZE.size)[0])
         return _ANSWER_BYTES.get(self.command)
 
@@ -86,7 +93,7 @@ def read_request(connection: socket.socket) -> Request | None:
         return None
     _fill(memoryview(head)[count:], receive)
     command, size = _HEAD.unpack(head)
-    if size > _MOST_BYTES or (command == GET_TENSOR and not _SIZE.size <= size <= _SMALL):
+    if size > _MOST_BYTES or (command == Command.GET_TENSOR and not _SIZE.size <= size <= _SMALL):
         raise ConnectionError(f"a request of {size} bytes")
     return Request(command, size, read(size, receive) if size <= _SMALL else b"")
 

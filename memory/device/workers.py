@@ -62,9 +62,9 @@ def status(worker: str, patience_s: float = _PATIENCE_S) -> dict[str, Any]:
     Raises OSError where it does not answer, and ConnectionError where it is another program's.
     """
     with connect(worker, patience_s) as connection:
-        rpc.ask(connection, rpc.STATUS)
+        rpc.ask(connection, rpc.Command.STATUS)
         start = time.perf_counter()
-        document = json.loads(rpc.ask(connection, rpc.STATUS))
+        document = json.loads(rpc.ask(connection, rpc.Command.STATUS))
         if not isinstance(document, dict):
             raise ConnectionError("no status")
         trip_s = time.perf_counter() - start
@@ -113,13 +113,13 @@ def _asked(worker: str) -> dict[str, Any]:
     """The same, of llama.cpp's server, which has one connection at a time."""
     with connect(worker) as connection:
         start = time.perf_counter()
-        hello = rpc.ask(connection, rpc.HELLO, bytes(rpc.HELLO_BYTES))
+        hello = rpc.ask(connection, rpc.Command.HELLO, bytes(rpc.HELLO_BYTES))
         latency_s = time.perf_counter() - start
         require_protocol(worker, (hello[0], hello[1]))
-        (count,) = struct.unpack("<I", rpc.ask(connection, rpc.DEVICE_COUNT))
+        (count,) = struct.unpack("<I", rpc.ask(connection, rpc.Command.DEVICE_COUNT))
         devices = []
         for number in range(count):
-            sizes = rpc.ask(connection, rpc.GET_DEVICE_MEMORY, struct.pack("<I", number))
+            sizes = rpc.ask(connection, rpc.Command.GET_DEVICE_MEMORY, struct.pack("<I", number))
             free, total = struct.unpack("<QQ", sizes)
             devices.append({"free_bytes": free, "total_bytes": total})
     return {"protocol": list(hello[:2]), "devices": devices, "latency_s": latency_s}

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 
 from edgespec.errors import DoesNotFitError, UnsupportedError
+from edgespec.memory.bytes.config import HOST, MEBIBYTE, RunConfig
 from edgespec.memory.bytes.footprint import (
     RUNTIME_BYTES,
     Component,
@@ -18,7 +19,6 @@ from edgespec.memory.bytes.footprint import (
     multiplied_tensors,
 )
 from edgespec.memory.bytes.requests import requests_bytes
-from edgespec.memory.bytes.shape import HOST, RunShape
 from edgespec.memory.bytes.simulation import Wanted
 from edgespec.memory.device import host
 from edgespec.memory.plan.machine import Machine, this_machine
@@ -35,7 +35,6 @@ _BATCH, _ROWS_OF_THREAD, _MOST_BATCH = 128, 32, 512
 _TEXTS = 64  # of a batch
 _STATEFUL_TEXTS = 4  # of a model with a recurrent state, of which each text has one
 _USUAL_CONTEXT, _LEAST_CONTEXT = 2048, 64
-_MEBIBYTE = 1 << 20
 _BF16_FLAG = "avx512_bf16"  # of processors with products of BF16; edgespec's keep 32 bits
 # What this kind of model can be told; the other options are about writing text.
 _TAKEN = {"budget_bytes", "context_size", "threads", "gpu_layers", "kernels", "backend", "device"}
@@ -74,6 +73,20 @@ class EmbeddingPlan:
     def reads_at_once(self) -> int:
         """Tokens of the largest step."""
         return self.batch_size if self.goes_on else max(self.batch_size, self.context_size)
+
+    @property
+    def config(self) -> RunConfig:
+        """How llama.cpp loads it."""
+        return RunConfig(
+            context_size=self.context_size,
+            batch_size=self.reads_at_once,
+            max_nodes=self.reads_at_once,
+            threads=self.threads,
+            gpu_layers=self.gpu_layers,
+            mapped=not self.kernels,
+            kernels=self.kernels,
+            users=self.texts,
+        )
 
     @property
     def predicted_peak_bytes(self) -> int:
@@ -237,17 +250,7 @@ def _is_bf16(spec: ModelSpec) -> bool:
 
 def _with_bytes(plan: EmbeddingPlan, machine: Machine, request: Request) -> EmbeddingPlan:
     """The plan with what llama.cpp says that it allocates, and what that does not know of."""
-    shape = RunShape(
-        context_size=plan.context_size,
-        batch_size=plan.reads_at_once,
-        max_nodes=plan.reads_at_once,
-        threads=plan.threads,
-        gpu_layers=plan.gpu_layers,
-        mapped=not plan.kernels,
-        kernels=plan.kernels,
-        sequences=plan.texts,
-    )
-    (answer,) = machine.sizes([Wanted(plan.spec, shape, plan.parameters)])
+    (answer,) = machine.sizes([Wanted(plan.spec, plan.config, plan.parameters)])
     others = (
         Component("interface", request.interface_bytes, is_ceiling=True),
         Component(
@@ -255,16 +258,16 @@ def _with_bytes(plan: EmbeddingPlan, machine: Machine, request: Request) -> Embe
         ),
         Component("process", machine.process_bytes - RUNTIME_BYTES - request.interface_bytes),
     )
-    parts = (*footprint(plan.spec, shape, answer), *(one for one in others if one.nbytes > 0))
+    parts = (*footprint(plan.spec, plan.config, answer), *(one for one in others if one.nbytes > 0))
     return replace(plan, components=parts)
 
 
 def _too_large(plan: EmbeddingPlan, options: LoadOptions) -> DoesNotFitError:
-    needed = -(-plan.predicted_peak_bytes // _MEBIBYTE)
+    needed = -(-plan.predicted_peak_bytes // MEBIBYTE)
     where = "free" if options.budget_bytes is None else "budget"
     shorter = options.context_size is not None and options.context_size > _LEAST_CONTEXT
     return DoesNotFitError(
         f"needs {needed} MiB for texts of {plan.context_size} tokens; {where}: "
-        f"{plan.limit_bytes // _MEBIBYTE} MiB",
+        f"{plan.limit_bytes // MEBIBYTE} MiB",
         hint="leave out --ctx" if shorter else "use a smaller model file",
     )

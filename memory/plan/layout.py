@@ -11,6 +11,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from edgespec.errors import UnsupportedError
+from edgespec.memory.bytes.config import (
+    GPU,
+    HOST,
+    KV_TYPE_BYTES,
+    WORKER,
+    Device,
+    RunConfig,
+    padded,
+)
 from edgespec.memory.bytes.footprint import (
     GRAMMAR_STATE_BYTES,
     GRAMMAR_TOKEN_BYTES,
@@ -30,25 +39,12 @@ from edgespec.memory.bytes.head_footprint import (
 from edgespec.memory.bytes.onnx_footprint import onnx_footprint
 from edgespec.memory.bytes.projector import projector_parts
 from edgespec.memory.bytes.requests import guests_bytes, requests_bytes
-from edgespec.memory.bytes.shape import (
-    GPU,
-    HOST,
-    KV_TYPE_BYTES,
-    WORKER,
-    RunShape,
-    padded,
-)
 from edgespec.memory.bytes.simulation import Answer, Wanted
 from edgespec.memory.device.kernels import attends
 from edgespec.memory.plan.machine import Machine
 from edgespec.memory.plan.options import LLAMACPP, ONNX, experts_on_host
 from edgespec.memory.plan.plan import (
-    DRAFT_MODEL_BATCH,
-    DRAFT_MODEL_NODES,
-    Share,
-    devices_of,
-    draft_context,
-    draft_kv_type,
+    draft_config,
     most_leaves,
 )
 from edgespec.memory.plan.request import ContextRange, Request, contexts_of
@@ -195,7 +191,7 @@ class Layout:
         if self.backend == ONNX:
             return "ONNX Runtime has its own"
         everything = self.spec.num_layers + 1
-        if sum(share.layers for share in self.shares) >= everything and not self.overrides:
+        if sum(one.layers for one in self.devices) >= everything and not self.overrides:
             return "all layers are on other devices"
         if self.machine.missing_kernels:
             return self.machine.missing_kernels
@@ -237,16 +233,16 @@ class Layout:
         """Whether llama.cpp reads these weights in the file: not where it makes copies anyway."""
         if self.machine.accelerators and self.gpu_layers:
             return self.machine.maps_files
-        shape = RunShape(256, 32, 1, kernels=self.kernels)
-        wanted = [Wanted(spec, shape)]
+        config = RunConfig(256, 32, 1, kernels=self.kernels)
+        wanted = [Wanted(spec, config)]
         if spec is self.spec:  # as a plan that memory does not limit asks anyway
             drafts = self.has_drafter and not spec.keeps_state
             draft_max = self.request.draft_max or (DRAFT_SIZES[-1] if drafts else 0)
             context, batch = self.contexts.longest, self.wanted_batch
-            shape = self._shape(context, batch, draft_max)
-            wanted = [*self._wanted(shape, context, draft_max).values()]
+            config = self._config(context, batch, draft_max)
+            wanted = [*self._wanted(config, draft_max).values()]
         elif spec.reads is not None:
-            wanted = [Wanted(self.spec, shape), wanted_head(spec, shape, shape)]
+            wanted = [Wanted(self.spec, config), wanted_head(spec, config, config)]
         of_spec = next(i for i, one in enumerate(wanted) if one.spec is spec)
         return not self.machine.sizes(wanted)[of_spec][HOST].packed
 
@@ -257,64 +253,62 @@ class Layout:
 
         Raises BackendError where llama.cpp cannot load a file.
         """
-        shape = self.shape(context, batch, draft_max)
-        parts = (*self._model_parts(shape, context, draft_max), *self._other_parts(context))
+        config = self.config(context, batch, draft_max)
+        parts = (*self._model_parts(config, draft_max), *self._other_parts(context))
         return tuple(map(_pooled, parts)) if self.machine.is_one_pool else parts
 
-    def _model_parts(self, shape: RunShape, context: int, draft_max: int) -> tuple[Component, ...]:
+    def _model_parts(self, config: RunConfig, draft_max: int) -> tuple[Component, ...]:
         """Of the models, the head and what drafts."""
         tables = self.drafter_bytes if draft_max else 0  # which all users share
         if self.backend == ONNX:
-            return self._onnx_parts(shape, context, tables, drafts=draft_max > 0)
-        wanted = self._wanted(shape, context, draft_max)
+            return self._onnx_parts(config, tables, drafts=draft_max > 0)
+        wanted = self._wanted(config, draft_max)
         answers = dict(zip(wanted, self.machine.sizes([*wanted.values()]), strict=True))
-        parts = footprint(self.spec, shape, answers["model"], drafter_bytes=tables)
+        parts = footprint(self.spec, config, answers["model"], drafter_bytes=tables)
         if "block" in answers:
-            parts += block_footprint(self.spec, shape, answers["block"])
+            parts += block_footprint(self.spec, config, answers["block"])
         if "head" in answers:
-            parts += head_footprint(self.spec, shape, wanted["head"], answers["head"])
+            parts += head_footprint(self.spec, config, wanted["head"], answers["head"])
         if "draft" in answers:
             parts += _draft_parts(wanted["draft"], answers["draft"])
         if self.switch_spec is not None:
-            small = wanted["switch"].shape
+            small = wanted["switch"].config
             others = footprint(self.switch_spec, small, answers["switch"], drafter_bytes=tables)
             parts += beside_another("switch", self.switch_spec, others)
         return parts
 
-    def _onnx_parts(
-        self, shape: RunShape, context: int, tables: int, *, drafts: bool
-    ) -> tuple[Component, ...]:
-        parts = onnx_footprint(self.spec, shape, drafter_bytes=tables)
+    def _onnx_parts(self, config: RunConfig, tables: int, *, drafts: bool) -> tuple[Component, ...]:
+        parts = onnx_footprint(self.spec, config, drafter_bytes=tables)
         if self.switch_spec is not None:
-            others = onnx_footprint(self.switch_spec, shape, drafter_bytes=tables)
+            others = onnx_footprint(self.switch_spec, config, drafter_bytes=tables)
             parts += beside_another("switch", self.switch_spec, others)
         if self.draft_spec is not None and drafts:
-            wanted = Wanted(self.draft_spec, self._draft_shape(self.draft_spec, context))
+            wanted = Wanted(self.draft_spec, self._draft_config(config))
             parts += _draft_parts(wanted, self.machine.sizes([wanted])[0])
         return parts
 
-    def _wanted(self, shape: RunShape, context: int, draft_max: int) -> dict[str, Wanted]:
+    def _wanted(self, config: RunConfig, draft_max: int) -> dict[str, Wanted]:
         """The contexts that llama.cpp would have at once, by what each is for."""
-        found = {"model": Wanted(self.spec, shape)}
-        if shape.head:
-            found["block"] = wanted_block(self.spec, shape)
+        found = {"model": Wanted(self.spec, config)}
+        if config.head:
+            found["block"] = wanted_block(self.spec, config)
         if self.switch_spec is not None:
             snapshots = snapshots_of(self.switch_spec, draft_max)
             small = replace(
-                shape,
+                config,
                 mapped=self.switch_mapped,
                 snapshots=snapshots,
                 head=False,
-                captured=(),
+                read_layers=(),
                 overrides=(),
             )
             found["switch"] = Wanted(self.switch_spec, small)
         if (spec := self.draft_spec) is not None and draft_max:
-            own = self._draft_shape(spec, context)
+            own = self._draft_config(config)
             if spec.reads is None:
                 found["draft"] = Wanted(spec, own)
             else:
-                found["head"] = wanted_head(spec, shape, own)
+                found["head"] = wanted_head(spec, config, own)
         return found
 
     def _other_parts(self, context: int) -> Iterator[Component]:
@@ -353,8 +347,8 @@ class Layout:
         if self.backend == ONNX:
             return 0
         if spec.keeps_state:
-            shapes = (RunShape(cells, 32, 1) for cells in (256, 512))
-            answers = [self.machine.sizes([Wanted(spec, shape)])[0] for shape in shapes]
+            shapes = (RunConfig(cells, 32, 1) for cells in (256, 512))
+            answers = [self.machine.sizes([Wanted(spec, config)])[0] for config in shapes]
             short, long = (sum(one.cache for one in answer.values()) for answer in answers)
             nbytes += max(0, 2 * short - long)
         if spec.sliding_window and not self.exact:
@@ -411,8 +405,8 @@ class Layout:
             yield Shortage(where, there, label, sum(p.nbytes for p in parts_on(label, parts)))
 
     @property
-    def shares(self) -> tuple[Share, ...]:
-        """The layers by device, of those that have any."""
+    def devices(self) -> tuple[Device, ...]:
+        """Those that have any layers, or tensors of others."""
         everything = self.spec.num_layers + 1
         alone = everything if self.gpu_layers < 0 else min(self.gpu_layers, everything)
         counts = self.counts or (alone,)
@@ -420,12 +414,14 @@ class Layout:
         named = zip(self.machine.labels, counts, self.machine.accelerators, strict=False)
         used = {label for _, label in self.overrides}
         return tuple(
-            Share(label, count, one) for label, count, one in named if count or label in used
+            Device(label, count, one.name, one.worker, one.number, one.description, one.free_bytes)
+            for label, count, one in named
+            if count or label in used
         )
 
     @cached_property
     def overrides(self) -> tuple[tuple[str, str], ...]:
-        """Tensors that do not lie where their layers do, as of `RunShape`.
+        """Tensors that do not lie where their layers do, as of `RunConfig`.
 
         Raises UnsupportedError for a device that is not there.
         """
@@ -450,7 +446,7 @@ class Layout:
 
     @property
     def _uses_gpu(self) -> bool:
-        return not self.counts or any(not one.device.worker for one in self.shares)
+        return not self.counts or any(not one.worker for one in self.devices)
 
     def cells(self, context: int) -> int:
         """Tokens the cache has room for, of all users together.
@@ -465,29 +461,37 @@ class Layout:
         """Nodes of a step: the roots of all users, and one longest draft."""
         return draft_max + self.users
 
-    def shape(self, context: int, batch: int, draft_max: int) -> RunShape:
-        """The settings that decide how much llama.cpp allocates for the model."""
-        return replace(self._shape(context, batch, draft_max), mapped=self.mapped)
+    def config(self, context: int, batch: int, draft_max: int) -> RunConfig:
+        """How the model is loaded with these sizes."""
+        return replace(self._config(context, batch, draft_max), mapped=self.mapped)
 
-    def _shape(self, context: int, batch: int, draft_max: int) -> RunShape:
-        """As `shape`, which also says whether the file is mapped."""
-        return RunShape(
-            context_size=self.cells(context),
+    def _config(self, context: int, batch: int, draft_max: int) -> RunConfig:
+        """As `config`, which also says whether the file is mapped."""
+        return RunConfig(
+            context_size=context,
             batch_size=max(batch, self.max_nodes(draft_max)),
             max_nodes=self.max_nodes(draft_max),
-            type_k=self.kv_type_k,
-            type_v=self.kv_type_v,
+            max_leaves=most_leaves(self.drafter, draft_max) if self._verifies_trees else 1,
             threads=self.threads,
+            kv_type_k=self.kv_type_k,
+            kv_type_v=self.kv_type_v,
             gpu_layers=self.gpu_layers,
-            devices=devices_of(self.shares),
+            devices=self.devices,
             overrides=self.overrides,
             kernels=self.kernels,
+            users=self.users,
+            cells=self.cells(context),
+            exact=self.exact,
+            drafter=self.drafter,
             snapshots=snapshots_of(self.spec, draft_max),
-            sequences=self.users,
-            unified=not self.exact,
-            leaves=most_leaves(self.drafter, draft_max) if self._verifies_trees else 1,
             head=self.has_head and draft_max > 0,
-            captured=self._read_by_head if draft_max else (),
+            read_layers=self._read_by_head if draft_max else (),
+            window="window" in self.drafter.split(",") and draft_max > 0,
+            states=self.states,
+            projector=self.projector.path if self.projector else None,
+            image_tokens=self.image_tokens,
+            backend=self.backend,
+            device=self.device,
         )
 
     @property
@@ -505,22 +509,9 @@ class Layout:
         is_chained = spec.keeps_state or spec.sliding_window > 0 or has_head
         return not is_chained and not (self.exact and self.users > 1)
 
-    def _draft_shape(self, spec: ModelSpec, context: int) -> RunShape:
-        """How the draft model is loaded: as the target, with small steps."""
-        _, cells = draft_context(spec, context, self.spec, self.users, self.cells(context))
-        return RunShape(
-            context_size=cells,
-            batch_size=DRAFT_MODEL_BATCH,
-            max_nodes=DRAFT_MODEL_NODES,
-            type_k=draft_kv_type(spec, self.kv_type_k),
-            type_v=draft_kv_type(spec, self.kv_type_v),
-            threads=self.threads,
-            gpu_layers=-1 if self.gpu_layers and self._uses_gpu else 0,
-            mapped=self.draft_mapped,
-            kernels=self.kernels,
-            sequences=self.users,
-            whole=any(spec.is_sliding) and spec.reads is None,
-        )
+    def _draft_config(self, config: RunConfig) -> RunConfig:
+        assert self.draft_spec is not None
+        return draft_config(config, self.draft_spec, self.spec, mapped=self.draft_mapped)
 
 
 def largest_fitting(sizes: Sequence[int], excess_bytes: Callable[[int], int]) -> int | None:
@@ -550,7 +541,7 @@ def largest_fitting(sizes: Sequence[int], excess_bytes: Callable[[int], int]) ->
 
 
 def _draft_parts(wanted: Wanted, answer: Answer) -> tuple[Component, ...]:
-    return beside_another("draft", wanted.spec, footprint(wanted.spec, wanted.shape, answer))
+    return beside_another("draft", wanted.spec, footprint(wanted.spec, wanted.config, answer))
 
 
 def snapshots_of(spec: ModelSpec | None, draft_max: int) -> int:

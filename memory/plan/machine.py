@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from edgespec.memory.bytes.config import GPU, HOST, WORKER
 from edgespec.memory.bytes.footprint import GROWTH_BYTES, LIBRARY_BYTES, Component
-from edgespec.memory.bytes.shape import GPU, HOST, WORKER
 from edgespec.memory.bytes.simulation import Sizes, simulated
 from edgespec.memory.device import host, reservations
 from edgespec.memory.device.accelerators import Accelerator

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias, get_args
 
 from edgespec.annotations import check_keywords, check_types
 from edgespec.errors import EdgespecError, UnsupportedError
-from edgespec.memory.bytes.shape import KV_TYPE_BYTES
+from edgespec.memory.bytes.config import KV_TYPE_BYTES
 from edgespec.option_fields import (
     check_options,
     layers_of,

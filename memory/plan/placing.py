@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from edgespec.errors import UnsupportedError
+from edgespec.memory.bytes.config import HOST, KV_FLOATS, KV_TYPE_BYTES, kv_name, kv_pair
 from edgespec.memory.bytes.footprint import kv_type_fits, multiplied_tensors
-from edgespec.memory.bytes.shape import HOST, KV_FLOATS, KV_TYPE_BYTES, kv_name, kv_pair
 from edgespec.memory.plan.layout import DRAFT_SIZES, Layout, Losses
 from edgespec.memory.plan.options import ONNX
 from edgespec.memory.plan.request import Choice, Request
@@ -210,7 +210,7 @@ def _gain(layout: Layout) -> str:
     whole = replace(layout, request=override, experts_here=0, gpu_layers=0, counts=())
     whole, _ = with_layers_placed(whole)
     ours, other = (read_bytes(way).get(HOST, 0) >> 20 for way in (layout, whole))
-    layers = sum(one.layers for one in whole.shares)
+    layers = sum(one.layers for one in whole.devices)
     return (
         f"a token reads {ours} MiB of this machine's memory, and {other} MiB with "
         f"{layers} whole layers elsewhere (--n-cpu-moe 0)"
@@ -230,10 +230,10 @@ def _whole_layers_reason(layout: Layout) -> str:
 
 
 def _shares_reason(layout: Layout) -> str:
-    if not layout.shares:
+    if not layout.devices:
         asked = layout.request.gpu_layers == 0
         return "as asked" if asked else "this machine has room for all, and steps take less time"
-    shares = ", ".join(f"{one.layers} on {one.device.name}" for one in layout.shares)
+    shares = ", ".join(f"{one.layers} on {one.name}" for one in layout.devices)
     host = layout.spec.num_layers + 1 - sum(layout.counts)
     how = "as asked" if layout.request.gpu_layers is not None else "the fastest ones filled first"
     return f"{shares}, {host} here; {how}"
@@ -388,7 +388,7 @@ def read_bytes(layout: Layout) -> dict[str, int]:
 
 def _places(layout: Layout) -> list[str]:
     """Where each layer lies, and the head behind them."""
-    shared = [one.label for one in layout.shares for _ in range(one.layers)]
+    shared = [one.label for one in layout.devices for _ in range(one.layers)]
     return [HOST] * (layout.spec.num_layers + 1 - len(shared)) + shared
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from edgespec.memory.bytes.config import GPU, HOST, RunConfig, kv_name
 from edgespec.memory.bytes.footprint import Component, is_block_type, kv_type_fits
-from edgespec.memory.bytes.shape import GPU, HOST, Device, kv_name
-from edgespec.memory.device.accelerators import Accelerator
 from edgespec.memory.plan.request import Choice
 from edgespec.models.pairing import is_translated
 from edgespec.models.spec import ModelSpec
@@ -44,45 +43,17 @@ class Goal:
     draft_max: int
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
-    """The layers that one device takes, the head being one; `label` names its components."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan(RunConfig):
+    """The configuration of one run, why it is this one, and what it is expected to take."""
 
-    label: str
-    layers: int
-    device: Accelerator
-
-
-def devices_of(shares: Sequence[Share]) -> tuple[Device, ...]:
-    """How llama.cpp is told of them."""
-    return tuple(
-        Device(one.label, one.layers, one.device.name, one.device.worker, one.device.number)
-        for one in shares
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """Settings of one run. Sizes are in tokens; speeds are predictions."""
-
-    backend: str
-    device: str
-    context_size: int
-    batch_size: int
-    threads: int
-    kv_type_k: str
-    kv_type_v: str
-    gpu_layers: int
     draft_max: int
-    drafter: str
     draft_model: Path | None
     draft_mapped: bool
     switch: Path | None
     switch_mapped: bool
-    exact: bool
+    switch_snapshots: int = 0
     remember: bool
-    mapped: bool
-    kernels: bool
     choices: tuple[Choice, ...]
     components: tuple[Component, ...]
     limit_bytes: int
@@ -95,17 +66,13 @@ class Plan:
     speed_source: str
     # plans them, and therefore only if asked
     find_alternatives: Callable[[], Iterable[Alternative]] = field(default=tuple, compare=False)
-    users: int = 1  # generations at once
-    cells: int = 0  # of the cache, for all of them; 0: a context
-    shares: tuple[Share, ...] = ()  # of devices that have any layers
-    overrides: tuple[tuple[str, str], ...] = ()  # as of `RunShape`
-    snapshots: int = 0  # of a recurrent state, besides the one behind the last token
-    switch_snapshots: int = 0
-    projector: Path | None = None  # with which it sees images
-    image_tokens: int | None = None  # most of one, where the projector leaves it open
-    states: int = 0  # of prefixes that are kept, where the cache cannot go back without
     drafter_is_asked: bool = True  # for by name, and not one that was chosen
     kv_loss: float | None = None  # nats that the type of the cache loses, as measured
+
+    @classmethod
+    def of(cls, config: RunConfig, **more: Any) -> Plan:
+        """The plan to load a model like that; `more` are the fields that a plan has besides."""
+        return cls(**{one.name: getattr(config, one.name) for one in fields(RunConfig)}, **more)
 
     @property
     def alternatives(self) -> tuple[Alternative, ...]:
@@ -116,16 +83,6 @@ class Plan:
     def kv_type(self) -> str:
         """The type of the cache, or those of its keys and values: "q8_0/q4_0"."""
         return kv_name(self.kv_type_k, self.kv_type_v)
-
-    @property
-    def max_leaves(self) -> int:
-        """Branches of the largest draft tree."""
-        return most_leaves(self.drafter, self.draft_max)
-
-    @property
-    def max_nodes(self) -> int:
-        """Nodes of a step, the roots of all users included."""
-        return self.draft_max + self.users
 
     def of_small(self) -> Plan:
         """How the small model of a switching plan is loaded: as the large one."""
@@ -141,6 +98,9 @@ class Plan:
             mapped=self.switch_mapped,
             snapshots=self.switch_snapshots,
             overrides=(),
+            head=False,
+            read_layers=(),
+            window=False,
             states=0,
             switch_snapshots=0,
         )
@@ -175,11 +135,6 @@ class Plan:
         return sum(part.nbytes for part in self.components if part.device == label)
 
     @property
-    def draft_gpu_layers(self) -> int:
-        """Layers of a draft model on a GPU: all of them where the target uses one."""
-        return -1 if any(not one.device.worker for one in self.shares) else 0
-
-    @property
     def component_bytes(self) -> dict[str, int]:
         """Bytes by component; those on another device begin with its label, such as `gpu_`."""
         return component_bytes(self.components)
@@ -201,17 +156,37 @@ def component_bytes(components: Sequence[Component]) -> dict[str, int]:
     return {name: c.nbytes for name, c in zip(names, components, strict=True)}
 
 
-def draft_context(
-    spec: ModelSpec, context: int, target: ModelSpec, users: int, cells: int
-) -> tuple[int, int]:
-    """Tokens of a text that a draft model sees, and of its cache, where its target has these."""
-    known = spec.context_length or context
-    if not is_translated(target, spec):
-        return min(context, known), cells if users > 1 else min(context, known)
-    context = min(context, known, TRANSLATED_CONTEXT if users == 1 else TRANSLATED_SHARE)
-    return context, users * context
+def draft_config(
+    config: RunConfig, draft: ModelSpec, target: ModelSpec | None = None, *, mapped: bool = True
+) -> RunConfig:
+    """How a draft model is loaded beside a model that is loaded as `config` says: in small steps.
+
+    On a GPU with all of its layers where that one uses any. Without a `target` its context, which
+    changes no step's time, is as long as the target's.
+    """
+    context, cells = config.context_size, config.cells if config.users > 1 else 0
+    if target is not None and draft.reads is None:
+        context = min(context, draft.context_length or context)
+        if is_translated(target, draft):
+            context = min(context, TRANSLATED_CONTEXT if config.users == 1 else TRANSLATED_SHARE)
+            cells = config.users * context
+    return RunConfig(
+        context_size=context,
+        cells=cells,
+        batch_size=DRAFT_MODEL_BATCH,
+        max_nodes=DRAFT_MODEL_NODES,
+        threads=config.threads,
+        kv_type_k=_draft_kv_type(draft, config.kv_type_k),
+        kv_type_v=_draft_kv_type(draft, config.kv_type_v),
+        gpu_layers=-1 if any(not one.worker for one in config.devices) else 0,
+        mapped=mapped,
+        kernels=config.kernels,
+        tied=draft.tied_embeddings,
+        users=config.users,
+        whole=any(draft.is_sliding) and draft.reads is None,
+    )
 
 
-def draft_kv_type(spec: ModelSpec, kind: str) -> str:
+def _draft_kv_type(spec: ModelSpec, kind: str) -> str:
     """Type of a draft model's cache whose target keeps values as `kind`: as small, if it can be."""
     return kind if is_block_type(kind) and kv_type_fits(spec, kind) else "f16"

@@ -20,7 +20,7 @@ from functools import cache, cached_property, partial
 from typing import Any
 
 from edgespec.errors import DoesNotFitError
-from edgespec.memory.bytes.shape import HOST, WORKER, kv_name, kv_pair
+from edgespec.memory.bytes.config import HOST, MEBIBYTE, WORKER, RunConfig, kv_name, kv_pair
 from edgespec.memory.plan.drafts import Drafts, largest_cheap
 from edgespec.memory.plan.layout import (
     BATCH_SIZES,
@@ -54,24 +54,22 @@ from edgespec.memory.plan.request import (
     threads_of,
     users_of,
 )
-from edgespec.memory.plan.settings import Settings, settings_of
 from edgespec.memory.times.speed import SpeedModel
 from edgespec.models.spec import ModelSpec
 
 _WORTH_TELLING = 1.02
-_MEBIBYTE = 1 << 20
 
 
 def make_plan(
     spec: ModelSpec,
     request: Request,
     machine: Machine,
-    speed_of: Callable[[Settings], SpeedModel],
+    speed_of: Callable[[RunConfig], SpeedModel],
     *,
     drafter_bytes: int = 0,
     draft_spec: ModelSpec | None = None,
     switch_spec: ModelSpec | None = None,
-    max_step_of: Callable[[Settings], int | None] = lambda _settings: None,
+    max_step_of: Callable[[RunConfig], int | None] = lambda _config: None,
     kv_losses: Mapping[str, float] | None = None,
 ) -> Plan:
     """Choose all settings of a run.
@@ -115,10 +113,11 @@ def make_plan(
     choices.append(kernels_of(layout))
     choices += _kv_costs(losses)
     choices += [users] if request.users != 1 else []
-    settings, known = settings_of(layout), cache(speed_of)
+    config = layout.config(layout.contexts.least, layout.least_batch, 0)
+    known = cache(speed_of)
 
     def speed_with(draft_max: int) -> SpeedModel:
-        return known(replace(settings, snapshots=snapshots_of(spec, draft_max)))
+        return known(replace(config, snapshots=snapshots_of(spec, draft_max)))
 
     def again(**changes: Any) -> Plan:
         return make_plan(
@@ -133,7 +132,7 @@ def make_plan(
             kv_losses=kv_losses,
         )
 
-    return _sized(layout, Drafts(layout, speed_with, max_step_of(settings)), choices, again)
+    return _sized(layout, Drafts(layout, speed_with, max_step_of(config)), choices, again)
 
 
 def _kv_costs(losses: Mapping[str, float]) -> Iterator[Choice]:
@@ -162,31 +161,20 @@ def _sized(
     batch_size = max(int(batch.value), layout.max_nodes(draft_max))
     layout = with_states(layout, context, batch_size, draft_max)
     if layout.state_bytes:
-        reason = f"of {layout.state_bytes / _MEBIBYTE:.1f} MiB: conversations go on from there"
+        reason = f"of {layout.state_bytes / MEBIBYTE:.1f} MiB: conversations go on from there"
         sizes.append(Choice("states", layout.states, reason))
     if layout.users > 1:
         layout, cells = with_cells_for_all(layout, context, batch_size, draft_max)
         sizes.append(cells)
-    return Plan(
-        backend=layout.backend,
-        device=layout.device,
-        context_size=context,
-        batch_size=batch_size,
-        threads=layout.threads,
-        kv_type_k=layout.kv_type_k,
-        kv_type_v=layout.kv_type_v,
-        kv_loss=layout.kv_losses.get(kv_name(layout.kv_type_k, layout.kv_type_v)),
-        gpu_layers=layout.gpu_layers,
+    return Plan.of(
+        layout.config(context, batch_size, draft_max),
         draft_max=draft_max,
-        drafter=layout.drafter,
         draft_model=layout.draft_spec.path if layout.draft_spec else None,
         draft_mapped=layout.draft_mapped,
         switch=layout.switch_spec.path if layout.switch_spec else None,
         switch_mapped=layout.switch_mapped,
-        exact=layout.exact,
+        switch_snapshots=snapshots_of(layout.switch_spec, draft_max),
         remember=layout.request.remember,
-        mapped=layout.mapped,
-        kernels=layout.kernels,
         choices=(*choices, *sizes, mapping_of(layout)),
         components=layout.footprint(context, batch_size, draft_max),
         limit_bytes=layout.limit_bytes,
@@ -197,18 +185,10 @@ def _sized(
         speed_range=drafts.range_of(draft_max),
         goal=_goal(layout, drafts),
         speed_source=drafts.speed_of(draft_max).source,
+        kv_loss=layout.kv_losses.get(kv_name(layout.kv_type_k, layout.kv_type_v)),
         find_alternatives=partial(
             _alternatives, ladder, drafts, (context, batch_size, draft_max), again
         ),
-        users=layout.users,
-        cells=layout.cells(context),
-        shares=layout.shares,
-        overrides=layout.overrides,
-        snapshots=snapshots_of(layout.spec, draft_max),
-        switch_snapshots=snapshots_of(layout.switch_spec, draft_max),
-        projector=layout.projector.path if layout.projector else None,
-        image_tokens=layout.image_tokens,
-        states=layout.states,
     )
 
 
@@ -247,10 +227,10 @@ def _alternatives(
         return
     now = drafts.tokens_per_s(draft_max)
     for size in (context, layout.contexts.longest):  # a draft comes before a longer context, or not
-        needed = -(-layout.nbytes(size, batch, ladder.drafts[-1]) // _MEBIBYTE)
-        if needed * _MEBIBYTE > layout.machine.free_bytes:
+        needed = -(-layout.nbytes(size, batch, ladder.drafts[-1]) // MEBIBYTE)
+        if needed * MEBIBYTE > layout.machine.free_bytes:
             return
-        options, budget = f"--budget {needed}MiB", needed * _MEBIBYTE
+        options, budget = f"--budget {needed}MiB", needed * MEBIBYTE
         for other in alternative("faster", options, budget_bytes=budget):
             if other.tokens_per_s > _WORTH_TELLING * now:
                 yield other
@@ -417,12 +397,12 @@ def does_not_fit(layout: Layout, context: int, batch: int, draft_max: int) -> Do
     else:
         parts = tuple(part for part in parts if not part.device.startswith(WORKER))
     largest = sorted(component_bytes(parts).items(), key=lambda item: -item[1])[:_NAMED]
-    named = ", ".join(f"{name.replace('_', ' ')} {-(-size // _MEBIBYTE)}" for name, size in largest)
-    total = -(-sum(part.nbytes for part in parts) // _MEBIBYTE)
+    named = ", ".join(f"{name.replace('_', ' ')} {-(-size // MEBIBYTE)}" for name, size in largest)
+    total = -(-sum(part.nbytes for part in parts) // MEBIBYTE)
     both = "" if layout.switch_spec is None else "two models and "
     return DoesNotFitError(
         f"needs {total} MiB for {both}{context} tokens of context ({named} MiB); "
-        f"{shortage.where}: {shortage.there_bytes // _MEBIBYTE} MiB",
+        f"{shortage.where}: {shortage.there_bytes // MEBIBYTE} MiB",
         hint="; ".join(_ways_out(layout, shortage, context, draft_max))
         or "use a smaller model file",
     )
@@ -435,13 +415,13 @@ def _ways_out(layout: Layout, shortage: Shortage, context: int, draft_max: int) 
     """
     others = list(_other_options(layout, context, draft_max))
     yield from others
-    reserved = layout.machine.reserved_bytes // _MEBIBYTE
+    reserved = layout.machine.reserved_bytes // MEBIBYTE
     if reserved and shortage.device == HOST:
         yield f"other programs of edgespec have reserved {reserved} MiB: stop one"
     if not others and layout.request.budget_bytes:
         needed = layout.nbytes(context, smallest_batch(draft_max), draft_max)
         if needed <= layout.machine.free_bytes:
-            yield f"`--budget {-(-needed // _MEBIBYTE)}MiB` is enough"
+            yield f"`--budget {-(-needed // MEBIBYTE)}MiB` is enough"
 
 
 def _other_options(layout: Layout, context: int, draft_max: int) -> Iterator[str]:

@@ -14,7 +14,7 @@ from edgespec.models.spec import ONNX_FORMAT, ModelSpec
 
 DEFAULT_CONTEXT = 4096
 CONTEXT_STEP = 256
-_LEAST_CONTEXT = 512  # offered unasked; a question and its answer
+LEAST_CONTEXT = 512  # offered unasked; a question and its answer
 _USUAL_ANSWER = 256  # tokens, where nobody says how many
 _USUAL_USERS = 4
 
@@ -145,7 +145,7 @@ def contexts_of(specs: Sequence[ModelSpec], request: Request) -> ContextRange:
     if needed > DEFAULT_CONTEXT:
         usual, reason = _rounded(needed), "room for the prompt and the answer"
     usual = min(trained, usual)
-    least = min(usual, max(_LEAST_CONTEXT, _rounded(needed)))
+    least = min(usual, max(LEAST_CONTEXT, _rounded(needed)))
     if request.prefer == "context":
         return ContextRange(least, trained, trained, "all the model is made for, and it fits")
     return ContextRange(least, usual, trained, reason)

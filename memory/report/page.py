@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgespec.errors import MissingDependencyError, UnsupportedError
+from edgespec.memory.bytes.config import MEBIBYTE
 from edgespec.models.writing import reason, whole_file
 
 if TYPE_CHECKING:
     from jinja2 import Environment
     from markupsafe import Markup
 
-MEBIBYTE = 1 << 20
 BLUE, ORANGE, GREEN, GREY = "#3b82c4", "#e08a2e", "#3fa66b", "#9aa0a6"
 _INK = "#010203"  # replaced by the page's text colour
 _WIDTH, _HEIGHT = 7.2, 3.3  # inches; the page scales them

@@ -45,7 +45,7 @@ _SPEED = 0.15  # of the machine, where a process begins
 _SPEED_STEP = 0.01  # of its drift from step to step
 _FURTHER = 1.0  # of a token beyond all sizes
 _ANY_SPEED = 10.0  # of the logarithm, where nothing was measured
-_USUAL_FURTHER = 0.35  # of a single token one more takes: 0.1 to 0.6, by model and kernels
+USUAL_FURTHER = 0.35  # of a single token one more takes: 0.1 to 0.6, by model and kernels
 _FURTHER_STEP = 0.02  # of its drift: chunks are of other sizes
 # Slopes that nothing is known of, in steps of a single token. With a token of depth SmolLM2 takes
 # 1/2700 of a step longer, and each node 1/4300 (llama.cpp: 1/1600, 1/1200); larger models less.
@@ -61,7 +61,7 @@ _MOST_LEVEL = 1.3
 _LEVEL_MEMORY_MS = 20_000.0  # of answers that a level is of; older ones fade
 _LEAST_FURTHER = 0.01  # of a single token that one more takes: no token is free
 _MISFIT_RATE, _MISFIT_LIMIT = 0.02, 0.35  # the mean of fifty steps; off by a third
-_SHORTEST_MS, _LONGEST_MS = 1e-6, 1e9  # of any step there is
+SHORTEST_MS, _LONGEST_MS = 1e-6, 1e9  # of any step there is
 _MOST_CONTENTION = 4096.0  # threads of a machine
 _LATEST_S = 2.0**37  # a year that calendars still have
 
@@ -164,7 +164,7 @@ class CostCurve:
         """A curve that knows nothing: its first step says how fast the machine is."""
         curve = cls([_NEVER, 1.0])
         curve._state.cov[0][0] = _ANY_SPEED * _ANY_SPEED
-        curve._state.further = _USUAL_FURTHER
+        curve._state.further = USUAL_FURTHER
         return curve
 
     # -- asking ----------------------------------------------------------------------------
@@ -173,11 +173,6 @@ class CostCurve:
     def max_nodes(self) -> int:
         """Largest n that was measured."""
         return next(n for n in range(len(self.base) - 1, 0, -1) if self.base[n] != _NEVER)
-
-    @property
-    def knows_depth(self) -> bool:
-        """Whether steps were found to take longer at depth; no: too shallow a cache, or noise."""
-        return self.depth_ms + self.depth_node_ms > 0.0
 
     @property
     def speed_error(self) -> float:
@@ -305,7 +300,7 @@ class CostCurve:
 
         `round_ms` is what the whole round took, the work beside the step included.
         """
-        ms = max(ms, _SHORTEST_MS)
+        ms = max(ms, SHORTEST_MS)
         expected_ms = self.estimated_ms(num_nodes, depth, previous)
         ratio = ms / (self.scale * expected_ms)
         if ratio > _STALL and ms > _STALL_MS:
@@ -328,7 +323,7 @@ class CostCurve:
         """Learn from a step over so many nodes in which a chunk was read."""
         self._learn_plain()
         step = self._step(num_nodes, 0, False, chunk)
-        self._learn(step, log(max(ms, _SHORTEST_MS) / (self.scale * step.ms)), 1, 0)
+        self._learn(step, log(max(ms, SHORTEST_MS) / (self.scale * step.ms)), 1, 0)
 
     def _count(self, step_ms: float, round_ms: float) -> None:
         """Let a round count for the level."""
@@ -407,15 +402,6 @@ class CostCurve:
         self.depth_ms, self.depth_node_ms = depth_ms, depth_node_ms
         *_, change = self._state.slopes
         self._state = _State.of((error * depth_ms, error * depth_node_ms, change))
-
-    def learn_growth(self, num_nodes: int, depth: int, grown_ms: float, error_ms: float) -> None:
-        """Learn the slopes from a step that took so much longer behind so many tokens."""
-        rows, variance = self._state.products((0.0, depth, depth * num_nodes, 0.0, 0.0))
-        variance += error_ms * error_ms
-        off_ms = grown_ms - (self.depth_ms + self.depth_node_ms * num_nodes) * depth
-        self.depth_ms = max(0.0, self.depth_ms + rows[1] * off_ms / variance)
-        self.depth_node_ms = max(0.0, self.depth_node_ms + rows[2] * off_ms / variance)
-        self._state.narrow(rows, variance)
 
     # -- the same for other steps ----------------------------------------------------------
 
@@ -524,7 +510,7 @@ def _times(document: Any) -> list[float]:
     _, *times = document
     if not times or times[0] is None:
         raise ValueError("no step time for a single token")
-    found = (_NEVER if ms is None else _between(ms, _SHORTEST_MS, _LONGEST_MS) for ms in times)
+    found = (_NEVER if ms is None else _between(ms, SHORTEST_MS, _LONGEST_MS) for ms in times)
     return [_NEVER, *found]
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from math import exp
 
-from edgespec.memory.times.curve import CostCurve
+from edgespec.memory.times.curve import USUAL_FURTHER, CostCurve
 
 Round = tuple[int, int, float]  # nodes, tokens emitted, how often
 NO_DIFFERENCE = 1.01  # between two speeds, not measured: to choose by less would be by chance
@@ -29,9 +29,6 @@ DEFAULT_ROUNDS: tuple[Round, ...] = (
     *((8, 1, 4.0), (8, 3, 4.0), (8, 6, 2.0), (8, 8, 8.0), (16, 1, 2.0), (16, 4, 3.0)),
     *((16, 7, 2.0), (16, 16, 9.0), (32, 1, 1.0), (32, 32, 8.0)),
 )
-# Bytes moved for one more token of a batch, as a part of those for the first: what a step over
-# several tokens costs beyond reading the weights once, on a device that was not measured.
-_UNMEASURED_SLOPE = 0.35
 # What a device without measurements does of what its bandwidth allows: single steps of five files,
 # with and without kernels, took 1.4 to 2.75 times as long beside other programs, 1.03 on a quiet
 # machine (EPYC Zen 3). Copies beside other programs had half of what they have alone there.
@@ -145,7 +142,7 @@ def estimated_curve(
     Without it that is reading the weights of a token.
     """
     first = max(0.05, 1e3 * bytes_per_token / bytes_per_s)
-    base = [first * (1.0 + _UNMEASURED_SLOPE * (n - 1)) for n in range(1, max_nodes + 1)]
+    base = [first * (1.0 + USUAL_FURTHER * (n - 1)) for n in range(1, max_nodes + 1)]
     curve = CostCurve([float("inf"), *base])
     if plain is not None:
         curve = curve.scaled(plain.base[1] / curve.base[1])

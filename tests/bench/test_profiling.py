@@ -9,8 +9,7 @@ from planning_cases import PLENTY, SPEC
 
 from edgespec.backends.fake import FakeBackend
 from edgespec.bench import profiling
-from edgespec.memory.device.accelerators import Accelerator
-from edgespec.memory.plan.plan import Share
+from edgespec.memory.bytes.config import Device
 from edgespec.memory.plan.request import Request
 from edgespec.setup.planning import make_run_plan
 
@@ -40,6 +39,5 @@ def test_steps_never_read_more_than_memory_moves(monkeypatch: pytest.MonkeyPatch
         assert found["used_bytes_per_s"] == pytest.approx(20e9)
         assert found["memory_bytes_per_s"] == pytest.approx(ceiling)
         assert found["ceiling_tokens_per_s"] == pytest.approx(ceiling / SPEC.bytes_per_token)
-    gpu = Accelerator("CUDA0", "A GPU", 8 << 30, 8 << 30, shares_memory=False)
-    there = replace(plan, shares=(Share("gpu", 5, gpu),))
+    there = replace(plan, devices=(Device("gpu", 5, "GPU0"),))
     assert set(profiling._bandwidth(SPEC, there, curves)) == {"used_bytes_per_s"}

@@ -9,10 +9,10 @@ import pytest
 from random_gguf import F32, Q4_0, write_model
 
 from edgespec.backends.llama.backend import LlamaBackend
-from edgespec.backends.llama.context import LlamaSettings
 from edgespec.backends.tree import DraftTree
 from edgespec.errors import UnsupportedError
 from edgespec.exits.target import check_target, hyperparameters_of
+from edgespec.memory.bytes.config import RunConfig
 from edgespec.models.spec import read_model_spec
 
 
@@ -30,7 +30,7 @@ def test_the_torch_network_is_llama_cpps(arch: str, tmp_path: Path) -> None:
     spec = read_model_spec(write_model(tmp_path / "model.gguf", arch, F32))
     tokens = list(range(40, 60))
     backend = LlamaBackend(
-        spec.path, LlamaSettings(context_size=512, batch_size=64, max_nodes=32, max_leaves=1)
+        spec.path, RunConfig(context_size=512, batch_size=64, max_nodes=32, max_leaves=1)
     )
     expected = backend.verify(DraftTree.chain(tokens)).copy()
     backend.close()

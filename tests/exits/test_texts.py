@@ -12,7 +12,6 @@ from exit_texts import written_texts
 from random_gguf import Q4_0, VOCABULARY, write_model
 
 from edgespec.backends.llama.backend import LlamaBackend
-from edgespec.backends.llama.context import LlamaSettings
 from edgespec.backends.tree import DraftTree
 from edgespec.errors import DoesNotFitError, UnsupportedError
 from edgespec.exits.target import layers_read
@@ -28,10 +27,11 @@ from edgespec.exits.texts import (
     save_training_texts,
     written,
 )
+from edgespec.memory.bytes.config import RunConfig
 from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.quantize.texts import Chat
 
-SETTINGS = LlamaSettings(context_size=512, batch_size=64, max_nodes=32, max_leaves=1)
+SETTINGS = RunConfig(context_size=512, batch_size=64, max_nodes=32, max_leaves=1)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgespec.measure.timing import measure_curve, measure_depth
+from edgespec.measure.timing import measure_curve
 from edgespec.memory.times.curve import CostCurve
 
 INF = float("inf")
@@ -39,26 +39,17 @@ class Machine:
         self.slow = slow
         self.slow_from = slow_from
         self.compile_ms = 0.0  # of a size that it meets for the first time
-        self.depth = 0
-        self.slopes = (0.0, 0.0)  # ms per token of context, and per token of context and node
         self.now = 0.0
         self.steps: list[int] = []
 
     def run(self, n: int) -> None:
-        ms = self.times[n - 1] + (self.slopes[0] + self.slopes[1] * n) * self.depth
+        ms = self.times[n - 1]
         if self.steps and self.steps[-1] != n:
             ms += self.change_ms
         if n not in self.steps:
             ms += self.compile_ms
         self.now += ms / 1e3 * (self.slow if len(self.steps) >= self.slow_from else 1.0)
         self.steps.append(n)
-
-    def fill(self) -> int:
-        self.depth = 256
-        return self.depth
-
-    def empty(self) -> None:
-        self.depth = 0
 
     def clock(self) -> float:
         return self.now
@@ -118,20 +109,6 @@ def test_sizes_that_matter_are_seldom_off_by_a_tenth(
         ratios = [curve.base[n] / curve.base[1] * times[0] / times[n - 1] for n in (2, 4, 8)]
         near += [abs(ratio - 1.0) < 0.1 for ratio in ratios]
     assert sum(near) / len(near) >= share
-
-
-def test_growth_with_depth_is_seldom_off_by_a_third() -> None:
-    """Two hundred loads of a quick model. With the best of three steps at each depth: 0.82."""
-    near = []
-    for seed in range(200):
-        machine = Noisy(seed, TIMES)
-        machine.slopes = per_token, per_node = 0.0012, 0.0003
-        curve = CostCurve([INF, *TIMES])
-        curve.expect_slopes(1.25 * per_token, 1.25 * per_node, 0.5)
-        measure_depth(curve, machine.run, machine.fill, machine.empty, clock=machine.clock)
-        grown = (curve.depth_ms + 8 * curve.depth_node_ms) / (per_token + 8 * per_node)
-        near.append(abs(grown - 1.0) < 0.33)
-    assert sum(near) / len(near) >= 0.88
 
 
 def test_a_hiccup_while_measuring_does_not_spoil_a_size() -> None:
@@ -263,67 +240,3 @@ def test_whatever_is_measured_is_right(
     for n, ms in enumerate(times, start=1):
         if curve.base[n] != INF or n == 1:
             assert curve.base[n] == pytest.approx(max(ms, times[0] / 2))
-
-
-@pytest.mark.parametrize("max_nodes", [12, 8, 5, 2])
-def test_depth_is_a_part_per_step_and_a_part_per_node(max_nodes: int) -> None:
-    machine = Machine(change_ms=2.0)
-
-    def fill() -> int:
-        machine.depth, machine.slopes = 500, (0.003, 0.0005)
-        return 500
-
-    curve = CostCurve([INF, *TIMES[:max_nodes]], change_ms=2.0)
-    measure_depth(curve, machine.run, fill, machine.empty, clock=machine.clock)
-    assert curve.base[1:] == pytest.approx(TIMES[:max_nodes])
-    for n in (1, max_nodes):
-        grown_ms = curve.step_ms(n, 500) - curve.base[n]
-        assert grown_ms == pytest.approx(500 * (0.003 + n * 0.0005), rel=0.06)
-    assert max(machine.steps) <= max_nodes
-
-
-def test_depth_of_single_tokens_is_a_part_per_step() -> None:
-    machine = Machine()
-
-    def fill() -> int:
-        machine.depth, machine.slopes = 1000, (0.002, 0.001)
-        return 1000
-
-    curve = CostCurve([INF, TIMES[0]])
-    measure_depth(curve, machine.run, fill, machine.empty, clock=machine.clock)
-    assert curve.depth_ms + curve.depth_node_ms == pytest.approx(0.003, rel=0.02)
-    assert set(machine.steps) == {1}
-
-
-def test_depth_is_measured_against_the_same_moment() -> None:
-    """The curve is of a moment at which the machine was twice as fast: that is not depth."""
-    machine = Machine(slow=2.0)
-    curve = CostCurve([INF, *TIMES])
-    measure_depth(curve, machine.run, lambda: 500, machine.empty, clock=machine.clock)
-    assert [curve.depth_ms, curve.depth_node_ms] == pytest.approx([0.0, 0.0])
-
-
-@pytest.mark.parametrize("slow", [0.8, 1.4])
-def test_growth_is_of_the_moment_of_the_curve(slow: float) -> None:
-    """What steps take at depth, beside those at none, does not depend on the machine's speed."""
-    machine = Machine(slow=slow)
-    machine.slopes = (0.0012, 0.0003)
-    curve = CostCurve([INF, *TIMES])
-    measure_depth(curve, machine.run, machine.fill, machine.empty, clock=machine.clock)
-    assert curve.step_ms(1, 1000) / curve.base[1] == pytest.approx(5.5 / 4.0, rel=0.02)
-    assert curve.step_ms(8, 1000) / curve.base[8] == pytest.approx(16.35 / 12.75, rel=0.02)
-
-
-@pytest.mark.parametrize("slow", [1.3, 0.5])
-def test_a_machine_whose_speed_changes_meanwhile_is_not_depth(slow: float) -> None:
-    """While the cache is filled all steps get slower; or faster, and then no slope is negative."""
-    machine = Machine()
-
-    def fill() -> int:
-        machine.slow = slow
-        return 500
-
-    curve = CostCurve([INF, *TIMES])
-    measure_depth(curve, machine.run, fill, machine.empty, clock=machine.clock)
-    assert [curve.depth_ms, curve.depth_node_ms] == pytest.approx([0.0, 0.0])
-    assert min(curve.depth_ms, curve.depth_node_ms) >= 0.0

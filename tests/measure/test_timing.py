@@ -1,9 +1,8 @@
-"""What is timed of a loaded backend: steps at depth, and of a draft model behind its target."""
+"""What is timed of a loaded backend: steps of a draft model behind its target."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,62 +10,24 @@ import pytest
 from draft_model_cases import Clock
 
 from edgespec.measure import timing
-from edgespec.measure.timing import measure_depths, measured_while_busy, times_behind
+from edgespec.measure.timing import measured_while_busy, times_behind
 from edgespec.memory.times.curve import CostCurve
 
 
 class Cache:
-    """The part of a backend that steps and prompts need; it takes no time and computes nothing."""
+    """The part of a backend that steps need; it takes no time and computes nothing."""
 
-    batch_size, context_size = 128, 4096
     capabilities = SimpleNamespace(rollback=True, snapshots=0)
     tokenizer = SimpleNamespace(vocab_size=1000)
 
     def __init__(self) -> None:
-        self.length = self.read = 0
-
-    def prefill(self, tokens: Sequence[int]) -> None:
-        assert len(tokens) <= self.batch_size
-        self.length += len(tokens)
-        self.read += len(tokens)
+        self.length = 0
 
     def verify(self, _tree: Any) -> None:
         """Nothing: the step is taken back."""
 
     def truncate(self, length: int) -> None:
         self.length = length
-
-
-@pytest.mark.parametrize(("token_ms", "depth"), [(0.1, 1024), (1.0, 512), (4.0, 128), (10.0, 0)])
-def test_slow_models_are_looked_at_less_deep(token_ms: float, depth: int) -> None:
-    """Six tenths of a second, at the pace of the largest step that was measured."""
-    backend = Cache()
-    curve = CostCurve([math.inf, *(token_ms * n for n in range(1, 9))])
-    measure_depths(backend, curve)  # type: ignore[arg-type]
-    assert (backend.read, backend.length) == (depth, 0)
-    if depth == 0:
-        assert not curve.knows_depth
-
-
-class Recurrent(Cache):
-    """Steps cannot be taken back whole: one token of each stays."""
-
-    context_size = 264
-    capabilities = SimpleNamespace(rollback=True, snapshots=1)
-
-    def prefill(self, tokens: Sequence[int]) -> None:
-        super().prefill(tokens)
-        assert self.length <= self.context_size
-
-    def commit(self, path: Sequence[int]) -> None:
-        self.length += len(path)
-
-
-def test_steps_that_stay_leave_room_for_the_depth() -> None:
-    backend = Recurrent()
-    curve = CostCurve([math.inf, *(0.1 * n for n in range(1, 9))])
-    measure_depths(backend, curve)  # type: ignore[arg-type]
-    assert (backend.read, backend.length) == (256, 0)
 
 
 class Drafting(Cache):

@@ -18,7 +18,6 @@ from quantize_cases import legacy
 
 from edgespec.backends.base import Logits
 from edgespec.backends.llama.backend import LlamaBackend
-from edgespec.backends.llama.context import LlamaSettings
 from edgespec.backends.llama.library import library
 from edgespec.errors import (
     DoesNotFitError,
@@ -27,6 +26,7 @@ from edgespec.errors import (
     ModelNotFoundError,
     UnsupportedError,
 )
+from edgespec.memory.bytes.config import RunConfig
 from edgespec.memory.plan.request import Request
 from edgespec.models.embedded import embedded_model
 from edgespec.models.gguf.reader import read_gguf
@@ -70,7 +70,7 @@ def test_only_the_target_is_left(q4_0: Path) -> None:
 
 
 def next_logits(path: Path, text: str) -> Logits:
-    backend = LlamaBackend(path, LlamaSettings(256))
+    backend = LlamaBackend(path, RunConfig(256))
     row: Logits = backend.prefill(backend.tokenizer.encode(text)).copy()
     backend.close()
     return row

@@ -13,12 +13,12 @@ from laid_out import machine_with
 from planning_cases import SPEC, thorough
 
 from edgespec.errors import DoesNotFitError, UnsupportedError
+from edgespec.memory.bytes.config import RunConfig
 from edgespec.memory.device.accelerators import Accelerator
 from edgespec.memory.plan.machine import Machine
 from edgespec.memory.plan.options import LLAMACPP, ONNX
 from edgespec.memory.plan.plan import Plan
 from edgespec.memory.plan.request import Request
-from edgespec.memory.plan.settings import Settings, settings_of
 from edgespec.memory.store import cache
 from edgespec.memory.times.curve import CostCurve
 from edgespec.models.embedded import embedded_model
@@ -61,7 +61,8 @@ def measured(
 ) -> None:
     """Store step times: of one token and more, or of up to 32 that all take as long as one."""
     kinds = ("f32", "f32") if backend == ONNX else (kind, kind)
-    settings = Settings(2, *kinds, 0, "suffix", backend)
+    key, value = kinds
+    settings = RunConfig(512, threads=2, kv_type_k=key, kv_type_v=value, backend=backend)
     curve = CostCurve([INF, single_ms, *(more_ms or [single_ms] * 31)])
     cache.store("curves", settings_key(spec, settings), curve.as_json())
 
@@ -100,7 +101,7 @@ def test_an_npu_is_onnx_runtimes_and_measured_apart(spec: ModelSpec) -> None:
     assert made.device == "npu" and made.as_json()["device"]["reason"] == "as asked"
     usual = plan(spec, backend=ONNX)
     assert (usual.device, plan(spec).device) == ("cpu", "cpu")
-    keys = {settings_key(spec, settings_of(one)) for one in (made, usual)}
+    keys = {settings_key(spec, one) for one in (made, usual)}
     assert len(keys) == 2 and min(keys, key=len) + " on npu" in keys
     with pytest.raises(UnsupportedError, match=r"not possible with llama\.cpp"):
         plan(spec, device="npu", backend=LLAMACPP)
@@ -127,7 +128,7 @@ def test_a_gpu_that_is_not_there_is_refused(spec: ModelSpec) -> None:
 
 def test_exact_steps_are_measured_apart(spec: ModelSpec) -> None:
     """A padded one-token step is slower: its times belong to `--exact` alone."""
-    usual, exact = (settings_of(plan(spec, backend=ONNX, exact=exact)) for exact in (False, True))
+    usual, exact = (plan(spec, backend=ONNX, exact=exact) for exact in (False, True))
     assert settings_key(spec, usual) != settings_key(spec, exact)
 
 

@@ -9,8 +9,9 @@ import pytest
 from random_gguf import F32, write_model
 
 import edgespec
-from edgespec.backends.llama.context import LlamaContext, LlamaSettings
+from edgespec.backends.llama.context import LlamaContext
 from edgespec.errors import BackendError, EdgespecWarning
+from edgespec.memory.bytes.config import RunConfig
 from edgespec.models.embedded import embedded_model
 from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.setup import cache_types
@@ -105,7 +106,7 @@ def test_a_cache_that_is_shorter_than_the_text_measures_with_less_of_it(
 @pytest.mark.model
 def test_a_file_is_measured_as_it_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gemma's table, which is its head, too, was there twice: 94 MiB over the plan."""
-    opened: list[LlamaSettings] = []
+    opened: list[RunConfig] = []
 
     def open_none(self: LlamaContext, *_: Any) -> None:
         opened.append(self.settings)

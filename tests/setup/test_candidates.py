@@ -16,16 +16,15 @@ from random_gguf import Q4_0, Q8_0, write_model, write_untrained
 import edgespec
 from edgespec.errors import UnsupportedError
 from edgespec.memory.plan.machine import Machine
-from edgespec.memory.plan.plan import Plan
+from edgespec.memory.plan.plan import Plan, draft_config
 from edgespec.memory.plan.request import Request
-from edgespec.memory.plan.settings import settings_of
 from edgespec.memory.store import cache
 from edgespec.memory.times.curve import CostCurve
 from edgespec.models.early_exit import MadeFor, target_hash
 from edgespec.models.embedded import embedded_drafter_path
 from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.setup.planning import make_run_plan
-from edgespec.setup.stored import draft_settings_of, learned_key, settings_key
+from edgespec.setup.stored import draft_key, learned_key, settings_key
 
 FLAT = [1.0, 1.05, 1.1, 1.15, 1.22, 1.3, 1.37, 1.45, 1.5, 1.55, 1.6, 1.65, 1.7, 1.75, 1.8, 1.85]
 STEEP = [1.0 + 0.8 * n for n in range(16)]
@@ -58,14 +57,12 @@ def plan_of(target: ModelSpec, machine: Machine = MACHINE, **request: Any) -> Pl
 
 
 def measured(target: ModelSpec, times: Sequence[float]) -> None:
-    key = settings_key(target, settings_of(plan_of(target, drafter="suffix")))
+    key = settings_key(target, plan_of(target, drafter="suffix"))
     cache.store("curves", key, CostCurve([float("inf"), *times]).as_json())
 
 
 def drafts_measured(target: ModelSpec, drafter: Path, ms: float) -> None:
-    spec = read_model_spec(drafter)
-    settings = draft_settings_of(plan_of(target, drafter="suffix"), spec)
-    key = settings_key(spec, settings)
+    key = draft_key(target, plan_of(target, drafter="suffix"), read_model_spec(drafter))
     cache.store("curves", key, CostCurve([float("inf"), *[ms] * 8]).as_json())
 
 
@@ -101,7 +98,7 @@ def test_its_cache_is_as_small_as_the_targets(
     )
     spec = read_model_spec(drafter)
     assert plan.component_bytes["draft_kv_cache"] == 512 * spec.kv_values_per_token * bits / 8
-    assert draft_settings_of(plan, spec).kv_type_k == kind
+    assert draft_config(plan, spec).kv_type_k == kind
 
 
 def test_it_is_used_where_it_pays(target: ModelSpec, shipped: Path) -> None:
@@ -260,9 +257,9 @@ def test_a_head_beside_its_model_is_used_where_it_pays(
     made = MadeFor(target_hash(spec), "target", {"gains": OFTEN})
     monkeypatch.setattr("edgespec.setup.candidates.read_made_for", lambda _path: made)
     draft_ms = 0.01 * FLAT[0]
-    settings = draft_settings_of(plan_of(spec, drafter="suffix"), spec_of(head))
+    key = draft_key(spec, plan_of(spec, drafter="suffix"), spec_of(head))
     curve = CostCurve([float("inf"), *[draft_ms] * 8]).as_json()
-    cache.store("curves", settings_key(spec_of(head), settings), curve)
+    cache.store("curves", key, curve)
     plan = plan_of(spec)
     assert (plan.drafter, plan.draft_model) == ("suffix,head", head)
     assert "x of plain decoding predicted" in plan.as_json()["head"]["reason"]

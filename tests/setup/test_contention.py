@@ -14,16 +14,14 @@ from edgespec.backends.fake import FakeBackend
 from edgespec.memory.plan.options import LLAMACPP
 from edgespec.memory.plan.plan import Plan
 from edgespec.memory.plan.request import Request
-from edgespec.memory.plan.settings import settings_of
 from edgespec.memory.store import cache
 from edgespec.memory.times.curve import CostCurve
 from edgespec.setup import draft_loading, kernel_choice, loading
 from edgespec.setup.planning import make_run_plan
-from edgespec.setup.stored import keep_curve, settings_key, stored_curve
+from edgespec.setup.stored import curve_key, keep_curve, settings_key, stored_curve
 
 pytestmark = pytest.mark.usefixtures("quiet")
 ALONE, BESIDE = [10.0, 12.0, 14.0, 16.0], [10.0, 14.0, 18.0, 22.0]  # further tokens take twice
-SLOPES = (0.01, 0.002)
 
 
 @pytest.fixture
@@ -34,12 +32,11 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     def measure(run: Any, _most: int, **options: Any) -> CostCurve:
         contention = run.__closure__[0].cell_contents.contention
         seen.append(contention)
-        return CostCurve([INF, *(ALONE if contention == 1.0 else BESIDE)], *SLOPES)
+        return CostCurve([INF, *(ALONE if contention == 1.0 else BESIDE)])
 
     for module in (loading, draft_loading):
         monkeypatch.setattr(module, "measure_curve", measure)
         monkeypatch.setattr(module, "measured_while_busy", lambda *_: False)
-        monkeypatch.setattr(module, "measure_depths", lambda *_: None)
     monkeypatch.setattr(draft_loading, "times_behind", lambda *_: 1.0)
     monkeypatch.setattr("edgespec.measure.timing._LOOK_SECONDS", 0.0)
     monkeypatch.setattr(loading, "saw_step", lambda *_: None)
@@ -68,7 +65,8 @@ def test_a_busy_machine_measures_once_and_a_free_one_anew(measured: list[float])
     plan = plan_of()
     first = load(2.0, plan)
     assert first.base == [INF, *ALONE] and first.contention == 2.0
-    stored = stored_curve(SPEC, settings_of(plan))
+    assert first.step_ms(1, 100) > first.base[1], "what is likely of the model"
+    stored = stored_curve(SPEC, plan)
     assert stored is not None and stored == first
     assert load(2.0, plan) == first and load(4.0, plan) == first
     assert measured == [2.0]
@@ -80,7 +78,7 @@ def test_a_busy_machine_measures_once_and_a_free_one_anew(measured: list[float])
 def test_missing_sizes_are_measured_beside_as_many_programs(measured: list[float]) -> None:
     """What is known is not what they explain; a machine that got busier leaves them for later."""
     plan = plan_of()
-    keep_curve(SPEC, settings_of(plan), CostCurve([INF, 10.0, 12.0, INF, INF]), replaced=True)
+    keep_curve(curve_key(SPEC, plan), CostCurve([INF, 10.0, 12.0, INF, INF]), replaced=True)
     assert load(2.0, plan).base == [INF, 10.0, 12.0, INF, INF]
     assert measured == []
     load(1.0, plan)
@@ -99,10 +97,11 @@ def test_a_draft_models_times_are_kept_too(measured: list[float]) -> None:
     target = backend_of(2.0)
 
     def curve_of(contention: float, stored: CostCurve | None) -> CostCurve:
-        return draft_loading._curve(backend_of(contention), lambda *_: None, stored, target)
+        return draft_loading._curve(backend_of(contention), lambda *_: None, stored, target, SPEC)
 
     first = curve_of(2.0, None)
     assert first.contention == 2.0 and first.base == [INF, *ALONE]
+    assert first.step_ms(1, 100) > first.base[1]
     assert curve_of(2.0, first) is first
     assert curve_of(1.0, first).contention == 1.0
 
@@ -110,7 +109,7 @@ def test_a_draft_models_times_are_kept_too(measured: list[float]) -> None:
 def test_kernels_are_not_compared_where_one_was_measured_beside_others() -> None:
     plan = plan_of()
     for kernels, contention in ((True, 2.0), (False, 1.0)):
-        settings = replace(settings_of(plan), kernels=kernels)
+        settings = replace(plan, kernels=kernels)
         one = CostCurve([INF, *ALONE], contention=contention)
         cache.store("curves", settings_key(SPEC, settings), one.as_json())
     fast = replace(plan, kernels=True, tokens_per_s=9.0)
@@ -140,7 +139,7 @@ def test_a_run_without_drafts_is_measured_for_plans(
     assert after.plain_tokens_per_s == pytest.approx(100.0)
     assert after.speed_source.startswith("measured on")
     assert after.speed_source.endswith(", drafts estimated")
-    keep_curve(SPEC, settings_of(after), CostCurve([INF, *ALONE]), replaced=True)
-    cache.remove("plain", settings_key(SPEC, settings_of(after)))
+    keep_curve(curve_key(SPEC, after), CostCurve([INF, *ALONE]), replaced=True)
+    cache.remove("plain", settings_key(SPEC, after))
     loading._load_one(SPEC, plan_of(drafter="none"), lambda *_: None)
     assert measured == [1.0]

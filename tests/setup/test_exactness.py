@@ -10,12 +10,12 @@ from planning_cases import SPEC
 
 from edgespec.backends.fake import FakeBackend
 from edgespec.errors import UnsupportedError
-from edgespec.memory.plan.settings import Settings
+from edgespec.memory.bytes.config import RunConfig
 from edgespec.setup import loading
 from edgespec.setup.loading import largest_exact_step, prefill_is_exact
 from edgespec.setup.stored import STEPS, keep_compared, known_exact_step
 
-SETTINGS = Settings(2, "bf16", "f16", 0, "suffix")
+SETTINGS = RunConfig(512, threads=2, kv_type_k="bf16", drafter="suffix")
 DEEPEST = 704
 
 

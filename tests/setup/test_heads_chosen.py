@@ -18,14 +18,13 @@ from edgespec.drafting.ledger import SAVINGS
 from edgespec.errors import DoesNotFitError, UnsupportedError
 from edgespec.memory.plan.plan import Plan
 from edgespec.memory.plan.request import Request
-from edgespec.memory.plan.settings import settings_of
 from edgespec.memory.store import cache
 from edgespec.memory.times.curve import CostCurve
 from edgespec.models.early_exit import MadeFor, target_hash
 from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.setup import candidates
 from edgespec.setup.planning import make_run_plan
-from edgespec.setup.stored import draft_settings_of, learned_key, settings_key
+from edgespec.setup.stored import draft_key, learned_key, settings_key
 
 pytestmark = pytest.mark.usefixtures("cache_folder")
 
@@ -140,11 +139,9 @@ def promises(patch: pytest.MonkeyPatch, made_for: str, gains: list[float]) -> No
 
 def measured(target: ModelSpec, head: Path, times: list[float]) -> None:
     plain, spec = plan_of(target, drafter="suffix"), read_model_spec(head, heads=True)
-    for one, settings, ms in (
-        (target, settings_of(plain), times),
-        (spec, draft_settings_of(plain, spec), [DRAFT_MS] * 8),
-    ):
-        cache.store("curves", settings_key(one, settings), CostCurve([inf, *ms]).as_json())
+    keys = settings_key(target, plain), draft_key(target, plain, spec)
+    for key, ms in zip(keys, (times, [DRAFT_MS] * 8), strict=True):
+        cache.store("curves", key, CostCurve([inf, *ms]).as_json())
 
 
 @pytest.mark.parametrize(

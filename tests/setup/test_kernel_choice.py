@@ -12,7 +12,6 @@ from planning_cases import PLENTY, SPEC, curve, model, plan_of
 from edgespec.memory.plan.options import KernelChoice
 from edgespec.memory.plan.plan import Plan
 from edgespec.memory.plan.request import Request
-from edgespec.memory.plan.settings import settings_of
 from edgespec.memory.store import cache
 from edgespec.memory.times.curve import CostCurve
 from edgespec.memory.times.speed import SpeedModel
@@ -48,7 +47,7 @@ def planner(spec: ModelSpec = SPEC) -> Callable[[Request], Plan]:
 def store_steps(own_ms: float, their_ms: float) -> None:
     plan = planner()(REQUEST)
     for kernels, ms in ((True, own_ms), (False, their_ms)):
-        settings = replace(settings_of(plan), kernels=kernels)
+        settings = replace(plan, kernels=kernels)
         taken = CostCurve([float("inf"), ms, 1.2 * ms])
         cache.store("curves", settings_key(SPEC, settings), taken.as_json())
 

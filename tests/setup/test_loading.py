@@ -23,16 +23,16 @@ from loading_cases import (
 from random_gguf import Q4_0, write_model
 
 from edgespec.backends.llama.backend import LlamaBackend
-from edgespec.backends.llama.context import LlamaSettings
 from edgespec.backends.llama.early_exit import ExitBackend
 from edgespec.backends.llama.library import library
 from edgespec.backends.llama.tokenizer import VocabularyTokenizer
 from edgespec.backends.ort import backend as ort
-from edgespec.backends.ort.backend import OrtBackend, OrtSettings
+from edgespec.backends.ort.backend import OrtBackend
 from edgespec.bench import loaded_model
 from edgespec.decode.engine import Engine
 from edgespec.drafting.drafters.model import ModelDrafter
 from edgespec.errors import DoesNotFitError
+from edgespec.memory.bytes.config import RunConfig
 from edgespec.memory.device import host
 from edgespec.memory.device.track import MemoryTracker
 from edgespec.memory.plan.plan import Plan
@@ -207,7 +207,7 @@ def test_a_runner_and_its_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(OrtBackend, "_open", lambda *_: Part(opened))
 
     def load() -> OrtBackend:
-        return OrtBackend(SPEC, None, Path(), OrtSettings(256))
+        return OrtBackend(SPEC, None, Path(), RunConfig(256))
 
     assert assert_nothing_stays_open(load, [OrtBackend.__init__], opened) >= 2
 
@@ -222,7 +222,7 @@ def test_a_runner_whose_vocabulary_cannot_be_read(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(ort, "open_vocabulary", fail)
     monkeypatch.setattr(OrtBackend, "_open", lambda *_: Part(opened))
     with pytest.raises(StepError):
-        OrtBackend(SPEC, None, Path(), OrtSettings(256))
+        OrtBackend(SPEC, None, Path(), RunConfig(256))
     assert opened == []
 
 
@@ -282,7 +282,7 @@ def pointers(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def test_llama_cpp_itself(kind: str, tmp_path: Path, pointers: list[Any]) -> None:
     path = write_model(tmp_path / "model.gguf", "llama", Q4_0)
     spec = read_model_spec(path)
-    settings = LlamaSettings(context_size=64, batch_size=16, max_nodes=4, max_leaves=1)
+    settings = RunConfig(context_size=64, batch_size=16, max_nodes=4, max_leaves=1)
     made: dict[str, Callable[[], Any]] = {
         "model": lambda: LlamaBackend(path, settings),
         "exit": lambda: ExitBackend(str(path), settings, spec),
@@ -303,7 +303,7 @@ def test_llama_cpp_itself(kind: str, tmp_path: Path, pointers: list[Any]) -> Non
 def test_a_model_that_is_dropped_is_freed(kind: str, tmp_path: Path, pointers: list[Any]) -> None:
     """As an engine is that was never closed."""
     path = write_model(tmp_path / "model.gguf", "llama", Q4_0)
-    settings = LlamaSettings(context_size=64, batch_size=16, max_nodes=4, max_leaves=1)
+    settings = RunConfig(context_size=64, batch_size=16, max_nodes=4, max_leaves=1)
     backend: Any = None
     if kind == "model":
         backend = LlamaBackend(path, settings)

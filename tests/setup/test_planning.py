@@ -11,10 +11,10 @@ from laid_out import sizes_by_hand
 from planning_cases import CELL, INF, MIB, PLENTY, SPEC, plan_of
 
 from edgespec.errors import DoesNotFitError
+from edgespec.memory.bytes.config import RunConfig
 from edgespec.memory.device import accelerators, host
 from edgespec.memory.plan.machine import this_machine
 from edgespec.memory.plan.request import Request
-from edgespec.memory.plan.settings import Settings
 from edgespec.memory.store import cache
 from edgespec.memory.times.curve import CostCurve
 from edgespec.setup.planning import make_run_plan, speed_model
@@ -44,7 +44,7 @@ def test_free_memory_is_that_of_the_device(monkeypatch: pytest.MonkeyPatch) -> N
         make_run_plan(SPEC, Request(), replace(this_machine(), sizes=sizes_by_hand))
 
 
-SETTINGS = Settings(2, "f16", "f16", 0, "suffix")
+SETTINGS = RunConfig(512, threads=2, kv_type_k="f16", drafter="suffix")
 
 
 @pytest.mark.usefixtures("quiet")
@@ -84,7 +84,7 @@ def test_an_exact_run_knows_the_largest_step_that_rounds_alike() -> None:
     """Measured by an earlier run under the settings of exact runs."""
     request = Request(threads=2, exact=True)
     assert make_run_plan(SPEC, request, PLENTY).draft_max == 31
-    exact = Settings(2, "bf16", "f16", 0, "suffix")
+    exact = RunConfig(512, threads=2, kv_type_k="bf16", drafter="suffix")
     cache.store("invariance", settings_key(SPEC, exact), {"steps": [[32, 704, 8]]})
     assert make_run_plan(SPEC, request, PLENTY).draft_max == 7
     assert make_run_plan(SPEC, Request(threads=2), PLENTY).draft_max == 31

@@ -15,7 +15,6 @@ from edgespec.errors import UnsupportedError
 from edgespec.memory.plan import request as requests
 from edgespec.memory.plan.plan import Plan
 from edgespec.memory.plan.request import Request
-from edgespec.memory.plan.settings import settings_of
 from edgespec.memory.store import cache
 from edgespec.memory.times.curve import CostCurve
 from edgespec.models.hub.caches import EMBEDDED, Local
@@ -58,7 +57,7 @@ def told(plan: Plan) -> tuple[Any, str]:
 
 
 def measured(target: ModelSpec, times: list[float]) -> None:
-    key = settings_key(target, settings_of(plan_of(target, drafter="suffix")))
+    key = settings_key(target, plan_of(target, drafter="suffix"))
     cache.store("curves", key, CostCurve([float("inf"), *times]).as_json())
 
 

@@ -14,7 +14,6 @@ from planning_cases import reason
 from edgespec.drafting.ledger import SAVINGS
 from edgespec.memory.plan.plan import Plan
 from edgespec.memory.plan.request import Request
-from edgespec.memory.plan.settings import Settings, settings_of
 from edgespec.memory.store import cache
 from edgespec.memory.times.curve import CostCurve
 from edgespec.models.spec import ModelSpec, read_model_spec
@@ -48,12 +47,11 @@ def plan_of(spec: ModelSpec, **changes: Any) -> Plan:
     return make_run_plan(spec, Request(context_size=512, kernels="off", **changes))
 
 
-def measured(spec: ModelSpec, cost: float | None = None, count: int = 3) -> Settings:
+def measured(spec: ModelSpec, cost: float | None = None, count: int = 3) -> Plan:
     """An earlier run had so many snapshots."""
-    plan = plan_of(spec, drafter="suffix", draft_max=count)
-    settings = settings_of(plan)
+    settings = plan_of(spec, drafter="suffix", draft_max=count)
     times = [INF, *(10.0 + n for n in range(count + 1))]
-    keep_curve(spec, settings, CostCurve(times), replaced=True)
+    keep_curve(curve_key(spec, settings), CostCurve(times), replaced=True)
     if cost is not None:
         keep_snapshot_cost(spec, settings, count, cost)
     return settings
@@ -85,7 +83,7 @@ def test_times_with_some_snapshots_tell_of_those_with_others(spec: ModelSpec) ->
 def test_plain_times_of_another_moment_are_not_compared(spec: ModelSpec) -> None:
     """A machine is faster at one time than at another, by more than snapshots cost."""
     settings = replace(measured(spec, 1.06), snapshots=0)
-    keep_curve(spec, settings, CostCurve([INF, 20.0]), replaced=True)
+    keep_curve(curve_key(spec, settings), CostCurve([INF, 20.0]), replaced=True)
     curve = curve_with(spec, settings)
     assert curve is not None and curve.base[1] == pytest.approx(10.0 / 1.06)
 

@@ -9,14 +9,14 @@ import pytest
 from planning_cases import INF, SPEC, plan_of
 
 from edgespec.drafting.ledger import RoundHistory
-from edgespec.memory.plan.settings import Settings, settings_of
+from edgespec.memory.bytes.config import Device, RunConfig
 from edgespec.memory.store import cache
 from edgespec.memory.times.curve import CostCurve
 from edgespec.memory.times.speed import DEFAULT_ROUNDS
 from edgespec.models.spec import ModelSpec
 from edgespec.setup.stored import rounds_key, settings_key, stored_curve, stored_rounds
 
-SETTINGS = Settings(2, "f16", "f16", 0, "suffix")
+CONFIG = RunConfig(512, threads=2, drafter="suffix")
 
 
 @pytest.mark.usefixtures("quiet")
@@ -24,7 +24,7 @@ def test_step_times_belong_to_a_file_and_its_settings() -> None:
     """Whatever changes a step's time changes the key; context, budget and drafter do not."""
 
     def key(spec: ModelSpec = SPEC, **changes: Any) -> str:
-        return settings_key(spec, replace(Settings(2, "f16", "f16", 0, "suffix"), **changes))
+        return settings_key(spec, replace(CONFIG, **changes))
 
     keys = [
         key(),
@@ -32,22 +32,22 @@ def test_step_times_belong_to_a_file_and_its_settings() -> None:
         key(kv_type_k="bf16"),
         key(kv_type_v="q8_0"),
         key(gpu_layers=5),
-        key(gpu_layers=5, shares="5 on a GPU"),
+        key(gpu_layers=5, devices=(Device("gpu", 5, "GPU0", description="a GPU"),)),
         key(replace(SPEC, fingerprint="beef")),
     ]
     assert len(set(keys)) == len(keys)
     plans = [plan_of(), plan_of(context_size=999), plan_of(budget_bytes=1 << 30)]
-    assert {settings_key(SPEC, settings_of(plan)) for plan in plans} == {keys[0]}
+    assert {settings_key(SPEC, plan) for plan in plans} == {keys[0]}
     assert rounds_key(SPEC, "suffix") != rounds_key(SPEC, "other")
     assert rounds_key(SPEC, "suffix") != rounds_key(replace(SPEC, fingerprint="b"), "suffix")
 
 
 def test_a_stored_curve_is_found_again() -> None:
-    assert stored_curve(SPEC, SETTINGS) is None
+    assert stored_curve(SPEC, CONFIG) is None
     kept = CostCurve([INF, 4.0, 6.0, INF, 7.0], 0.01, 0.002, 0.5)
-    cache.store("curves", settings_key(SPEC, SETTINGS), kept.as_json())
-    assert stored_curve(SPEC, SETTINGS) == kept
-    assert stored_curve(SPEC, replace(SETTINGS, threads=3)) is None
+    cache.store("curves", settings_key(SPEC, CONFIG), kept.as_json())
+    assert stored_curve(SPEC, CONFIG) == kept
+    assert stored_curve(SPEC, replace(CONFIG, threads=3)) is None
 
 
 @pytest.mark.parametrize(
@@ -57,8 +57,8 @@ def test_a_stored_curve_is_found_again() -> None:
 )
 def test_a_damaged_stored_curve_is_none(base: Any) -> None:
     document = {**CostCurve([INF, 4.0]).as_json(), "base_ms": base}
-    cache.store("curves", settings_key(SPEC, SETTINGS), document)
-    assert stored_curve(SPEC, SETTINGS) is None
+    cache.store("curves", settings_key(SPEC, CONFIG), document)
+    assert stored_curve(SPEC, CONFIG) is None
 
 
 def test_a_few_rounds_tell_little() -> None:

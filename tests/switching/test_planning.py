@@ -14,7 +14,6 @@ import edgespec
 from edgespec.decode.stats import LARGE, SMALL
 from edgespec.errors import DoesNotFitError, UnsupportedError
 from edgespec.memory.plan.request import Request
-from edgespec.memory.plan.settings import settings_of
 from edgespec.memory.store import cache
 from edgespec.memory.times.curve import CostCurve
 from edgespec.setup.planning import make_run_plan
@@ -42,7 +41,7 @@ def store_curves(pair: Pair, large_ms: float, small_ms: float) -> None:
     plan = make_run_plan(pair[0], request_for(pair), PLENTY)
     for spec, own, ms in ((pair[0], plan, large_ms), (pair[1], plan.of_small(), small_ms)):
         base = [math.inf, *(ms * (1 + 0.1 * n) for n in range(32))]
-        cache.store("curves", settings_key(spec, settings_of(own)), CostCurve(base).as_json())
+        cache.store("curves", settings_key(spec, own), CostCurve(base).as_json())
 
 
 def test_both_models_are_in_the_plan(pair: Pair) -> None:

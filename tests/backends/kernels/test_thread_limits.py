@@ -22,14 +22,14 @@ BACKEND = """
 import os, sys
 from edgespec.backends.llama import context
 from edgespec.backends.llama.backend import LlamaBackend
-from edgespec.backends.llama.context import LlamaSettings
+from edgespec.memory.bytes.config import RunConfig
 from edgespec.backends.tree import DraftTree
 from edgespec.models.embedded import embedded_model
 
 context.TEAMS.enter = lambda most: most  # as on a machine with so many cores
 
 def opened(threads, progress=None, **changes):
-    settings = LlamaSettings(
+    settings = RunConfig(
         batch_size=256, max_leaves=1, threads=threads, mapped=False, kernels=True, tied=True,
         **changes,
     )

@@ -19,12 +19,12 @@ from random_gguf import Q8_0
 
 import edgespec
 from edgespec.backends.llama.block_head import BlockHead
-from edgespec.backends.llama.context import LlamaSettings
 from edgespec.backends.llama.head import FollowedBackend
 from edgespec.decode.engine import Engine
 from edgespec.drafting.drafters.combined import CombinedDrafter
 from edgespec.drafting.drafters.model import HeadDrafter, HeadText
 from edgespec.errors import ModelFileError, UnsupportedError
+from edgespec.memory.bytes.config import RunConfig
 from edgespec.memory.plan.plan import Plan
 from edgespec.memory.plan.request import Request
 from edgespec.models.heads import check_head
@@ -47,9 +47,9 @@ def pair(folder: Path, made: DFlash, arch: str = "llama") -> tuple[Path, Path]:
 
 
 def opened(model: Path, head: Path) -> tuple[FollowedBackend, BlockHead]:
-    backend = FollowedBackend(model, LlamaSettings(512, max_nodes=8, gpu_layers=0), inside=False)
+    backend = FollowedBackend(model, RunConfig(512, max_nodes=8, gpu_layers=0))
     spec = read_model_spec(head, heads=True)
-    made = backend.open_head(lambda one: BlockHead(one, spec, LlamaSettings(512)))
+    made = backend.open_head(lambda one: BlockHead(one, spec, RunConfig(512)))
     assert isinstance(made, BlockHead)
     return backend, made
 

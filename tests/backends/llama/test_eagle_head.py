@@ -20,7 +20,7 @@ from random_gguf import Q8_0
 
 import edgespec
 from edgespec.backends.llama.batch import Batch
-from edgespec.backends.llama.context import LlamaContext, LlamaSettings
+from edgespec.backends.llama.context import LlamaContext
 from edgespec.backends.llama.eagle_head import EagleHead
 from edgespec.backends.llama.head import FollowedBackend
 from edgespec.backends.llama.hidden_rows import LayerRows
@@ -28,6 +28,7 @@ from edgespec.decode.engine import Engine
 from edgespec.drafting.drafters.combined import CombinedDrafter
 from edgespec.drafting.drafters.model import HeadDrafter, HeadText
 from edgespec.errors import BackendError, DoesNotFitError, ModelFileError, UnsupportedError
+from edgespec.memory.bytes.config import RunConfig
 from edgespec.memory.plan.plan import Plan
 from edgespec.memory.plan.request import Request
 from edgespec.models.heads import layers_to_read
@@ -66,9 +67,9 @@ def test_drafts_are_accepted(
     monkeypatch.setattr("edgespec.decode.step.perf_counter", lambda: 0.0)
     model, head = pair(tmp_path, made, arch=arch)
     spec, read = read_model_spec(head, heads=True), layers_to_read(read_model_spec(model), LAYERS)
-    settings = LlamaSettings(512, max_nodes=4, gpu_layers=0, read=read)
-    backend = FollowedBackend(model, settings, inside=False)
-    opened = backend.open_head(lambda one: EagleHead(one, spec, LlamaSettings(512)))
+    settings = RunConfig(512, max_nodes=4, gpu_layers=0, read_layers=read)
+    backend = FollowedBackend(model, settings)
+    opened = backend.open_head(lambda one: EagleHead(one, spec, RunConfig(512)))
     drafter = HeadDrafter(HeadText(opened), Frozen([0.0, *[0.01] * 8]), 258)
     curve = Frozen([0.0, 1.0, 1.001, 1.002, 1.003])
     engine = Engine(backend, curve=curve, drafter=drafter)
@@ -115,7 +116,7 @@ def test_what_is_read_by_name_is_what_llama_cpp_hands_out(tmp_path: Path, thread
     """In every step, also in those of several batches."""
     model, found = write_hybrid(tmp_path / "model.gguf", SHAPE), list[Any]()
     for read in ((), LAYERS):
-        settings = LlamaSettings(256, 8, 24, 1, threads, read=read)
+        settings = RunConfig(256, 8, 24, 1, threads, read_layers=read)
         with closing(LlamaContext(settings)) as context:
             context.open(str(model), None, lambda _params: None)
             rows, batch = LayerRows(context, LAYERS), Batch(context.lib, 32, 1, None, context.width)

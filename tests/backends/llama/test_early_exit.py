@@ -17,7 +17,6 @@ from random_gguf import F32, IDS, Q4_0, Q8_0, VOCABULARY, floats, write_model, w
 
 import edgespec
 from edgespec.backends.llama.backend import LlamaBackend
-from edgespec.backends.llama.context import LlamaSettings
 from edgespec.backends.llama.early_exit import EmbeddingTable, ExitBackend
 from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
@@ -25,6 +24,7 @@ from edgespec.drafting.drafters.combined import CombinedDrafter, merge
 from edgespec.drafting.drafters.model import ModelDrafter
 from edgespec.drafting.proposal import Proposal, StepContext
 from edgespec.errors import BackendError, ModelFileError, UnsupportedError
+from edgespec.memory.bytes.config import RunConfig
 from edgespec.models.early_exit import read_exit
 from edgespec.models.gguf.reader import read_gguf
 from edgespec.models.onnx.weights import raw_rows
@@ -34,7 +34,7 @@ from edgespec.sampling.params import SamplingParams
 from edgespec.sampling.sampling import Sampler
 from edgespec.setup.draft_loading import open_draft_model
 
-SETTINGS = LlamaSettings(context_size=256, batch_size=16, max_nodes=8, max_leaves=1)
+SETTINGS = RunConfig(context_size=256, batch_size=16, max_nodes=8, max_leaves=1)
 TEXT = [3, 200, 7, 101, 55, 8]
 
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from bert_gguf import write_random_bert
 
-from edgespec.backends.llama.context import LlamaSettings
 from edgespec.backends.llama.embedding import EmbeddingContext
-from edgespec.errors import BackendError
+from edgespec.errors import ModelFileError
+from edgespec.memory.bytes.config import RunConfig
 
 _MEAN = (("embeddings", 1), ("pooling_type", 1), ("n_batch", 64), ("n_ubatch", 64))
 
@@ -18,7 +18,7 @@ _MEAN = (("embeddings", 1), ("pooling_type", 1), ("n_batch", 64), ("n_ubatch", 6
 def test_a_step_leaves_nothing_behind(tmp_path: Path) -> None:
     """The same text gives the same row, whatever was computed before and beside it."""
     path = write_random_bert(tmp_path / "bert.gguf")
-    settings = LlamaSettings(context_size=64, batch_size=64, max_nodes=64, max_leaves=1)
+    settings = RunConfig(context_size=64, batch_size=64, max_nodes=64, max_leaves=1)
     parameters = (*_MEAN, ("n_seq_max", 4), ("n_outputs_max", 0))
     context = EmbeddingContext(str(path), settings, parameters, ranks=False)
     rows = np.zeros((4, context.size), np.float32)
@@ -35,6 +35,6 @@ def test_a_step_leaves_nothing_behind(tmp_path: Path) -> None:
 def test_a_file_that_is_no_model_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "bert.gguf"
     path.write_bytes(b"GGUF nothing")
-    settings = LlamaSettings(context_size=64, batch_size=64, max_nodes=64, max_leaves=1)
-    with pytest.raises(BackendError, match=r"cannot load bert\.gguf"):
+    settings = RunConfig(context_size=64, batch_size=64, max_nodes=64, max_leaves=1)
+    with pytest.raises(ModelFileError, match=r"bert\.gguf is GGUF version"):
         EmbeddingContext(str(path), settings, _MEAN, ranks=False)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,13 +25,12 @@ from numpy.typing import NDArray
 import edgespec
 from edgespec.backends.base import Backend
 from edgespec.backends.llama.backend import LlamaBackend
-from edgespec.backends.llama.context import LlamaSettings
 from edgespec.backends.llama.kernels import attach
 from edgespec.backends.llama.recurrent import RecurrentBackend
 from edgespec.backends.tree import DraftTree
 from edgespec.measure.noise import find_divergence
+from edgespec.memory.bytes.config import RunConfig
 from edgespec.memory.bytes.footprint import weights_parts
-from edgespec.memory.bytes.shape import RunShape
 from edgespec.memory.bytes.simulation import Wanted, simulated
 from edgespec.models.spec import read_model_spec
 
@@ -66,9 +66,9 @@ def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 @contextmanager
 def opened(path: Path, **changes: Any) -> Iterator[LlamaBackend]:
     values = {"batch_size": 64, "max_nodes": DRAFTS + 1, "gpu_layers": 0, "mapped": False}
-    settings = LlamaSettings(512, **(values | changes))
+    settings = RunConfig(512, **(values | changes))
     if read_model_spec(path).has_snapshots:
-        made: LlamaBackend = RecurrentBackend(path, settings, snapshots=DRAFTS)
+        made: LlamaBackend = RecurrentBackend(path, replace(settings, snapshots=DRAFTS))
     else:
         made = LlamaBackend(path, settings)
     with closing(made):
@@ -120,7 +120,7 @@ def test_drafts_are_lossless(path: Path, exact: bool) -> None:
 
 
 def test_its_packed_weights_are_planned(path: Path) -> None:
-    spec, shape = read_model_spec(path), RunShape(512, 64, 1, mapped=False, kernels=True)
+    spec, shape = read_model_spec(path), RunConfig(512, 64, 1, mapped=False, kernels=True)
     (answer,) = simulated([Wanted(spec, shape)])
     planned = {part.name: part.nbytes for part in weights_parts(spec, shape, answer)}
     with opened(path, kernels=True) as backend:

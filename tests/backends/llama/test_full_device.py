@@ -20,16 +20,16 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits the addr
 PROGRAM = """
 import resource, sys
 from edgespec.backends.llama.backend import LlamaBackend
-from edgespec.backends.llama.context import LlamaSettings
+from edgespec.memory.bytes.config import RunConfig
 from edgespec.backends.llama.library import library
 from edgespec.errors import DoesNotFitError
 
 path, room = sys.argv[1], int(sys.argv[2])
-LlamaBackend(path, LlamaSettings(256, 32, max_nodes=4, gpu_layers=0)).close()
+LlamaBackend(path, RunConfig(256, 32, max_nodes=4, gpu_layers=0)).close()
 pages = int(open("/proc/self/statm").read().split()[0])
 resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + room,) * 2)
 try:
-    LlamaBackend(path, LlamaSettings(1 << 20, 32, max_nodes=4, gpu_layers=0, mapped=False))
+    LlamaBackend(path, RunConfig(1 << 20, 32, max_nodes=4, gpu_layers=0, mapped=False))
 except DoesNotFitError as problem:
     print(problem, problem.hint, sep="\\n")
 """

@@ -19,7 +19,7 @@ from random_gguf import F32, Q8_0, write_model
 import edgespec
 from edgespec.backends.llama.cache_head import CacheHead
 from edgespec.backends.llama.following import Following
-from edgespec.backends.llama.head import Followed
+from edgespec.backends.llama.head import FollowedBackend
 from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
 from edgespec.drafting.drafters import make_drafter
@@ -28,9 +28,9 @@ from edgespec.drafting.drafters.combined import CombinedDrafter
 from edgespec.drafting.drafters.model import HeadDrafter, HeadText
 from edgespec.drafting.drafters.suffix import SuffixDrafter
 from edgespec.errors import UnsupportedError
+from edgespec.memory.bytes.config import RunConfig
 from edgespec.memory.bytes.footprint import Component, footprint
 from edgespec.memory.bytes.head_footprint import block_footprint, wanted_block
-from edgespec.memory.bytes.shape import RunShape
 from edgespec.memory.bytes.simulation import Wanted, simulated
 from edgespec.memory.plan.request import Request
 from edgespec.memory.times.curve import CostCurve
@@ -61,13 +61,13 @@ def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.fixture
-def backend(files: Files) -> Iterator[Followed]:
+def backend(files: Files) -> Iterator[FollowedBackend]:
     made = opened(files)
     yield made
     made.close()
 
 
-def head_of(backend: Followed) -> Following:
+def head_of(backend: FollowedBackend) -> Following:
     assert backend.head is not None
     return backend.head
 
@@ -81,14 +81,14 @@ def read_anew(files: Files, text: list[int], token: int) -> Any:
     return row
 
 
-def assert_follows(backend: Followed, files: Files, text: list[int]) -> None:
+def assert_follows(backend: FollowedBackend, files: Files, text: list[int]) -> None:
     head = head_of(backend)
     assert head.followed == backend.length == len(text)
     row = head.begin(7)
     assert float(np.abs(row - read_anew(files, text, 7)).max()) < NOISE
 
 
-def test_a_head_follows_prompts_in_pieces(backend: Followed, files: Files) -> None:
+def test_a_head_follows_prompts_in_pieces(backend: FollowedBackend, files: Files) -> None:
     for start in range(0, len(TEXT), 10):
         backend.prefill(TEXT[start : start + 10])
     assert_follows(backend, files, TEXT)
@@ -109,7 +109,7 @@ def test_a_head_follows_prompts_in_small_batches(files: Files) -> None:
     fresh.close()
 
 
-def test_a_head_follows_rounds(backend: Followed, files: Files) -> None:
+def test_a_head_follows_rounds(backend: FollowedBackend, files: Files) -> None:
     """Rounds with drafts of its own, all wrong, half right or not drafted at all."""
     backend.prefill(TEXT[:20])
     head, at, turn = head_of(backend), 20, 0
@@ -128,7 +128,9 @@ def test_a_head_follows_rounds(backend: Followed, files: Files) -> None:
     assert_follows(backend, files, TEXT[:at])
 
 
-def test_what_a_head_has_drafted_behind_is_not_read_again(backend: Followed, files: Files) -> None:
+def test_what_a_head_has_drafted_behind_is_not_read_again(
+    backend: FollowedBackend, files: Files
+) -> None:
     """The next token's cell is there already, as the draft began with it; what was accepted is not.
 
     A block's first cell is a query, and no cell of the text; an assistant has no cells at all.
@@ -149,7 +151,9 @@ def test_what_a_head_has_drafted_behind_is_not_read_again(backend: Followed, fil
     assert_follows(backend, files, [*TEXT[:25], TEXT[30]])
 
 
-def test_a_head_is_told_apart_from_one_that_missed_a_token(backend: Followed, files: Files) -> None:
+def test_a_head_is_told_apart_from_one_that_missed_a_token(
+    backend: FollowedBackend, files: Files
+) -> None:
     """What the comparisons above would show."""
     text = TEXT[:60]
     backend.prefill(text)
@@ -160,7 +164,7 @@ def test_a_head_is_told_apart_from_one_that_missed_a_token(backend: Followed, fi
 
 
 def test_a_head_that_nobody_asked_begins_anew_with_the_last_tokens(
-    backend: Followed, files: Files
+    backend: FollowedBackend, files: Files
 ) -> None:
     """Nothing is computed for it meanwhile; it then drafts as if the text began there."""
     if isinstance(backend.head, CacheHead):
@@ -184,7 +188,7 @@ def test_a_head_that_nobody_asked_begins_anew_with_the_last_tokens(
     assert head.followed == backend.length
 
 
-def test_a_head_goes_back_with_its_model(backend: Followed, files: Files) -> None:
+def test_a_head_goes_back_with_its_model(backend: FollowedBackend, files: Files) -> None:
     """The row of the last token is gone then; the tokens behind it are followed again."""
     backend.prefill(TEXT[:40])
     kept = backend.truncate(38)
@@ -199,7 +203,7 @@ def test_a_head_goes_back_with_its_model(backend: Followed, files: Files) -> Non
 
 
 def test_a_loaded_cache_is_one_that_the_head_has_not_read(
-    backend: Followed, files: Files, tmp_path: Path
+    backend: FollowedBackend, files: Files, tmp_path: Path
 ) -> None:
     backend.prefill(TEXT[:40])
     backend.save_cache(str(tmp_path / "cache"))
@@ -278,7 +282,7 @@ def test_a_head_that_is_always_wrong_is_hardly_asked(files: Files) -> None:
 def test_a_plan_has_the_head_in_it(path: Path) -> None:
     """Tried as long as nobody knows whether it pays; named, it is there in any case."""
     spec = read_model_spec(path)
-    shape = RunShape(512, 64, DRAFTS + 1, head=True)
+    shape = RunConfig(512, 64, DRAFTS + 1, head=True)
     plan = make_run_plan(spec, Request(context_size=512, draft_max=DRAFTS, kernels="off"))
     assert plan.drafter == "suffix,head"
     assert {"head_kv_cache", "head_compute", "head_rows", "head_logits"} <= set(
@@ -300,7 +304,7 @@ def test_a_plan_has_the_head_in_it(path: Path) -> None:
     assert found["logits"] == planned["head_logits"] and found["rows"] == planned["head_rows"]
 
 
-def block_parts(spec: ModelSpec, shape: RunShape) -> tuple[Component, ...]:
+def block_parts(spec: ModelSpec, shape: RunConfig) -> tuple[Component, ...]:
     (_, answer) = simulated([Wanted(spec, shape), wanted_block(spec, shape)])
     return block_footprint(spec, shape, answer)
 
@@ -310,7 +314,7 @@ def test_weights_of_a_head_that_is_not_loaded_are_not_planned(path: Path) -> Non
     totals = []
     for head in (False, True):
         backend = opened(Files(path), has_head=False, mapped=False) if head else None
-        shape = RunShape(512, 64, 5, snapshots=4, mapped=False, head=head)
+        shape = RunConfig(512, 64, 5, snapshots=4, mapped=False, head=head)
         (answer,) = simulated([Wanted(spec, shape)])
         parts = footprint(spec, shape, answer)
         planned = sum(one.nbytes for one in parts if "weights" in one.name)

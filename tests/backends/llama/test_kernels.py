@@ -14,7 +14,6 @@ import pytest
 from numpy.typing import NDArray
 
 from edgespec.backends.llama.backend import LlamaBackend
-from edgespec.backends.llama.context import LlamaSettings
 from edgespec.backends.llama.kernels import (
     kernels,
     leave_out,
@@ -22,8 +21,8 @@ from edgespec.backends.llama.kernels import (
 )
 from edgespec.backends.llama.library import ggml_function, library
 from edgespec.measure.noise import largest_invariant_step, prefill_is_invariant
+from edgespec.memory.bytes.config import RunConfig
 from edgespec.memory.bytes.footprint import weights_parts
-from edgespec.memory.bytes.shape import RunShape
 from edgespec.memory.bytes.simulation import Wanted, simulated
 from edgespec.memory.device.kernels import attends
 from edgespec.models.embedded import embedded_model
@@ -40,7 +39,7 @@ def backend() -> Iterator[LlamaBackend]:
 
 def load(use: bool, kv_type: str = "f16") -> LlamaBackend:
     spec = read_model_spec(embedded_model())
-    chosen = LlamaSettings(
+    chosen = RunConfig(
         1024,
         64,
         max_nodes=8,
@@ -74,7 +73,7 @@ def test_a_model_says_the_same(backend: LlamaBackend) -> None:
 
 def test_bytes_are_those_that_were_planned(backend: LlamaBackend) -> None:
     spec = read_model_spec(embedded_model())
-    shape = RunShape(1024, 64, 8, threads=2, mapped=False, kernels=True)
+    shape = RunConfig(1024, 64, 8, threads=2, mapped=False, kernels=True)
     (answer,) = simulated([Wanted(spec, shape)])
     planned = {part.name: part.nbytes for part in weights_parts(spec, shape, answer)}
     loaded = backend.memory_bytes()
@@ -149,8 +148,8 @@ count = len(said)
 while len(said) < count + 2 and thread.is_alive():
     time.sleep(0.01)
 from edgespec.backends.llama.backend import LlamaBackend
-from edgespec.backends.llama.context import LlamaSettings
-loaded = LlamaBackend(sys.argv[1], LlamaSettings(256, kernels=True, mapped=False))
+from edgespec.memory.bytes.config import RunConfig
+loaded = LlamaBackend(sys.argv[1], RunConfig(256, kernels=True, mapped=False))
 is_over.set()
 thread.join()
 print(json.dumps([reason, before == address_of()[0], len(set(said)), loaded.memory_bytes()]))

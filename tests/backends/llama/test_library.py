@@ -263,9 +263,9 @@ try:
 except edgespec.EdgespecError:
     pass
 from edgespec.backends.llama.backend import LlamaBackend
-from edgespec.backends.llama.context import LlamaSettings
+from edgespec.memory.bytes.config import RunConfig
 try:
-    LlamaBackend("{garbage}", LlamaSettings(64))
+    LlamaBackend("{garbage}", RunConfig(64))
 except edgespec.BackendError as error:
     assert str(error)
 """

@@ -22,7 +22,6 @@ from random_gguf import F32, Q8_0
 
 import edgespec
 from edgespec.backends.llama.backend import LlamaBackend
-from edgespec.backends.llama.context import LlamaSettings
 from edgespec.backends.llama.recurrent import RecurrentBackend
 from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
@@ -33,8 +32,8 @@ from edgespec.drafting.proposal import EMPTY, Proposal, StepContext
 from edgespec.errors import BackendError, UnsupportedError
 from edgespec.measure.noise import find_divergence
 from edgespec.measure.timing import one_step
+from edgespec.memory.bytes.config import RunConfig
 from edgespec.memory.bytes.footprint import footprint
-from edgespec.memory.bytes.shape import RunShape
 from edgespec.memory.bytes.simulation import Wanted, simulated
 from edgespec.memory.bytes.snapshots import most_snapshots
 from edgespec.memory.plan.request import Request
@@ -76,7 +75,7 @@ def assert_lossless(
 
 def opened(path: Path, snapshots: int = SNAPSHOTS, **changes: Any) -> RecurrentBackend:
     settings = {"batch_size": 64, "max_nodes": snapshots + 1, "gpu_layers": 0, **changes}
-    return RecurrentBackend(path, LlamaSettings(512, **settings), snapshots=snapshots)
+    return RecurrentBackend(path, RunConfig(512, snapshots=snapshots, **settings))
 
 
 @pytest.fixture
@@ -89,7 +88,7 @@ def backend(path: Path) -> Iterator[RecurrentBackend]:
 @pytest.fixture(scope="module")
 def plain_rows(path: Path) -> NDArray[np.float32]:
     """Logits after each token of the text, one a step, in a cache without snapshots."""
-    backend = LlamaBackend(path, LlamaSettings(512, batch_size=64, max_nodes=1, gpu_layers=0))
+    backend = LlamaBackend(path, RunConfig(512, batch_size=64, max_nodes=1, gpu_layers=0))
     rows = []
     for token in TEXT:
         rows.append(backend.verify(DraftTree.chain((token,))).copy())
@@ -246,11 +245,11 @@ def test_a_run_takes_what_was_planned(path: Path, snapshots: int) -> None:
     made = (
         opened(path, snapshots)
         if snapshots
-        else LlamaBackend(path, LlamaSettings(512, batch_size=64, max_nodes=1, gpu_layers=0))
+        else LlamaBackend(path, RunConfig(512, batch_size=64, max_nodes=1, gpu_layers=0))
     )
     found = made.memory_bytes()
     made.close()
-    shape = RunShape(512, 64, 1 + snapshots, snapshots=snapshots)
+    shape = RunConfig(512, 64, 1 + snapshots, snapshots=snapshots)
     (answer,) = simulated([Wanted(spec, shape)])
     planned = {part.name: part.nbytes for part in footprint(spec, shape, answer)}
     for name in ("kv_cache", "compute"):

@@ -11,9 +11,9 @@ import pytest
 
 from edgespec.backends.base import HoldsSequences, Logits
 from edgespec.backends.llama.backend import LlamaBackend, LlamaSequence
-from edgespec.backends.llama.context import LlamaSettings
 from edgespec.backends.tree import DraftTree
 from edgespec.errors import BackendError, UnsupportedError
+from edgespec.memory.bytes.config import RunConfig
 from edgespec.models.embedded import embedded_model
 
 pytestmark = pytest.mark.model
@@ -24,9 +24,9 @@ NOISE = (
 )
 
 
-def settings(**changes: Any) -> LlamaSettings:
+def settings(**changes: Any) -> RunConfig:
     values: dict[str, Any] = {"batch_size": 32, "max_nodes": 16, "max_leaves": 6, "threads": 1}
-    return LlamaSettings(256, **{**values, "kv_type_k": "bf16", **changes})
+    return RunConfig(256, **{**values, "kv_type_k": "bf16", **changes})
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ from hybrid_gguf import Shape, write_hybrid
 from random_gguf import Q8_0
 
 from edgespec.backends.llama.backend import LlamaBackend
-from edgespec.backends.llama.context import LlamaSettings
 from edgespec.backends.llama.kernels import attach
 from edgespec.backends.llama.library import ggml_function
 from edgespec.backends.llama.recurrent import RecurrentBackend
@@ -23,7 +23,7 @@ from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
 from edgespec.drafting.drafters import make_drafter
 from edgespec.measure.timing import snapshots_cost
-from edgespec.memory.bytes.shape import RunShape
+from edgespec.memory.bytes.config import RunConfig
 from edgespec.memory.bytes.simulation import Wanted, simulated
 from edgespec.models.spec import read_model_spec
 
@@ -39,14 +39,14 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_hybrid(tmp_path_factory.mktemp("qwen35") / "model.gguf", shape, Q8_0)
 
 
-def settings(**changes: Any) -> LlamaSettings:
+def settings(**changes: Any) -> RunConfig:
     values = {"batch_size": 64, "max_nodes": SNAPSHOTS + 1, "gpu_layers": 0, "mapped": False}
-    return LlamaSettings(512, **(values | changes))
+    return RunConfig(512, **(values | changes))
 
 
 @pytest.fixture
 def backend(path: Path) -> Iterator[RecurrentBackend]:
-    with closing(RecurrentBackend(path, settings(), snapshots=SNAPSHOTS)) as made:
+    with closing(RecurrentBackend(path, settings(snapshots=SNAPSHOTS))) as made:
         yield made
 
 
@@ -103,7 +103,7 @@ def test_rows_are_those_without_snapshots(path: Path, kernels: bool) -> None:
         pytest.skip(f"edgespec has no kernels here: {reason}")
     chosen = settings(kernels=kernels)
     with (
-        closing(RecurrentBackend(path, chosen, snapshots=SNAPSHOTS)) as backend,
+        closing(RecurrentBackend(path, replace(chosen, snapshots=SNAPSHOTS))) as backend,
         closing(LlamaBackend(path, settings(kernels=kernels, max_nodes=1))) as plain,
     ):
         at = 0
@@ -140,7 +140,7 @@ def test_an_engine_gives_up_snapshots_that_its_drafts_are_not_worth(
 ) -> None:
     """Between two answers, and not where that empties a cache that is used; words stay the same."""
     flat = Frozen([0.0, *[1.0 + 0.001 * size for size in range(1, SNAPSHOTS + 2)]])
-    backend = RecurrentBackend(path, settings(), snapshots=SNAPSHOTS)
+    backend = RecurrentBackend(path, settings(snapshots=SNAPSHOTS))
     drafter = make_drafter("suffix")
     assert drafter is not None
     with Engine(backend, curve=flat, drafter=drafter, snapshots_cost=cost) as engine:
@@ -152,7 +152,7 @@ def test_an_engine_gives_up_snapshots_that_its_drafts_are_not_worth(
         with_them = engine.generate(fresh, max_tokens=40, reuse=True)
         assert (engine.drafter is drafter) == is_kept
         kept = 1 + SNAPSHOTS if is_kept else 1
-        shape = RunShape(512, 64, 1 + SNAPSHOTS, snapshots=kept - 1)
+        shape = RunConfig(512, 64, 1 + SNAPSHOTS, snapshots=kept - 1)
         (answer,) = simulated([Wanted(read_model_spec(path), shape)])
         cache_bytes = backend.memory_bytes()["kv_cache"]
         assert cache_bytes == pytest.approx(answer["host"].cache, abs=0.02 * 2**20)

@@ -22,13 +22,14 @@ from random_gguf import F32, write_model
 import edgespec
 from edgespec.backends.llama import states
 from edgespec.backends.llama.backend import LlamaBackend
-from edgespec.backends.llama.context import LlamaContext, LlamaSettings
+from edgespec.backends.llama.context import LlamaContext
 from edgespec.backends.llama.recurrent import RecurrentBackend
 from edgespec.backends.llama.states import States, _spread
 from edgespec.decode.engine import Engine
 from edgespec.decode.generation import Result
 from edgespec.errors import DoesNotFitError
 from edgespec.measure.noise import find_divergence
+from edgespec.memory.bytes.config import RunConfig
 from edgespec.memory.plan.request import Request
 from edgespec.models.spec import read_model_spec
 from edgespec.setup.planning import make_run_plan
@@ -71,9 +72,9 @@ def num_read(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
 def opened(path: Path, *, snapshots: int = 0, **changes: Any) -> LlamaBackend:
     sizes: dict[str, Any] = {"batch_size": 64, "max_nodes": 1 + snapshots, "gpu_layers": 0}
-    settings = LlamaSettings(2048, **sizes, **changes)
+    settings = RunConfig(2048, snapshots=snapshots, **sizes, **changes)
     if snapshots:
-        return RecurrentBackend(path, settings, snapshots=snapshots)
+        return RecurrentBackend(path, settings)
     return LlamaBackend(path, settings)
 
 

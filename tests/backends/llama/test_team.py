@@ -15,11 +15,11 @@ from random_gguf import Q4_0, write_model
 from edgespec.backends.fake import FakeBackend
 from edgespec.backends.llama import context as llamacpp
 from edgespec.backends.llama.backend import LlamaBackend
-from edgespec.backends.llama.context import LlamaSettings
 from edgespec.backends.llama.team import Teams
 from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
 from edgespec.drafting.drafters import make_drafter
+from edgespec.memory.bytes.config import RunConfig
 from edgespec.memory.device.neighbours import alone
 from edgespec.memory.times.curve import CostCurve
 from edgespec.models.embedded import embedded_model
@@ -217,7 +217,7 @@ def test_rows_do_not_depend_on_the_threads(
     one_thread: Callable[[int], None], kind: str, depth: int
 ) -> None:
     """f16 while the cache has 256 cells, and the cache of --exact beyond."""
-    settings = LlamaSettings(context_size=1024, threads=2, kv_type_k=kind)
+    settings = RunConfig(context_size=1024, threads=2, kv_type_k=kind)
     tokens = [100 + i * 7 % 5000 for i in range(depth)]
     rows = {}
     backend = LlamaBackend(embedded_model(), settings)
@@ -242,7 +242,7 @@ def test_rows_do_not_depend_on_the_threads(
 def test_a_step_that_fails_leaves_its_team(monkeypatch: pytest.MonkeyPatch) -> None:
     teams = Teams(2, alone)
     monkeypatch.setattr(llamacpp, "TEAMS", teams)
-    backend = LlamaBackend(embedded_model(), LlamaSettings(context_size=256, threads=2))
+    backend = LlamaBackend(embedded_model(), RunConfig(context_size=256, threads=2))
     try:
         monkeypatch.setattr(
             backend._context.lib,
@@ -273,7 +273,7 @@ def test_threads_are_given_back(tmp_path: Path) -> None:
         return len(list(Path("/proc/self/task").iterdir()))
 
     path = write_model(tmp_path / "model.gguf", "llama", Q4_0)
-    settings = LlamaSettings(context_size=64, batch_size=16, max_nodes=4, threads=2)
+    settings = RunConfig(context_size=64, batch_size=16, max_nodes=4, threads=2)
     with closing(LlamaBackend(path, settings)) as backend:
         backend.rest()
         before = count()

@@ -19,7 +19,6 @@ from waiting import PATIENCE_S, until
 from edgespec.backends.base import FillsIn
 from edgespec.backends.llama import tokenizer as llama_tokenizer
 from edgespec.backends.llama.backend import LlamaBackend
-from edgespec.backends.llama.context import LlamaSettings
 from edgespec.backends.llama.tokenizer import (
     LlamaTokenizer,
     VocabularyTokenizer,
@@ -27,6 +26,7 @@ from edgespec.backends.llama.tokenizer import (
     open_tokenizer,
 )
 from edgespec.errors import BackendError, UnsupportedError
+from edgespec.memory.bytes.config import RunConfig
 from edgespec.models.embedded import embedded_model
 from edgespec.models.spec import ModelSpec
 
@@ -429,7 +429,7 @@ def test_the_name_of_a_token_that_ends_a_text(name: str, is_end: bool) -> None:
 @pytest.mark.model
 def test_a_file_that_chats_is_looked_through_beside_its_load() -> None:
     """It was looked through at the first prompt."""
-    settings = LlamaSettings(context_size=256, threads=1)
+    settings = RunConfig(context_size=256, threads=1)
     with closing(LlamaBackend(str(embedded_model()), settings)) as backend:
         until(lambda: backend.tokenizer._control_texts is not None)
         assert "<|im_end|>" in backend.tokenizer.control_texts.texts

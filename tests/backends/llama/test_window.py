@@ -20,20 +20,19 @@ from random_gguf import Q8_0, write_model
 
 import edgespec
 from edgespec.backends.llama.backend import LlamaBackend, LlamaSequence
-from edgespec.backends.llama.context import LlamaSettings
 from edgespec.backends.llama.window import Window
 from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
 from edgespec.errors import BackendError, UnsupportedError
+from edgespec.memory.bytes.config import RunConfig
 from edgespec.memory.plan.plan import Plan
 from edgespec.memory.plan.request import Request
-from edgespec.memory.plan.settings import settings_of
 from edgespec.memory.times.curve import CostCurve
 from edgespec.models.spec import read_model_spec
 from edgespec.sampling.params import SamplingParams
 from edgespec.setup.candidates import DraftSource, best_drafters
 from edgespec.setup.planning import make_run_plan
-from edgespec.setup.stored import keep_curve
+from edgespec.setup.stored import curve_key, keep_curve
 
 pytestmark = pytest.mark.model
 
@@ -50,7 +49,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def opened(path: Path, **changes: Any) -> LlamaBackend:
     """With steps of at most 64 tokens, so that all of them round alike."""
     values: dict[str, Any] = {"batch_size": 32, "max_nodes": NODES, "max_leaves": 1, "window": True}
-    return LlamaBackend(path, LlamaSettings(512, **{**values, "threads": 1, **changes}))
+    return LlamaBackend(path, RunConfig(512, **{**values, "threads": 1, **changes}))
 
 
 def fill(backend: LlamaSequence, tokens: list[int]) -> None:
@@ -227,7 +226,7 @@ def test_it_is_used_where_contexts_are_deep(path: Path, slope: float, used: bool
     assert plan.drafter == "suffix", "nothing was measured yet"
     times = [float("inf"), *[1.0 + 0.3 * more for more in range(32)]]
     curve = CostCurve(times, depth_ms=slope, depth_node_ms=slope / 16)
-    keep_curve(spec, settings_of(plan), curve, replaced=True)
+    keep_curve(curve_key(spec, plan), curve, replaced=True)
     plan = make_run_plan(spec, request)
     assert plan.drafter == ("suffix,window" if used else "suffix")
     assert any(one.name == "window" for one in plan.choices) == used
@@ -240,7 +239,7 @@ def test_an_early_exit_drafts_in_the_place_of_a_window(path: Path, tmp_path: Pat
     request = Request(context_size=4096, kernels="off", users=1)
     plan = make_run_plan(spec, request)
     curve = CostCurve([float("inf"), *[1.0] * 32], depth_ms=0.002)
-    keep_curve(spec, settings_of(plan), curve, replaced=True)
+    keep_curve(curve_key(spec, plan), curve, replaced=True)
     plan = make_run_plan(spec, request)
     assert plan.drafter.endswith(",window")
     source = DraftSource("early_exit", None, is_named=True)

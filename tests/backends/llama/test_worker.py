@@ -42,7 +42,7 @@ def test_it_tells_about_itself_at_any_time(lent: LocalWorker) -> None:
     (device,) = worker_devices((lent.address,))
     assert device.free_bytes == device.total_bytes == MIB and device.bytes_per_s > 0
     with closing(connect(lent.address)) as program:
-        rpc.ask(program, rpc.HELLO, bytes(rpc.HELLO_BYTES))
+        rpc.ask(program, rpc.Command.HELLO, bytes(rpc.HELLO_BYTES))
         assert status(lent.address)["busy"] is True
     assert tuple(status(lent.address)["protocol"][:2]) == rpc.PROTOCOL
 
@@ -53,19 +53,19 @@ def test_memory_is_lent_up_to_the_limit(lent: LocalWorker) -> None:
 
     def allocate(size: int) -> int:
         request = struct.pack("<IQ", 0, size)
-        return int(struct.unpack("<QQ", rpc.ask(connection, rpc.ALLOC_BUFFER, request))[0])
+        return int(struct.unpack("<QQ", rpc.ask(connection, rpc.Command.ALLOC_BUFFER, request))[0])
 
     def free() -> int:
         (free_bytes, _) = struct.unpack(
-            "<QQ", rpc.ask(connection, rpc.GET_DEVICE_MEMORY, struct.pack("<I", 0))
+            "<QQ", rpc.ask(connection, rpc.Command.GET_DEVICE_MEMORY, struct.pack("<I", 0))
         )
         return int(free_bytes)
 
     with closing(connect(lent.address)) as connection:
-        rpc.ask(connection, rpc.HELLO, bytes(rpc.HELLO_BYTES))
+        rpc.ask(connection, rpc.Command.HELLO, bytes(rpc.HELLO_BYTES))
         first = allocate(512 * KIB)
         assert first and 500 * KIB < free() <= 512 * KIB
         assert allocate(600 * KIB) == 0
-        give_back = rpc.Request(rpc.FREE_BUFFER, 8, struct.pack("<Q", first))
+        give_back = rpc.Request(rpc.Command.FREE_BUFFER, 8, struct.pack("<Q", first))
         connection.sendall(give_back.head)
         assert allocate(600 * KIB) != 0

@@ -16,10 +16,9 @@ from waiting import Lived
 
 import edgespec
 from edgespec.backends.llama.backend import LlamaBackend
-from edgespec.backends.llama.context import LlamaSettings
 from edgespec.backends.tree import DraftTree
 from edgespec.errors import BackendError, DoesNotFitError
-from edgespec.memory.bytes.shape import Device
+from edgespec.memory.bytes.config import Device, RunConfig
 from edgespec.memory.device import rpc
 from edgespec.memory.device.accelerators import has_rpc
 from edgespec.memory.plan.options import LoadOptions, experts_on_host
@@ -49,7 +48,7 @@ def workers() -> Iterator[tuple[LocalWorker, LocalWorker]]:
 
 def backend(file: Path, *devices: Device) -> LlamaBackend:
     layers = sum(device.layers for device in devices)
-    settings = LlamaSettings(
+    settings = RunConfig(
         512, 64, max_nodes=8, max_leaves=4, gpu_layers=layers, mapped=False, devices=devices
     )
     return LlamaBackend(file, settings)
@@ -98,11 +97,11 @@ def test_a_worker_takes_what_was_planned(
     )
     spec = read_model_spec(file)
     plan = make_run_plan(spec, Request.loading(options))
-    assert plan.shares
+    assert plan.devices
     with load_plan(spec, plan) as engine:
         allocated = engine.memory_bytes()
         assert engine.generate(TEXT, raw=True, max_tokens=8).token_ids
-    for label in {one.label for one in plan.shares}:
+    for label in {one.label for one in plan.devices}:
         taken = sum(size for name, size in allocated.items() if name.startswith(label))
         assert taken == pytest.approx(plan.predicted_bytes_of(label), rel=0.02, abs=24 * KIB)
 
@@ -238,7 +237,7 @@ class FakeClient:
 
     def is_turned_away(self) -> bool:
         try:
-            rpc.ask(self._connection, rpc.HELLO, bytes(rpc.HELLO_BYTES))
+            rpc.ask(self._connection, rpc.Command.HELLO, bytes(rpc.HELLO_BYTES))
         except ConnectionError:
             return True
         return False

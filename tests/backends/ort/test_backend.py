@@ -17,19 +17,19 @@ from random_gguf import Q8_0, VOCABULARY, write_model
 import edgespec
 from edgespec.backends.base import Backend, Logits
 from edgespec.backends.llama.backend import LlamaBackend
-from edgespec.backends.llama.context import LlamaSettings
 from edgespec.backends.ort import cache as ort_cache
 from edgespec.backends.ort.cache import converted
 from edgespec.backends.tree import DraftTree
 from edgespec.errors import BackendError, ContextFullError, UnsupportedError
 from edgespec.measure.noise import measure_batch_noise
+from edgespec.memory.bytes.config import RunConfig
 from edgespec.models.onnx.facts import read_facts
 from edgespec.models.spec import ModelSpec, read_model_spec
 
 pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
 pytest.importorskip("onnx", reason="the onnx extra is not installed")
 
-from edgespec.backends.ort.backend import OrtBackend, OrtSettings
+from edgespec.backends.ort.backend import OrtBackend
 
 pytestmark = pytest.mark.model
 
@@ -45,14 +45,14 @@ def spec(request: pytest.FixtureRequest, folder: Path) -> ModelSpec:
 
 
 def open_ours(spec: ModelSpec, folder: Path, **settings: Any) -> OrtBackend:
-    asked = OrtSettings(512, batch_size=64, max_nodes=16, **settings)
+    asked = RunConfig(512, batch_size=64, max_nodes=16, **settings)
     return OrtBackend(spec, read_facts(spec), converted(spec, folder, "cpu"), asked)
 
 
 @pytest.fixture
 def ours(spec: ModelSpec, folder: Path) -> Iterator[OrtBackend]:
     """In strict mode: one-token steps take two rows, and there are no branches."""
-    backend = open_ours(spec, folder, pads_single=True)
+    backend = open_ours(spec, folder, exact=True)
     yield backend
     backend.close()
 
@@ -66,7 +66,7 @@ def branching(spec: ModelSpec, folder: Path) -> Iterator[OrtBackend]:
 
 @pytest.fixture
 def theirs(spec: ModelSpec) -> Iterator[LlamaBackend]:
-    backend = LlamaBackend(spec.path, LlamaSettings(512, 64, 16))
+    backend = LlamaBackend(spec.path, RunConfig(512, 64, 16))
     yield backend
     backend.close()
 
@@ -211,7 +211,7 @@ def test_a_damaged_graph_is_a_sentence(folder: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(converted(spec, folder, "cpu"), tmp_path / "copy")
     (copy / "model.onnx").write_bytes(b"no graph")
     with pytest.raises(BackendError, match=r"cannot load model\.onnx"):
-        OrtBackend(spec, read_facts(spec), copy, OrtSettings(64))
+        OrtBackend(spec, read_facts(spec), copy, RunConfig(64))
 
 
 # ---------------------------------------------------------------------------------- cache

@@ -23,6 +23,7 @@ from edgespec.backends.ort.cache import converted
 from edgespec.backends.ort.providers import CPU_PROVIDER, OnnxDevice
 from edgespec.backends.tree import DraftTree
 from edgespec.errors import ContextFullError, UnsupportedError
+from edgespec.memory.bytes.config import RunConfig
 from edgespec.models.embedded import embedded_model
 from edgespec.models.onnx.facts import SPLIT, GraphOptions, read_facts
 from edgespec.models.onnx.folder import GRAPH_FILE
@@ -32,7 +33,7 @@ from edgespec.models.spec import ModelSpec, read_model_spec
 pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
 pytest.importorskip("onnx", reason="the onnx extra is not installed")
 
-from edgespec.backends.ort.backend import OrtBackend, OrtSettings
+from edgespec.backends.ort.backend import OrtBackend
 
 pytestmark = pytest.mark.model
 
@@ -57,7 +58,7 @@ def opened(
     spec: ModelSpec, folder: Path, graphs: Mapping[str, GraphOptions] | None = None
 ) -> OrtBackend:
     place = converted(spec, folder, "cpu", graphs=graphs)
-    settings = OrtSettings(CONTEXT, batch_size=32, max_nodes=16)
+    settings = RunConfig(CONTEXT, batch_size=32, max_nodes=16)
     return OrtBackend(spec, read_facts(spec), place, settings)
 
 

@@ -8,6 +8,7 @@ import pytest
 from footprint_cases import SPEC, TIED, UNTIED, model, shape, tensor
 from laid_out import sizes_by_hand
 
+from edgespec.memory.bytes.config import Device, RunConfig, padded
 from edgespec.memory.bytes.footprint import (
     footprint,
     has_packed_weights,
@@ -16,7 +17,6 @@ from edgespec.memory.bytes.footprint import (
     runtime_bytes,
     vocabulary_bytes,
 )
-from edgespec.memory.bytes.shape import Device, RunShape, padded
 from edgespec.memory.bytes.simulation import Bytes, Wanted
 from edgespec.memory.device.kernels import missing_kernels
 from edgespec.memory.device.track import MOST_FREED_BYTES
@@ -160,7 +160,7 @@ def test_parts_of_nothing_are_left_out() -> None:
 
 
 def test_ceilings_are_what_is_touched_as_it_is_used() -> None:
-    def ceilings(run: RunShape) -> set[str]:
+    def ceilings(run: RunConfig) -> set[str]:
         parts = footprint(UNTIED, run, SAID, drafter_bytes=1)
         return {part.name for part in parts if part.is_ceiling}
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from tiny_folder import write_folder
 
+from edgespec.memory.bytes.config import RunConfig
 from edgespec.memory.bytes.onnx_footprint import onnx_footprint
-from edgespec.memory.bytes.shape import RunShape
 from edgespec.models.onnx.folder import read_folder_spec
 
 pytest.importorskip("onnx", reason="the onnx extra is not installed")
@@ -25,7 +25,7 @@ def test_footprint_of_a_folder(tmp_path: Path) -> None:
     larger = replace(read_folder_spec(write_folder(tmp_path)), weight_bytes=1_000_000)
     parts = {
         part.name: part.nbytes
-        for part in onnx_footprint(larger, RunShape(1000, 32, 4), drafter_bytes=77)
+        for part in onnx_footprint(larger, RunConfig(1000, 32, 4), drafter_bytes=77)
     }
     compute = 4 * 1.4 * (3 * 2 * 32 * 1032 + 1032 * 16 * 2 * 2 + 32 * (8 * 16 + 3 * 16))
     assert parts["weights"] == 1_200_000

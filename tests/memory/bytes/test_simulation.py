@@ -20,7 +20,6 @@ from random_gguf import Q8_0, write_model
 
 from edgespec.backends.llama import simulator
 from edgespec.backends.llama.backend import LlamaBackend
-from edgespec.backends.llama.context import LlamaSettings
 from edgespec.backends.llama.head import FollowedBackend
 from edgespec.backends.llama.head_files import open_head_file
 from edgespec.backends.llama.library import library
@@ -28,9 +27,9 @@ from edgespec.backends.llama.recurrent import RecurrentBackend
 from edgespec.backends.llama.simulator import SimulatedContext, allocated
 from edgespec.errors import BackendError, EdgespecError
 from edgespec.memory.bytes import simulation
+from edgespec.memory.bytes.config import HOST, Device, RunConfig
 from edgespec.memory.bytes.head_footprint import wanted_block, wanted_head
 from edgespec.memory.bytes.projector import projector_parts
-from edgespec.memory.bytes.shape import HOST, Device, RunShape
 from edgespec.memory.bytes.simulation import (
     Bytes,
     Wanted,
@@ -55,36 +54,16 @@ def forgetful(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(simulation, "_simulator", simulation._Simulator())
 
 
-def settings_of(shape: RunShape) -> LlamaSettings:
-    return LlamaSettings(
-        shape.context_size,
-        batch_size=shape.batch_size,
-        max_nodes=shape.max_nodes,
-        max_leaves=shape.leaves,
-        threads=shape.threads,
-        kv_type_k=shape.type_k,
-        kv_type_v=shape.type_v,
-        gpu_layers=0,
-        mapped=False,
-        kernels=shape.kernels,
-        users=shape.sequences,
-        unified=shape.unified,
-    )
-
-
-def really(spec: ModelSpec, shape: RunShape) -> dict[str, Bytes]:
-    """What a backend of that shape allocates."""
-    settings = replace(settings_of(shape), tied=spec.tied_embeddings)
-    if shape.snapshots:
-        backend: LlamaBackend = RecurrentBackend(spec.path, settings, snapshots=shape.snapshots)
-    else:
-        backend = LlamaBackend(spec.path, settings)
+def really(spec: ModelSpec, config: RunConfig) -> dict[str, Bytes]:
+    """What a backend that is loaded so allocates."""
+    make = RecurrentBackend if config.snapshots else LlamaBackend
+    backend = make(spec.path, replace(config, mapped=False, tied=spec.tied_embeddings))
     found = allocated(backend._context)
     backend.close()
     return found
 
 
-PLAIN = RunShape(1000, 64, 8, threads=2)
+PLAIN = RunConfig(1000, 64, 8, threads=2)
 
 
 @pytest.mark.parametrize(
@@ -92,16 +71,16 @@ PLAIN = RunShape(1000, 64, 8, threads=2)
     [
         PLAIN,
         replace(PLAIN, kernels=True),
-        replace(PLAIN, type_k="q8_0", type_v="q8_0", kernels=True),
-        replace(PLAIN, type_k="f32", type_v="f32"),
-        replace(PLAIN, sequences=4, max_nodes=12, kernels=True),
-        replace(PLAIN, context_size=4096, sequences=4, unified=False, kernels=True),
-        replace(PLAIN, leaves=7, kernels=True),
-        RunShape(300, 512, 31, threads=3),
+        replace(PLAIN, kv_type_k="q8_0", kv_type_v="q8_0", kernels=True),
+        replace(PLAIN, kv_type_k="f32", kv_type_v="f32"),
+        replace(PLAIN, users=4, max_nodes=12, kernels=True),
+        replace(PLAIN, context_size=4096, users=4, exact=True, kernels=True),
+        replace(PLAIN, max_leaves=7, kernels=True),
+        RunConfig(300, 512, 31, threads=3),
     ],
     ids=str,
 )
-def test_a_model_takes_what_was_said(shape: RunShape) -> None:
+def test_a_model_takes_what_was_said(shape: RunConfig) -> None:
     spec = read_model_spec(embedded_model())
     assert simulated([Wanted(spec, shape)])[0] == really(spec, shape)
 
@@ -123,7 +102,7 @@ def test_a_hybrid_takes_what_was_said(arch: str, tmp_path: Path) -> None:
     with simulating():
         for snapshots in (0, 4, 16):
             nodes = 1 + snapshots
-            shape = RunShape(512, 64, nodes, snapshots=snapshots, kernels=True)
+            shape = RunConfig(512, 64, nodes, snapshots=snapshots, kernels=True)
             assert simulated([Wanted(spec, shape)])[0] == really(spec, shape), snapshots
 
 
@@ -181,7 +160,7 @@ def test_mixtures_of_experts_have_their_real_sizes(name: str, tmp_path: Path) ->
     spec = read_model_spec(path)
     assert spec.weight_bytes == pytest.approx(weights, rel=0.05)
     for overrides in ((), (("ffn_.*_exps", HOST),)):
-        wanted = Wanted(spec, RunShape(4096, 256, 8, overrides=overrides))
+        wanted = Wanted(spec, RunConfig(4096, 256, 8, overrides=overrides))
         found = simulated([wanted])[0][HOST]
         assert found.weights + found.packed == pytest.approx(spec.weight_bytes, rel=0.001)
         assert found.cache == cache
@@ -205,12 +184,12 @@ def test_a_head_and_its_model_take_what_was_said(
     head = read_model_spec(write(tmp_path / "head.gguf", spec.path, TARGET, made), heads=True)
     assert head.reads is not None
     plain = replace(PLAIN, kernels=has_kernels)
-    target = replace(plain, captured=head.reads.layers)
+    target = replace(plain, read_layers=head.reads.layers)
     wanted = [Wanted(spec, target), wanted_head(head, target, plain)]
     said = simulated(wanted)
-    settings = replace(settings_of(target), tied=spec.tied_embeddings)
-    backend = FollowedBackend(spec.path, settings, inside=False)
-    backend.open_head(lambda model: open_head_file(head, settings_of(plain), model))
+    settings = replace(plain, mapped=False, tied=spec.tied_embeddings)
+    backend = FollowedBackend(spec.path, settings)
+    backend.open_head(lambda model: open_head_file(head, replace(plain, mapped=False), model))
     assert backend.head is not None
     assert list(said) == [allocated(backend._context), allocated(backend.head._context)]
     backend.close()
@@ -222,7 +201,7 @@ def test_the_shipped_head_is_laid_out_beside_a_packed_table() -> None:
     assert path is not None
     spec, head = read_model_spec(embedded_model()), read_model_spec(path, heads=True)
     assert head.reads is not None
-    target = replace(PLAIN, kernels=True, captured=head.reads.layers)
+    target = replace(PLAIN, kernels=True, read_layers=head.reads.layers)
     answers = simulated([Wanted(spec, target), wanted_head(head, target, target)])
     assert answers[0][HOST].packed > 0.9 * spec.weight_bytes
     assert 0 < answers[1][HOST].weights + answers[1][HOST].packed <= head.weight_bytes
@@ -255,7 +234,7 @@ def test_one_process_answers_and_is_gone_afterwards(
 ) -> None:
     with simulating():
         for cells in (256, 512, 768):
-            simulated([Wanted(spec, RunShape(cells, 64, 8))])
+            simulated([Wanted(spec, RunConfig(cells, 64, 8))])
         assert started[0].poll() is None
     assert len(started) == 1 and started[0].poll() is not None
 
@@ -308,7 +287,7 @@ def test_a_process_that_dies_is_told_in_a_sentence(
         simulated([Wanted(spec, PLAIN)])
         started[0].kill()
         started[0].wait()
-        assert simulated([Wanted(spec, RunShape(512, 64, 8))])[0][HOST].cache > 0
+        assert simulated([Wanted(spec, RunConfig(512, 64, 8))])[0][HOST].cache > 0
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -349,8 +328,8 @@ def test_an_end_of_the_process_by_llama_cpp_is_told_in_a_sentence(tmp_path: Path
     shape = Shape("nemotron_h", 16)
     spec = read_model_spec(write_hybrid(tmp_path / "model.gguf", shape))
     with pytest.raises(BackendError, match=r"ended while it was asked about model\.gguf"):
-        simulated([Wanted(spec, RunShape(512, 64, 8, snapshots=250))])
-    assert simulated([Wanted(spec, RunShape(512, 64, 8))])[0][HOST].cache > 0
+        simulated([Wanted(spec, RunConfig(512, 64, 8, snapshots=250))])
+    assert simulated([Wanted(spec, RunConfig(512, 64, 8))])[0][HOST].cache > 0
 
 
 @pytest.mark.parametrize(
@@ -384,7 +363,7 @@ def test_patterns_reach_llama_cpp_the_same_way_twice(tmp_path: Path) -> None:
     spec = read_model_spec(write_hybrid(tmp_path / "model.gguf", Shape("qwen3moe", 4, 256, 512)))
     device = (Device(HOST, 5, "CPU"),)
     placed = replace(PLAIN, gpu_layers=5, devices=device, kernels=True)
-    settings = replace(settings_of(placed), gpu_layers=5, devices=device, tied=False)
+    settings = replace(placed, mapped=False)
     found = []
     for overrides in ((), (("ffn_.*_exps", HOST),), (("blk.(0|1).ffn_.*_exps", HOST),)):
         backend = LlamaBackend(spec.path, replace(settings, overrides=overrides))
@@ -401,7 +380,7 @@ def survived(file: Path, header: bytes) -> str:
     file.write_bytes(header)
     try:
         spec = read_model_spec(file)
-        shape = RunShape(512, 64, 8, snapshots=4 if spec.has_snapshots else 0, kernels=True)
+        shape = RunConfig(512, 64, 8, snapshots=4 if spec.has_snapshots else 0, kernels=True)
         with_block = replace(shape, head=True)
         simulated([Wanted(spec, shape)])
         if spec.num_prediction_layers:

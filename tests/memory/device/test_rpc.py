@@ -20,10 +20,10 @@ def line() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 def test_a_small_request_is_read_as_a_whole(line: tuple[socket.socket, socket.socket]) -> None:
     ours, theirs = line
-    theirs.sendall(struct.pack("<BQ", rpc.FREE_BUFFER, 8) + bytes(range(8)))
+    theirs.sendall(struct.pack("<BQ", rpc.Command.FREE_BUFFER, 8) + bytes(range(8)))
     request = rpc.read_request(ours)
-    assert request == rpc.Request(rpc.FREE_BUFFER, 8, bytes(range(8)))
-    assert request.head == struct.pack("<BQ", rpc.FREE_BUFFER, 8) + bytes(range(8))
+    assert request == rpc.Request(rpc.Command.FREE_BUFFER, 8, bytes(range(8)))
+    assert request.head == struct.pack("<BQ", rpc.Command.FREE_BUFFER, 8) + bytes(range(8))
     assert (request.left, request.answer_bytes) == (0, None)
 
 
@@ -32,7 +32,7 @@ def test_of_a_large_request_the_head_comes_first(
 ) -> None:
     ours, theirs = line
     size, data = 1 << 17, bytes(range(256)) * 512
-    theirs.sendall(struct.pack("<BQ", rpc.GRAPH_COMPUTE, size))
+    theirs.sendall(struct.pack("<BQ", rpc.Command.GRAPH_COMPUTE, size))
     request = rpc.read_request(ours)
     assert request is not None and (request.left, request.data) == (size, b"")
     theirs.sendall(data)
@@ -41,8 +41,8 @@ def test_of_a_large_request_the_head_comes_first(
 
 def test_a_tensor_has_as_many_bytes_as_are_asked_for() -> None:
     data = bytes(300) + struct.pack("<Q", 12345)
-    assert rpc.Request(rpc.GET_TENSOR, len(data), data).answer_bytes == 12345
-    assert rpc.Request(rpc.HELLO, 24, bytes(24)).answer_bytes == 28
+    assert rpc.Request(rpc.Command.GET_TENSOR, len(data), data).answer_bytes == 12345
+    assert rpc.Request(rpc.Command.HELLO, 24, bytes(24)).answer_bytes == 28
 
 
 def test_the_end_of_a_connection_is_told_from_a_request_that_breaks_off(
@@ -58,7 +58,11 @@ def test_the_end_of_a_connection_is_told_from_a_request_that_breaks_off(
 
 @pytest.mark.parametrize(
     ("command", "size"),
-    [(rpc.GRAPH_COMPUTE, 1 << 60), (rpc.GET_TENSOR, 3), (rpc.GET_TENSOR, 1 << 20)],
+    [
+        (rpc.Command.GRAPH_COMPUTE, 1 << 60),
+        (rpc.Command.GET_TENSOR, 3),
+        (rpc.Command.GET_TENSOR, 1 << 20),
+    ],
 )
 def test_a_request_of_an_impossible_size_is_none(
     line: tuple[socket.socket, socket.socket], command: int, size: int
@@ -79,4 +83,4 @@ def test_an_answer_of_another_size_is_refused(line: tuple[socket.socket, socket.
     ours, theirs = line
     theirs.sendall(rpc.answer(b"12345"))
     with pytest.raises(ConnectionError, match="5 bytes"):
-        rpc.ask(ours, rpc.DEVICE_COUNT)
+        rpc.ask(ours, rpc.Command.DEVICE_COUNT)

@@ -63,13 +63,13 @@ def test_llama_cpps_own_server_is_asked_in_its_protocol() -> None:
     assert [one.name for one in found] == [f"{worker.address}/0", f"{worker.address}/1"]
     assert {one.free_bytes for one in found} == {1 << 30}
     assert [one.bytes_per_s for one in found] == [0.0, 0.0], "it does not tell"
-    memory = [rpc.GET_DEVICE_MEMORY] * 2
-    assert worker.received == [rpc.HELLO, rpc.DEVICE_COUNT, *memory]
+    memory = [rpc.Command.GET_DEVICE_MEMORY] * 2
+    assert worker.received == [rpc.Command.HELLO, rpc.Command.DEVICE_COUNT, *memory]
 
 
 @pytest.mark.parametrize(("version", "is_told"), [((6, 9), True), ((8, 0), True), ((7, 1), True)])
 def test_another_version_of_the_protocol_is_told(version: tuple[int, int], is_told: bool) -> None:
-    own = {**ANSWERS, rpc.HELLO: bytes((*version, 0, 0)) + bytes(24)}
+    own = {**ANSWERS, rpc.Command.HELLO: bytes((*version, 0, 0)) + bytes(24)}
     edgespec_one: dict[str, Any] = {**STATUS, "protocol": [*version, 0]}
     for worker in (FakeWorker(edgespec_one), FakeWorker(None, own)):
         with worker, pytest.raises(UnsupportedError) as caught:

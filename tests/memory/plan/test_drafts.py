@@ -17,7 +17,7 @@ from planning_cases import (
     unmeasured,
 )
 
-from edgespec.memory.plan.settings import Settings
+from edgespec.memory.bytes.config import RunConfig
 from edgespec.memory.times.speed import Round, SpeedModel
 
 
@@ -86,11 +86,11 @@ HYBRID = replace(
 )
 
 
-def costing(cost: float, rounds: tuple[Round, ...]) -> Callable[[Settings], SpeedModel]:
+def costing(cost: float, rounds: tuple[Round, ...]) -> Callable[[RunConfig], SpeedModel]:
     """Steps that each snapshot makes longer by this part, and what earlier rounds emitted."""
 
-    def speed_of(settings: Settings) -> SpeedModel:
-        times = 1.0 + cost * settings.snapshots
+    def speed_of(config: RunConfig) -> SpeedModel:
+        times = 1.0 + cost * config.snapshots
         return SpeedModel(curve().scaled(times), is_measured=True, rounds=rounds)
 
     return speed_of

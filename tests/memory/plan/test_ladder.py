@@ -18,7 +18,7 @@ from planning_cases import (
     reason,
 )
 
-from edgespec.memory.bytes.shape import RunShape
+from edgespec.memory.bytes.config import RunConfig
 from edgespec.memory.bytes.simulation import Answer, Wanted
 from edgespec.memory.plan.layout import largest_fitting
 
@@ -63,10 +63,10 @@ def test_context_leaves_room_for_drafts_that_were_asked_for() -> None:
 @pytest.mark.parametrize(("context", "most"), [(None, 12), (900, 14)])
 def test_few_sizes_are_simulated(context: int | None, most: int) -> None:
     """Each is 20 ms of llama.cpp's: a plan asked of 21, and 30 under a budget."""
-    asked = set[RunShape]()
+    asked = set[RunConfig]()
 
     def sizes(wanted: Sequence[Wanted]) -> Sequence[Answer]:
-        asked.update(replace(one.shape, mapped=False) for one in wanted)
+        asked.update(replace(one.config, mapped=False) for one in wanted)
         return sizes_by_hand(wanted)
 
     budget = None if context is None else peak(context_size=20_480) + 4 * TABLES

@@ -16,7 +16,7 @@ import edgespec
 from edgespec.cli.main import application
 from edgespec.cli.options import PlanOptions
 from edgespec.errors import UnsupportedError
-from edgespec.memory.bytes.shape import KV_TYPE_BYTES
+from edgespec.memory.bytes.config import KV_TYPE_BYTES
 from edgespec.memory.plan import options as module
 from edgespec.memory.plan.options import DRAFTERS, Drafters, KvType, LoadOptions
 from edgespec.memory.plan.request import Request

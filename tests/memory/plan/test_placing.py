@@ -23,12 +23,12 @@ from planning_cases import (
 )
 
 from edgespec.errors import UnsupportedError
-from edgespec.memory.bytes.shape import Device
+from edgespec.memory.bytes.config import Device, RunConfig
 from edgespec.memory.device.kernels import attends, missing_kernels
 from edgespec.memory.plan.plan import Plan
 from edgespec.memory.plan.request import Request
-from edgespec.memory.plan.settings import Settings, draft_shares, settings_of
 from edgespec.memory.times.speed import SpeedModel
+from edgespec.setup.stored import draft_key, settings_key
 
 
 def test_a_context_that_was_asked_for_needs_no_smaller_cache() -> None:
@@ -157,16 +157,17 @@ def test_as_many_layers_as_were_asked_for() -> None:
 
 
 def test_the_settings_of_step_times_know_the_gpu() -> None:
-    asked: list[Settings] = []
+    asked: list[RunConfig] = []
 
-    def speed_of(settings: Settings) -> SpeedModel:
-        asked.append(settings)
+    def speed_of(config: RunConfig) -> SpeedModel:
+        asked.append(config)
         return SpeedModel(curve(), is_measured=True)
 
     plan = plan_of(SPEC, machine_with(64 << 30, gpu(8 << 30)), speed_of, kv_type="q8_0", threads=5)
-    everything = f"{SPEC.num_layers + 1} on Some GPU"
-    expected = Settings(5, "q8_0", "q8_0", -1, "suffix", shares=everything)
-    assert asked == [expected] == [settings_of(plan)]
+    (key,) = {settings_key(SPEC, one) for one in (*asked, plan)}
+    assert "5 threads | q8_0/q8_0 | -1 gpu layers" in key
+    assert key.endswith(f" | {SPEC.num_layers + 1} on Some GPU")
+    assert draft_key(SPEC, plan, SPEC).endswith(" | Some GPU")
 
 
 def test_step_times_of_one_gpu_are_not_another_s() -> None:
@@ -177,9 +178,9 @@ def test_step_times_of_one_gpu_are_not_another_s() -> None:
         plan_of(SPEC, replace(machine, accelerators=(replace(one, description=name),)))
         for name in ("fast", "slow")
     ]
-    assert settings_of(plans[0]) != settings_of(plans[1])
-    assert draft_shares(plans[0]) == "fast"
-    assert draft_shares(plan_of(SPEC, machine, gpu_layers=0)) == ""
+    plans.append(plan_of(SPEC, machine, gpu_layers=0))
+    assert len({settings_key(SPEC, plan) for plan in plans}) == len(plans)
+    assert len({draft_key(SPEC, plan, SPEC) for plan in plans}) == len(plans)
 
 
 def test_layers_that_no_gpu_can_take_are_refused_with_the_reason() -> None:
@@ -297,7 +298,7 @@ def test_tensors_go_where_they_are_asked_to() -> None:
     assert "tensors as --override-tensor says" in reason(plan, "gpu_layers")
     alone = plan_of(EXPERTS, machine, override_tensor=asked, gpu_layers=0)
     assert alone.predicted_gpu_bytes > EXPERTS.tensors["blk.0.attn_q.weight"].data_bytes
-    assert [(one.label, one.layers) for one in alone.shares] == [("gpu", 0)]
+    assert [(one.label, one.layers) for one in alone.devices] == [("gpu", 0)]
 
 
 def test_a_device_that_is_not_there_is_told() -> None:
@@ -315,4 +316,4 @@ def test_what_is_no_pattern_with_a_device_is_told(text: str) -> None:
 def test_times_of_steps_are_kept_by_where_tensors_lie() -> None:
     machine = machine_with(64 << 30, gpu(8 << 30))
     moved = plan_of(EXPERTS, machine, override_tensor=("ffn_down_exps=CPU",))
-    assert settings_of(moved) != settings_of(plan_of(EXPERTS, machine))
+    assert settings_key(EXPERTS, moved) != settings_key(EXPERTS, plan_of(EXPERTS, machine))

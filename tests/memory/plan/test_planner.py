@@ -21,7 +21,7 @@ from planning_cases import (
 )
 
 from edgespec.errors import UnsupportedError
-from edgespec.memory.bytes.shape import RunShape
+from edgespec.memory.bytes.config import RunConfig
 from edgespec.memory.bytes.simulation import Answer, Wanted
 from edgespec.memory.device import host
 from edgespec.memory.plan.request import Request
@@ -45,16 +45,16 @@ def test_a_plan_without_wishes(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_plan_is_the_footprint_of_its_own_settings() -> None:
     plan = plan_of(context_size=1000, kv_type="q8_0")
     sizes = 1000, plan.batch_size, plan.draft_max + 1
-    options: dict[str, Any] = {"mapped": plan.mapped, "type_k": "q8_0", "type_v": "q8_0"}
+    options: dict[str, Any] = {"mapped": plan.mapped, "kv_type_k": "q8_0", "kv_type_v": "q8_0"}
     assert plan.components == parts_by_hand(*sizes, TABLES, **options)
 
 
 def test_llama_cpp_is_asked_once_where_memory_is_no_limit() -> None:
     """Eleven contexts were simulated for a plan: 0.2 s for a model of 28 layers."""
-    asked: set[RunShape] = set()
+    asked: set[RunConfig] = set()
 
     def sizes(wanted: Sequence[Wanted]) -> Sequence[Answer]:
-        asked.update(replace(one.shape, mapped=False) for one in wanted)
+        asked.update(replace(one.config, mapped=False) for one in wanted)
         return sizes_by_hand(wanted)
 
     machine = replace(PLENTY, sizes=sizes)

@@ -14,11 +14,11 @@ from laid_out import machine_with
 from planning_cases import INF, MIB, gpu, model, outcome, plan_of, quick, thorough
 
 from edgespec.errors import DoesNotFitError
+from edgespec.memory.bytes.config import RunConfig
 from edgespec.memory.bytes.footprint import kv_type_fits
 from edgespec.memory.device.accelerators import Accelerator
 from edgespec.memory.plan.machine import Machine
 from edgespec.memory.plan.plan import Plan
-from edgespec.memory.plan.settings import Settings
 from edgespec.memory.times.curve import CostCurve
 from edgespec.memory.times.speed import SpeedModel
 from edgespec.models.spec import ModelSpec
@@ -106,7 +106,7 @@ def taken(plan: Plan) -> int:
 def test_a_plan_never_exceeds_what_it_may_take(
     spec: ModelSpec,
     machine: Machine,
-    speed_of: Callable[[Settings], SpeedModel],
+    speed_of: Callable[[RunConfig], SpeedModel],
     request: dict[str, Any],
     part: float,
     is_budget: bool,
@@ -138,7 +138,7 @@ def test_a_plan_never_exceeds_what_it_may_take(
 def test_quality_is_never_traded_silently(
     spec: ModelSpec,
     machine: Machine,
-    speed_of: Callable[[Settings], SpeedModel],
+    speed_of: Callable[[RunConfig], SpeedModel],
     request: dict[str, Any],
     part: float,
 ) -> None:
@@ -165,7 +165,7 @@ def test_quality_is_never_traded_silently(
 def test_more_budget_is_never_worse(
     spec: ModelSpec,
     repacks: bool,
-    speed_of: Callable[[Settings], SpeedModel],
+    speed_of: Callable[[RunConfig], SpeedModel],
     context_size: int | None,
     exact: bool,
 ) -> None:
@@ -255,7 +255,7 @@ def test_a_hint_that_names_a_budget_works(spec: ModelSpec, repacks: bool, part: 
 def test_alternatives_hold_what_they_claim(
     spec: ModelSpec,
     repacks: bool,
-    speed_of: Callable[[Settings], SpeedModel],
+    speed_of: Callable[[RunConfig], SpeedModel],
     part: float,
 ) -> None:
     """Each one's options are followed; `faster` names a budget, the others fit this one."""

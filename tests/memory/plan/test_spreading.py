@@ -23,10 +23,10 @@ from edgespec.memory.device.accelerators import Accelerator
 from edgespec.memory.plan.layout import Layout
 from edgespec.memory.plan.machine import Machine
 from edgespec.memory.plan.placing import step_s
-from edgespec.memory.plan.plan import Plan
+from edgespec.memory.plan.plan import Plan, draft_config
 from edgespec.memory.plan.planner import make_plan
 from edgespec.memory.plan.request import Request
-from edgespec.memory.plan.settings import settings_of
+from edgespec.setup.stored import settings_key
 
 HOST_SPEED = 10e9
 LARGE = model(layers=8, width=1024, head=64, heads=(16, 4), feed_forward=2048, vocabulary=2000)
@@ -44,7 +44,7 @@ def machine(*devices: Accelerator, free: int = 64 << 30) -> Machine:
 
 
 def counts(plan: Plan) -> dict[str, int]:
-    return {one.label: one.layers for one in plan.shares}
+    return {one.label: one.layers for one in plan.devices}
 
 
 def test_a_faster_worker_takes_everything() -> None:
@@ -105,8 +105,8 @@ def test_each_device_has_its_own_layers_and_stays_below_what_is_free() -> None:
         worker(40 * MIB, 4 * HOST_SPEED, port=2),
     )
     plan = plan_of(LARGE, machine(first, second))
-    for share in plan.shares:
-        assert plan.predicted_bytes_of(share.label) <= share.device.free_bytes
+    for share in plan.devices:
+        assert plan.predicted_bytes_of(share.label) <= share.free_bytes
 
 
 def test_a_gpu_comes_last_and_counts_as_the_fastest() -> None:
@@ -159,17 +159,17 @@ def test_the_error_names_the_device_that_is_full() -> None:
 def test_step_times_are_kept_for_the_shares() -> None:
     near = plan_of(LARGE, machine(worker(8 << 30)), gpu_layers=4)
     other = plan_of(LARGE, machine(worker(8 << 30, port=2)), gpu_layers=4)
-    assert settings_of(near).shares == "4 on 10.0.0.1:50052"
-    assert settings_of(near) != settings_of(other)
-    assert settings_of(plan_of(LARGE, machine())).shares == ""
+    assert settings_key(LARGE, near).endswith(" | 4 on 10.0.0.1:50052")
+    assert settings_key(LARGE, near) != settings_key(LARGE, other)
+    assert " on " not in settings_key(LARGE, plan_of(LARGE, machine()))
 
 
 def test_a_draft_model_stays_here() -> None:
     """A trip for each of its tokens would cost more than it saves."""
     plan = plan_of(LARGE, machine(worker(8 << 30)), gpu_layers=4)
-    assert (plan.draft_gpu_layers, plan.gpu_layers) == (0, 4)
+    assert (draft_config(plan, LARGE).gpu_layers, plan.gpu_layers) == (0, 4)
     beside = plan_of(LARGE, machine(worker(8 << 30), *gpu(8 << 30)), gpu_layers=-1)
-    assert beside.draft_gpu_layers == -1
+    assert draft_config(beside, LARGE).gpu_layers == -1
 
 
 def test_what_workers_are_not_used_with_is_refused() -> None:

@@ -390,7 +390,6 @@ def test_a_step_by_hand() -> None:
     assert curve.step_ms(2, 100, previous=2) == pytest.approx(7.4)
     assert curve.step_ms(2, 100, previous=1) == pytest.approx(10.4)
     assert CostCurve([INF, 4.0, INF, 6.0, INF]).max_nodes == 3
-    assert curve.knows_depth is True and CostCurve([INF, 4.0]).knows_depth is False
 
 
 def test_a_step_over_several_texts_reads_the_cache_of_each() -> None:

@@ -13,7 +13,7 @@ from hub_files import NAME, fetch, write
 from hub_server import COMMIT, Hub
 
 from edgespec.errors import DoesNotFitError, DownloadError, ModelFileError, ModelNotFoundError
-from edgespec.memory.bytes.shape import RunShape
+from edgespec.memory.bytes.config import RunConfig
 from edgespec.memory.bytes.simulation import Wanted, simulated
 from edgespec.models.hub import caches, fetching, resolve
 from edgespec.models.spec import ModelSpec, read_model_spec
@@ -71,7 +71,7 @@ def test_a_plan_reads_headers_alone(repository: Hub, data: dict[str, bytes]) -> 
 
 @pytest.mark.model
 def test_a_header_alone_is_planned_to_the_same_bytes(repository: Hub) -> None:
-    wanted, shape = fetching.find(NAME, "F32"), RunShape(512, 64, 8)
+    wanted, shape = fetching.find(NAME, "F32"), RunConfig(512, 64, 8)
     with fetching.header_only(wanted) as ahead:
         early = simulated([Wanted(ahead, shape)])
     whole = read_model_spec(fetching.fetch(wanted))

@@ -17,8 +17,8 @@ from tiny_folder import END, HEADS, LENGTHS, POSITIONS, WINDOW, TinyModel, write
 import edgespec
 from edgespec.backends.tree import DraftTree
 from edgespec.errors import EdgespecError, ModelFileError, UnsupportedError
+from edgespec.memory.bytes.config import RunConfig
 from edgespec.memory.bytes.footprint import footprint
-from edgespec.memory.bytes.shape import RunShape
 from edgespec.memory.bytes.simulation import Wanted
 from edgespec.memory.plan.request import Request
 from edgespec.models.onnx.folder import end_ids, read_folder_spec, read_model
@@ -30,7 +30,7 @@ pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
 pytest.importorskip("tokenizers", reason="the onnx extra is not installed")
 
 
-from edgespec.backends.ort.backend import OrtBackend, OrtSettings
+from edgespec.backends.ort.backend import OrtBackend
 
 # 13 nodes with 3 branchings: at the root, at 1 and at 2.
 TREE = (-1, 0, 0, 1, 1, 2, 2, 3, 4, 5, 7, 8, 10)
@@ -51,7 +51,7 @@ def copy(folder: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def backend(folder: Path) -> Iterator[OrtBackend]:
     spec = read_folder_spec(folder)
-    opened = OrtBackend(spec, None, folder, OrtSettings(400, batch_size=32, max_nodes=16))
+    opened = OrtBackend(spec, None, folder, RunConfig(400, batch_size=32, max_nodes=16))
     yield opened
     opened.close()
 
@@ -93,7 +93,7 @@ def test_a_graph_that_differs_from_its_facts_is_refused(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "model", key_length=[8, 8])
     spec = read_folder_spec(folder)
     with pytest.raises(ModelFileError, match=r"is not the one that edgespec\.json describes"):
-        OrtBackend(spec, None, folder, OrtSettings(64))
+        OrtBackend(spec, None, folder, RunConfig(64))
 
 
 # --------------------------------------------------------------------------------------- facts
@@ -253,7 +253,7 @@ def test_exact_is_refused(spec: ModelSpec) -> None:
 
 def test_gguf_footprints_are_as_before(spec: ModelSpec) -> None:
     """A folder's arithmetic is reached through `onnx_footprint` alone."""
-    run, gguf = RunShape(512, 32, 4), replace(spec, format="gguf")
+    run, gguf = RunConfig(512, 32, 4), replace(spec, format="gguf")
     (answer,) = sizes_by_hand([Wanted(gguf, run)])
     names = {part.name for part in footprint(gguf, run, answer)}
     assert "embeddings" not in names

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,9 +17,9 @@ from gemma4_gguf import (
 )
 from hybrid_gguf import Shape, write_hybrid
 
-from edgespec.backends.llama.context import LlamaSettings
-from edgespec.backends.llama.head import Followed, FollowedBackend, FollowedRecurrentBackend
+from edgespec.backends.llama.head import FollowedBackend, FollowedRecurrentBackend
 from edgespec.backends.llama.head_files import open_head_file
+from edgespec.memory.bytes.config import RunConfig
 from edgespec.memory.plan.plan import Plan
 from edgespec.memory.plan.request import Request
 from edgespec.models.spec import read_model_spec
@@ -58,18 +59,15 @@ class Files(NamedTuple):
     head: Path | None = None
 
 
-def opened(files: Files, *, has_head: bool = True, **changes: Any) -> Followed:
+def opened(files: Files, *, has_head: bool = True, **changes: Any) -> FollowedBackend:
     """A model, and its head unless there is none."""
     values = {"batch_size": 64, "max_nodes": DRAFTS + 1, "gpu_layers": 0, **changes}
-    settings = LlamaSettings(512, **values)
-    inside = files.head is None
+    settings = RunConfig(512, head=files.head is None, **values)
     if read_model_spec(files.model).has_snapshots:
-        snapshots = settings.max_nodes - 1
-        backend: Followed = FollowedRecurrentBackend(
-            files.model, settings, snapshots=snapshots, inside=inside
-        )
+        settings = replace(settings, snapshots=settings.max_nodes - 1)
+        backend: FollowedBackend = FollowedRecurrentBackend(files.model, settings)
     else:
-        backend = FollowedBackend(files.model, settings, inside=inside)
+        backend = FollowedBackend(files.model, settings)
     if has_head and files.head is None:
         backend.open_head()
     elif has_head and files.head is not None:

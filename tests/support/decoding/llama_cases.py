@@ -16,8 +16,8 @@ from frozen_times import Frozen, free_drafts
 
 from edgespec.backends.base import Logits
 from edgespec.backends.llama.backend import LlamaBackend
-from edgespec.backends.llama.context import LlamaSettings
 from edgespec.backends.tree import DraftTree
+from edgespec.memory.bytes.config import RunConfig
 from edgespec.memory.plan.plan import Plan
 
 # One thread: a second one waits in a busy loop, which is slow wherever something else runs. The
@@ -38,13 +38,13 @@ class RecordingBackend(LlamaBackend):
         return super().verify(tree)
 
 
-def settings(context_size: int = 512, **changes: Any) -> LlamaSettings:
+def settings(context_size: int = 512, **changes: Any) -> RunConfig:
     """Steps of at most 32 tokens: from 64 on llama.cpp's attention works in tiles of rows."""
     values: dict[str, Any] = {"batch_size": 32, "max_nodes": 32, "max_leaves": 8}
-    return LlamaSettings(context_size, **{**values, "threads": THREADS, **changes})
+    return RunConfig(context_size, **{**values, "threads": THREADS, **changes})
 
 
-def recording(path: Path, chosen: LlamaSettings) -> RecordingBackend:
+def recording(path: Path, chosen: RunConfig) -> RecordingBackend:
     made = RecordingBackend(path, chosen)
     made.seen = []
     return made

@@ -16,11 +16,11 @@ from vision_gguf import TEMPLATE, images
 
 from edgespec.backends.base import ImageRun
 from edgespec.backends.llama.backend import LlamaBackend
-from edgespec.backends.llama.context import LlamaSettings
 from edgespec.backends.llama.library import library
 from edgespec.backends.llama.vision import mtmd
 from edgespec.decode.engine import Engine
 from edgespec.drafting.drafters.suffix import SuffixDrafter
+from edgespec.memory.bytes.config import RunConfig
 from edgespec.models.images import Image, read_image
 
 PLACES = ("first", "last", "between")
@@ -28,8 +28,8 @@ PLACES = ("first", "last", "between")
 
 def open_backend(folder: Path, name: str, **changes: Any) -> LlamaBackend:
     settings = {"context_size": 1024, "batch_size": 64, "threads": 1, "max_nodes": 8, **changes}
-    projector = str(folder / f"mmproj-{name}.gguf")
-    return LlamaBackend(folder / f"{name}.gguf", LlamaSettings(**settings, projector=projector))
+    projector = folder / f"mmproj-{name}.gguf"
+    return LlamaBackend(folder / f"{name}.gguf", RunConfig(**settings, projector=projector))
 
 
 def open_engine(folder: Path, name: str, *, drafts: bool = False, **changes: Any) -> Engine:

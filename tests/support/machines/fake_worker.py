@@ -25,11 +25,11 @@ STATUS: dict[str, Any] = {
         }
     ],
 }
-ANSWERS = {
-    rpc.HELLO: bytes((7, 0, 0, 0)) + bytes(24),
-    rpc.DEVICE_COUNT: struct.pack("<I", 2),
-    rpc.GET_DEVICE_MEMORY: struct.pack("<QQ", 1 << 30, 2 << 30),
-    rpc.GET_ALIGNMENT: struct.pack("<Q", 64),
+ANSWERS: dict[int, bytes] = {
+    rpc.Command.HELLO: bytes((7, 0, 0, 0)) + bytes(24),
+    rpc.Command.DEVICE_COUNT: struct.pack("<I", 2),
+    rpc.Command.GET_DEVICE_MEMORY: struct.pack("<QQ", 1 << 30, 2 << 30),
+    rpc.Command.GET_ALIGNMENT: struct.pack("<Q", 64),
 }
 
 
@@ -81,7 +81,7 @@ class FakeWorker:
             while (request := rpc.read_request(client)) is not None and not self._is_silent:
                 for _ in rpc.pieces(request.left, client.recv_into):
                     pass
-                if request.command == rpc.STATUS:
+                if request.command == rpc.Command.STATUS:
                     if self._status is None:
                         return
                     client.sendall(rpc.answer(json.dumps(self._status).encode()))

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from edgespec.memory.bytes.shape import RunShape
+from edgespec.memory.bytes.config import RunConfig
 from edgespec.models.gguf.ggml_types import GGML_TYPES, GgmlType
 from edgespec.models.gguf.reader import GgufTensor
 from edgespec.models.spec import ModelSpec
@@ -42,8 +42,8 @@ def model(*tensors: GgufTensor, **changes: Any) -> ModelSpec:
     return replace(spec, **changes)
 
 
-def shape(context_size: int = 1000, batch_size: int = 256, **changes: Any) -> RunShape:
-    return RunShape(context_size, batch_size, **{"max_nodes": 32, **changes})
+def shape(context_size: int = 1000, batch_size: int = 256, **changes: Any) -> RunConfig:
+    return RunConfig(context_size, batch_size, **{"max_nodes": 32, **changes})
 
 
 # 64 x 1000 values of Q4_0, 18 bytes in 32: 36,000 bytes. A layer: 64 x 64, 2,304 bytes. Its norm:

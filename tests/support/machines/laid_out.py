@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from edgespec.memory.bytes.shape import HOST, KV_TYPE_BYTES, RunShape, padded
+from edgespec.memory.bytes.config import HOST, KV_TYPE_BYTES, RunConfig, padded
 from edgespec.memory.bytes.simulation import Bytes, Wanted
 from edgespec.memory.device.accelerators import Accelerator
 from edgespec.memory.plan.machine import Machine, this_machine
@@ -23,7 +23,7 @@ _F32 = 4
 
 
 def sizes_by_hand(wanted: Sequence[Wanted], *, repacks: bool = False) -> list[dict[str, Bytes]]:
-    return [_one(each.spec, each.shape, repacks) for each in wanted]
+    return [_one(each.spec, each.config, repacks) for each in wanted]
 
 
 def machine_with(
@@ -43,18 +43,18 @@ def machine_by_hand(workers: Sequence[str] = ()) -> Machine:
     return replace(this_machine(workers), sizes=sizes_by_hand)
 
 
-def cache_bytes(spec: ModelSpec, shape: RunShape, layer: int) -> int:
+def cache_bytes(spec: ModelSpec, shape: RunConfig, layer: int) -> int:
     """Of one layer: keys and values, or a recurrent state and its snapshots."""
     state = STATE_BYTES * (1 + shape.snapshots) // spec.num_layers if spec.keeps_state else 0
-    cells = padded(shape.context_size)
+    cells = padded(shape.cache_cells)
     if spec.is_sliding[layer]:
-        cells = padded(min(cells, shape.sequences * spec.sliding_window + shape.batch_size))
-    key = spec.key_length[layer] * KV_TYPE_BYTES[shape.type_k]
-    value = spec.value_length[layer] * KV_TYPE_BYTES[shape.type_v]
+        cells = padded(min(cells, shape.users * spec.sliding_window + shape.batch_size))
+    key = spec.key_length[layer] * KV_TYPE_BYTES[shape.kv_type_k]
+    value = spec.value_length[layer] * KV_TYPE_BYTES[shape.kv_type_v]
     return int(cells * spec.num_kv_heads[layer] * (key + value)) + state
 
 
-def _one(spec: ModelSpec, shape: RunShape, repacks: bool) -> dict[str, Bytes]:
+def _one(spec: ModelSpec, shape: RunConfig, repacks: bool) -> dict[str, Bytes]:
     places = _places(spec, shape)
     used = {HOST, *places, *(label for _, label in shape.overrides)}
     found = {label: [0, 0, 0, _compute(spec, shape)] for label in used}
@@ -74,11 +74,11 @@ def _one(spec: ModelSpec, shape: RunShape, repacks: bool) -> dict[str, Bytes]:
     return {label: Bytes(*sizes) for label, sizes in found.items()}
 
 
-def _overridden(shape: RunShape, name: str) -> str:
+def _overridden(shape: RunConfig, name: str) -> str:
     return next((label for pattern, label in shape.overrides if re.search(pattern, name)), "")
 
 
-def _places(spec: ModelSpec, shape: RunShape) -> list[str]:
+def _places(spec: ModelSpec, shape: RunConfig) -> list[str]:
     """The device of each layer, and of the head behind them."""
     given = [label for one in shape.devices for label in [one.label] * one.layers]
     everything = spec.num_layers + 1
@@ -91,9 +91,9 @@ def _layer_of(spec: ModelSpec, name: str) -> int:
     return -1 if name.startswith("token_embd.") else spec.num_layers
 
 
-def _compute(spec: ModelSpec, shape: RunShape) -> int:
-    sequences = shape.sequences + shape.leaves - 1
-    tokens = -(-min(shape.batch_size, shape.context_size) // sequences) * sequences
+def _compute(spec: ModelSpec, shape: RunConfig) -> int:
+    sequences = shape.users + shape.max_leaves - 1
+    tokens = -(-min(shape.batch_size, shape.cache_cells) // sequences) * sequences
     rows = min(tokens, shape.max_nodes)
-    mask = 2 * padded(shape.context_size) * tokens
+    mask = 2 * padded(shape.cache_cells) * tokens
     return _F32 * (4 * tokens * spec.embedding_size + rows * spec.vocab_size) + mask

@@ -15,15 +15,14 @@ from hypothesis import settings
 from laid_out import machine_with, sizes_by_hand
 
 from edgespec.errors import DoesNotFitError
+from edgespec.memory.bytes.config import RunConfig
 from edgespec.memory.bytes.footprint import Component, footprint
-from edgespec.memory.bytes.shape import RunShape
 from edgespec.memory.bytes.simulation import Wanted
 from edgespec.memory.device.accelerators import Accelerator
 from edgespec.memory.plan.machine import Machine
 from edgespec.memory.plan.plan import Plan
 from edgespec.memory.plan.planner import make_plan
 from edgespec.memory.plan.request import Request
-from edgespec.memory.plan.settings import Settings
 from edgespec.memory.times.curve import CostCurve
 from edgespec.memory.times.speed import SpeedModel
 from edgespec.models.gguf.ggml_types import GGML_TYPES
@@ -130,18 +129,18 @@ def curve(cost: float = 0.1, max_nodes: int = 32) -> CostCurve:
     return CostCurve([INF, *(10.0 * (1 + cost * (n - 1)) for n in range(1, max_nodes + 1))])
 
 
-def measured(cost: float = 0.1) -> Callable[[Settings], SpeedModel]:
+def measured(cost: float = 0.1) -> Callable[[RunConfig], SpeedModel]:
     return lambda _settings: SpeedModel(curve(cost), is_measured=True)
 
 
-def unmeasured(_settings: Settings) -> SpeedModel:
+def unmeasured(_settings: RunConfig) -> SpeedModel:
     return SpeedModel(curve(0.35), is_measured=False)
 
 
 def plan_of(
     spec: ModelSpec = SPEC,
     machine: Machine = PLENTY,
-    speed_of: Callable[[Settings], SpeedModel] | None = None,
+    speed_of: Callable[[RunConfig], SpeedModel] | None = None,
     max_step: int | None = None,
     kv_losses: Any = None,
     **request: Any,
@@ -182,7 +181,7 @@ def parts_by_hand(
     context_size: int, batch: int = 32, nodes: int = 1, tables: int = 0, **shape: Any
 ) -> tuple[Component, ...]:
     """Components of a run of `SPEC`."""
-    run = RunShape(context_size, batch, nodes, **{"threads": 2, **shape})
+    run = RunConfig(context_size, batch, nodes, **{"threads": 2, **shape})
     (answer,) = sizes_by_hand([Wanted(SPEC, run)])
     return footprint(SPEC, run, answer, drafter_bytes=tables)
 
