@@ -30,7 +30,7 @@ _REPLY_S = 3.0  # that it has to say so
 _MOST_SILENCE_S = 120.0
 _WAITS, _WAIT_S = 20, 0.1  # for a worker that serves somebody
 _FAKE_ADDRESS = 1 << 32  # of a buffer that nobody reads: aligned, and not NULL
-_STAND_INS = {
+_STAND_INS: dict[int, bytes] = {
     rpc.Command.GET_ALIGNMENT: struct.pack("<Q", 128),
     rpc.Command.GET_MAX_SIZE: struct.pack("<Q", 1 << 62),
     rpc.Command.BUFFER_GET_BASE: struct.pack("<Q", _FAKE_ADDRESS),

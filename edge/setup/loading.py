@@ -32,6 +32,7 @@ from edgespec.measure.timing import (
     one_step,
     snapshots_cost,
 )
+from edgespec.memory.bytes.config import RunConfig
 from edgespec.memory.device import host
 from edgespec.memory.device.bandwidth import saw_step
 from edgespec.memory.device.reservations import release
@@ -365,7 +366,9 @@ def _know_plain_step(backend: Backend, spec: ModelSpec, plan: Plan, report: Prog
     report("measuring step times", 1.0)
 
 
-def largest_exact_step(backend: Backend, spec: ModelSpec, plan: Plan, report: Progress) -> int:
+def largest_exact_step(
+    backend: Backend, spec: ModelSpec, config: RunConfig, report: Progress
+) -> int:
     """Nodes a step of `--exact` may have, so that it rounds as one-token steps do.
 
     Measured where no plan before had steps as large and a cache as deep. Raises UnsupportedError
@@ -376,13 +379,13 @@ def largest_exact_step(backend: Backend, spec: ModelSpec, plan: Plan, report: Pr
         return 1
     known = [
         size
-        for (tried, deep), size in compared(spec, plan, STEPS).items()
+        for (tried, deep), size in compared(spec, config, STEPS).items()
         if deep >= depth and (tried >= largest or size < tried)
     ]
     if not known:
         told = "checking that batches round like single tokens"
         known = [largest_invariant_step(backend, progress=lambda part: report(told, part))]
-        keep_compared(spec, plan, STEPS, (largest, depth), known[0])
+        keep_compared(spec, config, STEPS, (largest, depth), known[0])
     size = min(known)
     if size == 1:
         raise UnsupportedError(
@@ -393,16 +396,16 @@ def largest_exact_step(backend: Backend, spec: ModelSpec, plan: Plan, report: Pr
     return min(size, largest)  # an earlier plan may have had larger steps
 
 
-def prefill_is_exact(backend: Backend, spec: ModelSpec, plan: Plan, step: int) -> bool:
+def prefill_is_exact(backend: Backend, spec: ModelSpec, config: RunConfig, step: int) -> bool:
     """Whether a conversation may keep its cache; where it may not, every turn is prefilled again.
 
     `step` is the most nodes of a step.
     """
     sizes = backend.batch_size, step, tested_depth(backend)
-    known = compared(spec, plan, PREFILLS).get(sizes)
+    known = compared(spec, config, PREFILLS).get(sizes)
     if known is None:
         known = prefill_is_invariant(backend, step)
-        keep_compared(spec, plan, PREFILLS, sizes, known)
+        keep_compared(spec, config, PREFILLS, sizes, known)
     return bool(known)
 
 

@@ -38,7 +38,7 @@ class Command(IntEnum):
 
 
 HELLO_BYTES = 24  # of the request: what the connection could do besides TCP, all zero here
-_ANSWER_BYTES = {
+_ANSWER_BYTES: dict[int, int] = {
     Command.ALLOC_BUFFER: 16,
     Command.GET_ALIGNMENT: 8,
     Command.GET_MAX_SIZE: 8,

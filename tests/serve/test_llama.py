@@ -13,7 +13,7 @@ from serving_cases import Serve, Speaker
 
 from edgespec.backends.fake import ByteTokenizer
 from edgespec.serve.api_error import ApiError
-from edgespec.serve.llama import Gap, fill_ids
+from edgespec.serve.completions import Gap, fill_ids
 
 
 class Coder(Speaker):

@@ -50,9 +50,14 @@ def test_asking_changes_no_content() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="MADV_POPULATE_WRITE exists on Linux only")
 def test_large_regions_are_zeroed_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """A large one but for what is spared, nothing of a small one, and nothing once it is closed."""
-    done = list[tuple[int, int, int]]()
+    done = list[tuple[int, ...]]()
     monkeypatch.setattr(huge_pages, "_advise", lambda *_: 0)
-    monkeypatch.setattr(huge_pages, "_madvise", lambda: lambda *call: done.append(call) or 0)
+
+    def madvise(*call: int) -> int:
+        done.append(call)
+        return 0
+
+    monkeypatch.setattr(huge_pages, "_madvise", lambda: madvise)
     for size in (8 * MIB, 80 * MIB):
         pages = HugePages()
         region = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

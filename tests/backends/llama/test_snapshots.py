@@ -86,7 +86,7 @@ def test_steps_write_all_snapshots_whoever_computes(path: Path, kernels: bool) -
     """As llama.cpp's graph says: kernels leave none of its operations out."""
     if kernels and (reason := attach()):
         pytest.skip(f"edgespec has no kernels here: {reason}")
-    with closing(Watched(path, settings(kernels=kernels), snapshots=SNAPSHOTS)) as backend:
+    with closing(Watched(path, settings(kernels=kernels, snapshots=SNAPSHOTS))) as backend:
         backend.prefill(TEXT[:20])
         for tokens in (TEXT[20:21], TEXT[21:23]):
             before = backend.step(tokens)

@@ -155,10 +155,16 @@ def planned(projector: Projector, most: int | None = None) -> dict[str, int]:
     return {one.name: one.nbytes for one in projector_parts(projector, most, on_gpu=False)}
 
 
+def projector_of(backend: LlamaBackend) -> Path:
+    path = backend.settings.projector
+    assert path is not None
+    return path
+
+
 @pytest.mark.parametrize("most", [8, None])
 def test_buffers_are_planned(backend: LlamaBackend, most: int | None) -> None:
     """Without a load, to the byte; larger ones of larger images are a ceiling."""
-    projector = read_projector(Path(backend.settings.projector))
+    projector = read_projector(projector_of(backend))
     parts, before = planned(projector, most), backend.memory_bytes()
     names = "projector", "projector_compute"
     assert [parts[name] for name in names] == [before[name] for name in names]
@@ -172,7 +178,7 @@ def test_what_libmtmd_cannot_be_asked_is_estimated(
     backend: LlamaBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("edgespec.backends.llama.simulator._INIT", "gone")
-    projector = read_projector(Path(backend.settings.projector))
+    projector = read_projector(projector_of(backend))
 
     def refuse(*_: Any, **__: Any) -> None:
         raise BackendError("there is no such function")
