@@ -154,7 +154,8 @@ def _sized(
     """The plan of a layout: its context, drafts and batch, as large as memory allows."""
     least = layout.contexts.least, layout.least_batch, drafts.sizes[0]
     layout = with_states(layout, *least, most=_LEAST_STATES)
-    ladder = Ladder(layout, drafts.sizes)
+    lacks_states = bool(layout.state_bytes) and layout.states < _LEAST_STATES
+    ladder = Ladder(layout, drafts.sizes[:1] if lacks_states else drafts.sizes)
     context, draft_max = ladder.climb()
     batch = batch_of(layout, context, draft_max)
     sizes = [ladder.choice(context, draft_max), *drafts.choices(draft_max), batch]
@@ -340,7 +341,8 @@ def with_states(
 ) -> Layout:
     """As many states of prefixes as fit beside these sizes, where the model needs any to go back.
 
-    Two come before more context, which is read again in every turn without; others come last.
+    Two come before drafts and more context, as all is read again in every turn without; others come
+    last.
     """
     if not layout.state_bytes:
         return layout

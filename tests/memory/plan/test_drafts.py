@@ -140,3 +140,16 @@ def test_a_recurrent_state_is_copied_for_few_drafts_unless_asked() -> None:
     assert plain.draft_max == 0 and plain.component_bytes["kv_cache"] - attended == 4 * 10**6
     tight = plan_of(spec, budget_bytes=plain.predicted_peak_bytes + 2 * 4 * 10**6)
     assert tight.draft_max == 0
+
+
+def test_states_of_prefixes_come_before_drafts_at_every_budget() -> None:
+    """One that reaches for a draft or for two states of a window, not for both, takes no draft."""
+    spec = replace(SPEC, is_sliding=(True,) * 4, sliding_window=2000)
+    plain = plan_of(spec, drafter="none", context_size=512)
+    states = plain.component_bytes["states"]
+    least = plain.predicted_peak_bytes - states
+    found = [
+        plan_of(spec, budget_bytes=least + states * tenths // 10, context_size=512).draft_max
+        for tenths in range(31)
+    ]
+    assert found == sorted(found) and found[0] == 0 < found[-1]
