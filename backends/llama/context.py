@@ -133,14 +133,14 @@ class LlamaContext:
         )
         self._adjust_loading(params)
         pages, problems = HugePages(), list[BaseException]()
-        shards = [*map(read_gguf, self._parts)] or read_gguf_shards(path)
-        largest = max((one.data_bytes for shard in shards for one in shard.tensors), default=0)
+        spare = self._largest_tensor_bytes(path)
 
         def report(fraction: float, _data: Any) -> bool:
             try:
                 if fraction == 0.0:  # the weights have their place and are not read yet
                     pages.ask()
-                    pages.fill(largest)
+                    if spare is not None:
+                        pages.fill(spare)
                 if progress is not None:
                     progress(fraction)
             except BaseException as problem:  # C cannot pass it on
@@ -170,6 +170,14 @@ class LlamaContext:
                 f"llama.cpp cannot load {os.path.basename(path)}",
                 hint=f"the file may be of a newer architecture than {PACKAGE} knows",
             )
+
+    def _largest_tensor_bytes(self, path: str) -> int | None:
+        """Of a model's files; None for what cannot be read, of which llama.cpp says what it is."""
+        try:
+            files = [*map(read_gguf, self._parts)] or read_gguf_shards(path)
+        except EdgespecError:
+            return None
+        return max((tensor.data_bytes for file in files for tensor in file.tensors), default=None)
 
     def _find_capabilities(self) -> Capabilities:
         if self.lib.llama_model_is_recurrent(self._model):

@@ -9,7 +9,7 @@ import pytest
 from bert_gguf import write_random_bert
 
 from edgespec.backends.llama.embedding import EmbeddingContext
-from edgespec.errors import ModelFileError
+from edgespec.errors import BackendError
 from edgespec.memory.bytes.config import RunConfig
 
 _MEAN = (("embeddings", 1), ("pooling_type", 1), ("n_batch", 64), ("n_ubatch", 64))
@@ -36,5 +36,5 @@ def test_a_file_that_is_no_model_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "bert.gguf"
     path.write_bytes(b"GGUF nothing")
     settings = RunConfig(context_size=64, batch_size=64, max_nodes=64, max_leaves=1)
-    with pytest.raises(ModelFileError, match=r"bert\.gguf is GGUF version"):
+    with pytest.raises(BackendError, match=r"cannot load bert\.gguf"):
         EmbeddingContext(str(path), settings, _MEAN, ranks=False)
