@@ -196,7 +196,11 @@ def test_types_of_a_cache_are_held_against_the_first(monkeypatch: pytest.MonkeyP
     assert max(map(len, narrow.splitlines())) <= 40 and "20.00 ms" in narrow
 
 
-def test_the_chosen_type_is_marked_beside_what_was_predicted_for_it() -> None:
+def test_the_chosen_type_is_marked_beside_what_was_predicted_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+
     def row(kind: str, plain: float, **more: Any) -> dict[str, Any]:
         speeds = {"plain_tokens_per_s": plain, "speculative_tokens_per_s": 1.5 * plain}
         return {
