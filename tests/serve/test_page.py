@@ -568,6 +568,8 @@ def test_full_storage_is_told_and_nothing_is_lost(
     wire.send("Storage.overrideQuotaForOrigin", {"origin": origin, "quotaSize": 1})
     say(tab, "New " + "x" * 1000)
     tab.wait_for_selector("#problem:text('storage is full')")
+    until(tab, "document.querySelector('article.assistant .text')?.innerText === 'Yes.'")
+    tab.wait_for_selector("#send:visible")
     assert texts(tab) == ["Yes."]
     assert len(exported(tab, "#export-one")["chats"][0]["nodes"]) == 2
     wire.send("Storage.overrideQuotaForOrigin", {"origin": origin})
