@@ -56,10 +56,9 @@ class HugePages:
             self._filling.start()
 
     def _fill(self) -> None:
-        left = sum(end - start for start, end in self._new) - self._spare
-        for start, end in self._new:
-            if end - start < _FILLED_BYTES:
-                continue
+        large = [(start, end) for start, end in self._new if end - start >= _FILLED_BYTES]
+        left = sum(end - start for start, end in large) - self._spare
+        for start, end in large:
             for place in range(start, end, _FILLED_BYTES):
                 size = min(_FILLED_BYTES, end - place, left)
                 # Since Linux 5.14; what is not there any more is refused.
