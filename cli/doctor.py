@@ -191,7 +191,7 @@ def _kernels(found: dict[str, Any]) -> str:
 def _workers(found: dict[str, Any]) -> str:
     if found["has_rpc"]:
         return "`edgespec worker` lends this machine's devices, --workers uses those of others"
-    return "none: llama.cpp was built without RPC; `make install RPC=1` builds it with it"
+    return "none: llama.cpp was built without RPC; `make clean install` builds it with it"
 
 
 def _onnx_place(devices: list[dict[str, str]]) -> str:
