@@ -244,6 +244,7 @@ def _load_one(
             is_exact=plan.exact,
             snapshots_cost=1.0 if plan.drafter_is_asked else cost,
             cache_key=f"{key} | exact" if plan.exact else key,
+            spec=spec,
             on_close=partial(_close, learning),
         )
         engine.rest()  # from measuring: whoever generates may be another thread
