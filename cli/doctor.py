@@ -91,11 +91,11 @@ def _document() -> dict[str, Any]:
 def _off() -> list[str]:
     """What edgespec does without on this build of llama.cpp, and why."""
     from edgespec.backends.llama.hidden_rows import missing_rows
-    from edgespec.backends.llama.kernels import attach
+    from edgespec.backends.llama.kernels import refusal_of_kernels
     from edgespec.backends.llama.library import library
 
     try:
-        off = [f"edgespec's kernels: {why}"] if (why := attach()) else []
+        off = [f"edgespec's kernels: {why}"] if (why := refusal_of_kernels()) else []
         return off + ["heads that draft (this llama.cpp hides what they read)"] * missing_rows(
             library()
         )
