@@ -50,7 +50,7 @@ def open_sessions(
     more = {}
     if keep and place.provider == OPENVINO and place.kind != "cpu" and place.handle is None:
         more = {"cache_dir": str(home)}
-    opened = [open_session(path, threads, place, **more) for path in paths]
+    opened = [open_session(path, threads, place, {}, **more) for path in paths]
     share = min(share for _, share in opened)
     require_share(share, place)
     return [session for session, _ in opened], share

@@ -29,11 +29,10 @@ importlib.util.find_spec = lambda name, *more: None if name in hidden else found
 sys.modules.update(dict.fromkeys(hidden))
 
 import edgespec
-from fake_backend import FakeBackend
-from edgespec.decode.engine import Engine
+from edgespec.testing import scripted_engine
 
 try:
-    edgespec.Server(Engine(FakeBackend(lambda context: [0.0], 1)))
+    edgespec.Server(scripted_engine())
 except edgespec.MissingDependencyError as problem:
     print(problem, "|", problem.hint)
 """
