@@ -36,7 +36,7 @@ class Compiler:
     def __init__(self, *, loads_shared: bool = True, share: float = 1.0) -> None:
         self.loads_shared, self.driver = loads_shared, "driver 1"
         self.counts = {QNN: round(100 * share), CPU_PROVIDER: 100 - round(100 * share)}
-        self.opened: list[tuple[str, dict[str, str], dict[str, str]]] = []
+        self.opened: list[tuple[str, dict[str, str], dict[str, Any]]] = []
         self.__version__ = "1.30"
 
     @property

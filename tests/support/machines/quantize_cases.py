@@ -13,7 +13,7 @@ from edgespec.cli.main import app
 from edgespec.files import comparison, quantizing
 from edgespec.memory.device import host
 from edgespec.models.gguf.ggml_types import GGML_TYPES
-from edgespec.models.gguf.writer import write_gguf
+from edgespec.models.gguf.writer import Value, write_gguf
 from edgespec.quantize import step_times
 from edgespec.quantize.texts import Chat
 
@@ -26,7 +26,7 @@ def write_matrix(path: Path, entries: dict[str, tuple[int, list[float]]]) -> Pat
     for name, (count, sums) in entries.items():
         tensors[f"{name}.in_sum2"] = np.array([sums], np.float32)
         tensors[f"{name}.counts"] = np.array([[count]], np.float32)
-    keys = {"imatrix.datasets": ["data"], "imatrix.chunk_count": 7}
+    keys: dict[str, Value] = {"imatrix.datasets": ["data"], "imatrix.chunk_count": 7}
     write_gguf(path, keys, tensors)
     return path
 
