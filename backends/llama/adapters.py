@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from edgespec.backends.llama.library import LOG
+from edgespec.backends.llama.library import LIBRARY_LOG
 from edgespec.errors import BackendError
 
 
@@ -30,7 +30,7 @@ class Adapters:
             handle = read(model, os.fsencode(path))
             if not handle:
                 raise BackendError(
-                    f"llama.cpp cannot read the adapter {path.name}: {LOG.problem() or 'no reason'}"
+                    f"llama.cpp cannot read the adapter {path.name}: {LIBRARY_LOG.problem() or 'no reason'}"
                 )
             self._handles.append(handle)
 
@@ -45,5 +45,5 @@ class Adapters:
         values = (ctypes.c_float * len(used))(*(scale for _, scale in used))
         if self._set(context, handles, len(used), values):
             raise BackendError(
-                f"llama.cpp does not take an adapter: {LOG.problem() or 'no reason'}"
+                f"llama.cpp does not take an adapter: {LIBRARY_LOG.problem() or 'no reason'}"
             )
