@@ -29,9 +29,8 @@ class Adapters:
         for path in paths:
             handle = read(model, os.fsencode(path))
             if not handle:
-                raise BackendError(
-                    f"llama.cpp cannot read the adapter {path.name}: {LIBRARY_LOG.problem() or 'no reason'}"
-                )
+                said = LIBRARY_LOG.problem() or "no reason"
+                raise BackendError(f"llama.cpp cannot read the adapter {path.name}: {said}")
             self._handles.append(handle)
 
     def set(self, context: Any, scales: Sequence[float]) -> None:

@@ -46,6 +46,7 @@ _UNKNOWN_WORK = 1 << 20  # of a thread: tiles of products and of attention
 _ROUNDED = 0.005  # MiB that a number of the log may be too small by
 _NO_MEMORY = "bad_alloc"  # in llama.cpp's words
 _TOO_MUCH = f"llama.cpp's tables for this model take more than {MOST_BYTES >> 30} GiB"
+_NOTHING = DeviceBytes(0, 0, 0, 0)
 _MOST_TYPES = 64  # kinds of memory that llama.cpp tells of
 
 
@@ -213,11 +214,9 @@ class SimulatedContext(LlamaContext):
             found = allocated(self)
         except OSError:
             found = _with_work(self, self._said_by_log())
-        added = {label: found.get(label, Bytes(0, 0, 0, 0)) for label in self._adapter_bytes}
-        more = {
-            label: one._replace(adapters=self._adapter_bytes[label]) for label, one in added.items()
-        }
-        return {**found, **more}
+        for label, size_bytes in self._adapter_bytes.items():
+            found[label] = found.get(label, _NOTHING)._replace(adapters=size_bytes)
+        return found
 
     def _said_by_log(self) -> dict[str, DeviceBytes]:
         """As much as the log tells: buffers and caches, rounded up to hundredths of a MiB.
