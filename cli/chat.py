@@ -10,7 +10,7 @@ import typer
 from edgespec.cli import options
 from edgespec.cli.answer_options import FormatOptions, SamplingOptions
 from edgespec.cli.answer_writer import color_option
-from edgespec.cli.options import PROMPT
+from edgespec.cli.options import PROMPT, TOOLS
 from edgespec.cli.render import error
 from edgespec.errors import EdgespecError
 from edgespec.option_fields import option
@@ -35,6 +35,12 @@ def chat(
     ),
     no_shift: bool = option(
         False, "When the context is full, refuse a turn instead of dropping old ones.", panel=PROMPT
+    ),
+    mcp: Path | None = option(
+        None, "JSON file with mcpServers, whose tools the model may call.", panel=TOOLS
+    ),
+    allow: list[str] | None = option(
+        None, "Call this tool without asking; *: all. From a pipe others are not.", panel=TOOLS
     ),
     color: str = color_option(),
 ) -> None:
@@ -68,6 +74,8 @@ def chat(
         session.stop, session.shift = tuple(stop or ()), not no_shift
         if load is not None:
             talk.load(load)
+        if mcp is not None:
+            talk.take_tools(mcp, allow or ())
         failed = False
         for text in read_messages(talk):
             try:
