@@ -138,7 +138,7 @@ class Chat:
                 break
             results = [call.result(self.tools.result(call)) for call in calls]
             # With the last round there is nothing to do with further calls.
-            choice = {} if rounds_left else {"tool_choice": "none"}
+            choice: dict[str, Any] = {} if rounds_left else {"tool_choice": "none"}
             self._show(partial(self.session.stream, results, **choice))
 
     def _show(self, ask: Callable[..., Turn]) -> None:
