@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import typer
@@ -50,6 +51,7 @@ def chat(
     from edgespec.cli.chat_commands import handle
     from edgespec.cli.chat_input import interface_bytes, read_messages
     from edgespec.cli.chat_loop import Chat
+    from edgespec.memory.store.prefixes import usual_budget
     from edgespec.models.onnx.folder import read_model
     from edgespec.setup.prompt_size import most_prompt_tokens
 
@@ -61,6 +63,8 @@ def chat(
         interface_bytes=interface_bytes(),
         keeps_to_form=any(texts.values()),
     )
+    if request.disk_cache_bytes is None:
+        request = replace(request, disk_cache_bytes=usual_budget())
     with Chat(model.name, request, color=color, answer_format=texts) as talk:
         session = talk.session
         session.sampling = sampling_options.params_with(context, spec.sampling)

@@ -19,6 +19,7 @@ from edgespec.option_fields import (
     option,
     options_of,
     size_bytes,
+    size_or_none,
     texts_of,
 )
 
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
         mmproj: str | os.PathLike[str] | None
         image_max_tokens: int | None
         remember: bool
+        disk_cache_bytes: int | None
         users: int | None
 
 
@@ -136,6 +138,9 @@ class LoadOptions:
             beside the model.
         image_max_tokens: Most tokens of an image, where the projector leaves it open.
         remember: Keep prompts and answers on disk, to draft from them later.
+        disk_cache_bytes: Most disk for what the KV cache held, over restarts: 4GiB, or 0 for none.
+            Default: 4GiB for chat where the disk has four times that free, else none. More: in
+            bytes, of all models. None is none, as 0.
         users: Answers at the same time, on one cache: a number or auto. More: None is auto.
     """
 
@@ -172,6 +177,9 @@ class LoadOptions:
     mmproj: str | os.PathLike[str] | None = option(None, also="-mm")
     image_max_tokens: int | None = option(None, low=1, high=1 << 16)
     remember: bool = option(False, panel=DRAFTS)
+    disk_cache_bytes: int | None = option(
+        None, called="--disk-cache", read=size_or_none, low=0, high=1 << 62
+    )
     users: int | None = option(
         1,
         none="auto",
