@@ -11,6 +11,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from warnings import warn
 
 from edgespec.backends.base import KeepsCache
@@ -168,7 +169,7 @@ class PrefixKeeper:
         if not splits:
             parent, start = None, 0
 
-        def write(path: str, first: int, end: int) -> int:
+        def write(first: int, end: int, path: str) -> int:
             with held():
                 if slot.salt != salt or list(backend.tokens[:end]) != text[:end]:
                     raise _Left
@@ -180,7 +181,7 @@ class PrefixKeeper:
             end = min(first + step, len(text))
             parent = self._store.add(
                 *(parent, first, text[first:end], salt),
-                lambda path, first=first, end=end: write(path, first, end),
+                partial(write, first, end),
                 images=images,
                 ends=[one for one in ends if first < one[0] <= end],
             )

@@ -58,12 +58,16 @@ class Piece:
     images: Sequence[Sequence[int]]
     ends: Sequence[tuple[int, str]]
     owner: str
-    nbytes: int
 
     @property
     def end(self) -> int:
         """Tokens of the text up to its end."""
         return self.start + len(self.tokens)
+
+    @property
+    def parent_name(self) -> str:
+        """Of the file of the piece before; "" for none."""
+        return "" if self.parent is None else self.parent.path.name
 
     @property
     def chain(self) -> list[Piece]:
@@ -113,18 +117,18 @@ class PrefixStore:
         """
         wanted, owner = array("i", text), _owner(salt)
         best: tuple[Piece, int] | None = None
-        below: dict[Piece | None, list[Piece]] = {}
+        below: dict[str, list[Piece]] = {}
         for piece in self._all():
             if piece.owner == owner and piece.end <= most:
-                below.setdefault(piece.parent, []).append(piece)
-        waiting = below.get(None, [])
+                below.setdefault(piece.parent_name, []).append(piece)
+        waiting = below.get("", [])
         while waiting:
             piece = waiting.pop()
             size = common_prefix_length(piece.tokens, wanted[piece.start : piece.end])
             common = piece.start + size
             if size and (best is None or common > best[1]):
                 best = piece, common
-            waiting += [one for one in below.get(piece, ()) if one.start <= common]
+            waiting += [one for one in below.get(piece.path.name, ()) if one.start <= common]
         return best
 
     def find_text(self, places: Mapping[str, int], salt: str) -> tuple[Sequence[int], int] | None:
@@ -166,11 +170,11 @@ class PrefixStore:
             for name in self._pieces.keys() - names:
                 del self._pieces[name]
             self._read(names - self._pieces.keys())
-            found = dict[Piece | None, None].fromkeys([None])  # which keeps their order
+            found: dict[str, Piece] = {}
             for piece in sorted(filter(None, self._pieces.values()), key=lambda one: one.start):
-                if piece.parent in found:
-                    found[piece] = None
-            return [one for one in found if one is not None]
+                if piece.parent is None or piece.parent_name in found:
+                    found[piece.path.name] = piece
+            return list(found.values())
 
     def _read(self, names: Iterable[str]) -> None:
         """Take pieces from their documents. One whose parent is not there may be read later."""
@@ -193,8 +197,8 @@ class PrefixStore:
     def _piece(self, path: Path, parent: Piece | None, document: Mapping[str, Any]) -> Piece:
         tokens = array("i", document["tokens"])
         ends = [(int(length), str(digest)) for length, digest in document["ends"]]
-        more = document["images"], ends, document["owner"], path.stat().st_size
-        return Piece(path, parent, int(document["start"]), tokens, *more)
+        images, owner = document["images"], document["owner"]
+        return Piece(path, parent, int(document["start"]), tokens, images, ends, owner)
 
     # -- keeping ---------------------------------------------------------------------------
 
@@ -259,14 +263,14 @@ class PrefixStore:
         """Forget texts of one piece each that another one of them goes on from."""
         for one in self._all():
             size = len(one.tokens)
-            is_part = one is not piece and one.parent is None and one.owner == piece.owner
+            is_part = one.path != piece.path and one.parent is None and one.owner == piece.owner
             if is_part and one.tokens == piece.tokens[:size]:
                 self.remove(one)
 
     def remove(self, piece: Piece) -> None:
         """Forget a piece; those that go on from it are of no use any more."""
         for one in self._all():
-            if piece in one.chain:
+            if any(piece.path == before.path for before in one.chain):
                 with suppress(OSError):
                     one.path.unlink()
 
