@@ -33,6 +33,7 @@ from edgespec.memory.store.prefixes import PrefixStore
 from edgespec.memory.times.curve import CostCurve
 from edgespec.models.chat import ChatMessage, Message, check_roles, prompt_text
 from edgespec.models.images import Image, images_of, parts_of
+from edgespec.models.spec import ModelSpec
 from edgespec.prefix import common_prefix_length
 from edgespec.sampling.constrained import ConstrainedSampler, LimitedThought, make_grammar
 from edgespec.sampling.params import SamplingParams
@@ -75,6 +76,7 @@ class Engine(Target):
         reuses_cache: whether a generation may go on from what the cache holds of its prompt.
         is_exact: the answer must be plain decoding's, so no setting may change it.
         cache_key: what a saved cache must have been made with to be read back; "" saves none.
+        spec: what the model's file says; None where it is of no file.
         on_close: called once when the engine is closed.
     """
 
@@ -97,6 +99,7 @@ class Engine(Target):
         is_exact: bool = False,
         snapshots_cost: float = 1.0,
         cache_key: str = "",
+        spec: ModelSpec | None = None,
         on_close: Callable[[], None] | None = None,
     ) -> None:
         super().__init__(
@@ -112,7 +115,7 @@ class Engine(Target):
         self.tool_template = tool_template
         self.reuses_cache = reuses_cache
         self._is_exact = is_exact
-        self.cache_key = cache_key
+        self.cache_key, self.spec = cache_key, spec
         self._on_close = on_close
         self._is_freed = False
         self._slots = Slots(backend)

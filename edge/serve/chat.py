@@ -122,7 +122,7 @@ def read_chat(body: Any, setup: ServedModel) -> ChatAsked:
         stop=take_stops(fields, setup.limits),
         raw=True,
         reuse=True,
-        logprobs=_logprobs(fields, setup.limits),
+        logprobs=take_logprobs(fields, setup.limits),
         prediction=take_prediction(fields),
         **take_format(fields, setup.limits),
     )
@@ -135,7 +135,7 @@ def read_chat(body: Any, setup: ServedModel) -> ChatAsked:
     return ChatAsked(messages, options, output, variables, tools, budget, most > 0 and not prewarms)
 
 
-def _logprobs(fields: Fields, limits: Limits) -> int | None:
+def take_logprobs(fields: Fields, limits: Limits) -> int | None:
     """Best tokens to be told at each place; None for no logprobs at all."""
     is_asked = fields.flag("logprobs")
     count = fields.whole("top_logprobs", 0, 0, limits.logprobs)

@@ -246,6 +246,7 @@ def _load_one(
             is_exact=plan.exact,
             snapshots_cost=1.0 if plan.drafter_is_asked else cost,
             cache_key=f"{key} | exact" if plan.exact else key,
+            spec=spec,
             on_close=partial(_close, learning),
         )
         if plan.disk_cache_bytes and reuses_cache:
