@@ -24,7 +24,7 @@ from edgespec.backends.base import Embeddings, ImageRun, Logits, no_room, requir
 from edgespec.backends.llama.batch import Batch, Embed
 from edgespec.backends.llama.branches import Branches
 from edgespec.backends.llama.context import LlamaContext
-from edgespec.backends.llama.library import LOG
+from edgespec.backends.llama.library import LIBRARY_LOG
 from edgespec.backends.llama.states import States, say_lost
 from edgespec.backends.llama.team import end_team
 from edgespec.backends.tree import DraftTree
@@ -225,7 +225,9 @@ class LlamaSequence:
         if is_part:
             self._context.remove(number, 0)
         if not size_bytes:
-            raise BackendError(f"llama.cpp cannot write its cache: {LOG.problem() or 'no reason'}")
+            raise BackendError(
+                f"llama.cpp cannot write its cache: {LIBRARY_LOG.problem() or 'no reason'}"
+            )
         return self._shared.states.write(self.number, path) if self.settings.states else size_bytes
 
     @property
@@ -260,7 +262,9 @@ class LlamaSequence:
         if not is_read or list(ids[: count.value]) != list(tokens):
             self.truncate(0)
             self._empty()
-            raise BackendError(f"llama.cpp cannot read its cache: {LOG.problem() or 'no reason'}")
+            raise BackendError(
+                f"llama.cpp cannot read its cache: {LIBRARY_LOG.problem() or 'no reason'}"
+            )
         self._length, self._images = end, list(images)
         self._tokens = [*self._tokens[:start], *tokens]
         if self.settings.states:

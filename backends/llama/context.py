@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from edgespec.backends.base import Capabilities, Logits
 from edgespec.backends.llama.huge_pages import HugePages
 from edgespec.backends.llama.kernels import kernels, model_params
-from edgespec.backends.llama.library import LOG, interrupts_kept, library, set_params
+from edgespec.backends.llama.library import LIBRARY_LOG, interrupts_kept, library, set_params
 from edgespec.backends.llama.team import TEAMS
 from edgespec.backends.llama.tokenizer import LlamaTokenizer
 from edgespec.backends.llama.workers import Placed
@@ -70,7 +70,7 @@ class LlamaContext:
             BackendError: llama.cpp cannot load it, with llama.cpp's own words.
             DoesNotFitError: a device has less memory than there was when this was planned.
         """
-        LOG.clear()
+        LIBRARY_LOG.clear()
         self._load(path, progress)
         self.tokenizer = self._tokenizer = LlamaTokenizer(self.lib, self._model)
         if self.lib.llama_model_chat_template(self._model, None):
@@ -109,15 +109,15 @@ class LlamaContext:
         """Make the context again, empty and adjusted anew; the model stays. Raises BackendError."""
         self.lib.llama_free(self.handle)
         self.handle = None
-        LOG.clear()
+        LIBRARY_LOG.clear()
         self._make_context(adjust)
         self.contention = 1.0
-        self.buffer_bytes = self.buffer_bytes | LOG.buffer_bytes(self._placed.labels)
+        self.buffer_bytes = self.buffer_bytes | LIBRARY_LOG.buffer_bytes(self._placed.labels)
 
     def _look(self, rows: int) -> None:
         """At what was made: its buffers, and up to so many rows of logits."""
         self._placed.check()
-        self.buffer_bytes = LOG.buffer_bytes(self._placed.labels)
+        self.buffer_bytes = LIBRARY_LOG.buffer_bytes(self._placed.labels)
         self.logits = _LogitsView(self.lib, rows, self.tokenizer.vocab_size)
 
     def _adjust_loading(self, params: Any) -> None:
@@ -268,12 +268,12 @@ class LlamaContext:
         """At the buffers, which the next step makes anew: one over any token, in an empty cache."""
         from edgespec.backends.llama.batch import Batch  # simulations do without numpy
 
-        LOG.clear()
+        LIBRARY_LOG.clear()
         batch = Batch(self.lib, 1, 1, None, 0)
         batch.put_chain([0], 0)
         self.decode(batch, 1)
         self.lib.llama_memory_clear(self.memory, False)
-        self.buffer_bytes |= LOG.buffer_bytes(self._placed.labels)
+        self.buffer_bytes |= LIBRARY_LOG.buffer_bytes(self._placed.labels)
 
     def decode(self, batch: Batch, count: int) -> None:
         """Compute the first `count` places of a batch. Raises BackendError."""
@@ -301,7 +301,7 @@ class LlamaContext:
             TEAMS.leave()
         if status != 0:
             raise BackendError(
-                f"{function.__name__} failed with {status}: {LOG.problem() or 'no reason'}"
+                f"{function.__name__} failed with {status}: {LIBRARY_LOG.problem() or 'no reason'}"
             )
 
     def rows(self, count: int) -> Logits:
@@ -357,7 +357,7 @@ class _LogitsView:
 
 def _failure(what: str, hint: str) -> EdgespecError:
     """The error for a model or a context that was not made, with llama.cpp's own words."""
-    problem = LOG.problem() or "no reason given"
+    problem = LIBRARY_LOG.problem() or "no reason given"
     if any(one in problem for one in _NO_MEMORY):
         return DoesNotFitError(
             f"{what}: {problem}",

@@ -105,7 +105,7 @@ class LibraryLog(threading.local):
         return total
 
 
-LOG = LibraryLog()
+LIBRARY_LOG = LibraryLog()
 
 
 def set_params(structure: Any, **values: Any) -> None:
@@ -153,7 +153,7 @@ def _initialised() -> ModuleType:
         ) from error
 
     def receive(level: int, text: bytes | None, _data: Any) -> None:
-        LOG.write(level, text)
+        LIBRARY_LOG.write(level, text)
 
     callback = llama_cpp.llama_log_callback(receive)
     llama_cpp.llama_log_set(callback, None)

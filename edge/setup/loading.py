@@ -14,7 +14,7 @@ from warnings import warn
 
 from edgespec.backends.base import Backend, KeepsSnapshots
 from edgespec.backends.llama.backend import LlamaBackend
-from edgespec.backends.llama.head import FollowedBackend, FollowedRecurrentBackend
+from edgespec.backends.llama.head import BackendWithHead, RecurrentBackendWithHead
 from edgespec.backends.llama.recurrent import RecurrentBackend
 from edgespec.decode.engine import Engine
 from edgespec.drafting.drafters import HEAD, MODEL, make_drafter
@@ -279,9 +279,9 @@ def _load_llamacpp(spec: ModelSpec, plan: Plan, report: Progress) -> Backend:
     read = layers_to_read(spec, plan.read_layers)
     config = replace(plan, tied=spec.tied_embeddings, read_layers=read)
     has_head = HEAD in plan.drafter.split(",") and plan.draft_max > 0
-    make: type[LlamaBackend] = FollowedBackend if has_head else LlamaBackend
+    make: type[LlamaBackend] = BackendWithHead if has_head else LlamaBackend
     if plan.snapshots:
-        make = FollowedRecurrentBackend if has_head else RecurrentBackend
+        make = RecurrentBackendWithHead if has_head else RecurrentBackend
     return make(spec.path, config, progress=lambda part: report("loading", part))
 
 

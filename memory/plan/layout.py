@@ -40,7 +40,7 @@ from edgespec.memory.bytes.head_footprint import (
 from edgespec.memory.bytes.onnx_footprint import onnx_footprint
 from edgespec.memory.bytes.projector import projector_parts
 from edgespec.memory.bytes.requests import guests_bytes, requests_bytes
-from edgespec.memory.bytes.simulation import Answer, Wanted
+from edgespec.memory.bytes.simulation import Allocation, ContextRequest
 from edgespec.memory.device.kernels import attends
 from edgespec.memory.plan.machine import Machine
 from edgespec.memory.plan.options import LLAMACPP, ONNX, experts_on_host
@@ -237,7 +237,7 @@ class Layout:
         if self.machine.accelerators and self.gpu_layers:
             return self.machine.maps_files
         config = RunConfig(256, 32, 1, kernels=self.kernels)
-        wanted = [Wanted(spec, config)]
+        wanted = [ContextRequest(spec, config)]
         if spec is self.spec:  # as a plan that memory does not limit asks anyway
             drafts = self.has_drafter and not spec.keeps_state
             draft_max = self.request.draft_max or (DRAFT_SIZES[-1] if drafts else 0)
@@ -245,7 +245,7 @@ class Layout:
             config = self._config(context, batch, draft_max)
             wanted = [*self._wanted(config, draft_max).values()]
         elif spec.reads is not None:
-            wanted = [Wanted(self.spec, config), wanted_head(spec, config, config)]
+            wanted = [ContextRequest(self.spec, config), wanted_head(spec, config, config)]
         of_spec = next(i for i, one in enumerate(wanted) if one.spec is spec)
         return not self.machine.sizes(wanted)[of_spec][HOST].packed
 
@@ -286,13 +286,13 @@ class Layout:
             others = onnx_footprint(self.switch_spec, config, drafter_bytes=tables)
             parts += beside_another("switch", self.switch_spec, others)
         if self.draft_spec is not None and drafts:
-            wanted = Wanted(self.draft_spec, self._draft_config(config))
+            wanted = ContextRequest(self.draft_spec, self._draft_config(config))
             parts += _draft_parts(wanted, self.machine.sizes([wanted])[0])
         return parts
 
-    def _wanted(self, config: RunConfig, draft_max: int) -> dict[str, Wanted]:
+    def _wanted(self, config: RunConfig, draft_max: int) -> dict[str, ContextRequest]:
         """The contexts that llama.cpp would have at once, by what each is for."""
-        found = {"model": Wanted(self.spec, config)}
+        found = {"model": ContextRequest(self.spec, config)}
         if config.head:
             found["block"] = wanted_block(self.spec, config)
         if self.switch_spec is not None:
@@ -305,11 +305,11 @@ class Layout:
                 read_layers=(),
                 overrides=(),
             )
-            found["switch"] = Wanted(self.switch_spec, small)
+            found["switch"] = ContextRequest(self.switch_spec, small)
         if (spec := self.draft_spec) is not None and draft_max:
             own = self._draft_config(config)
             if spec.reads is None:
-                found["draft"] = Wanted(spec, own)
+                found["draft"] = ContextRequest(spec, own)
             else:
                 found["head"] = wanted_head(spec, config, own)
         return found
@@ -373,7 +373,7 @@ class Layout:
             return 0
         if spec.keeps_state:
             shapes = (RunConfig(cells, 32, 1) for cells in (256, 512))
-            answers = [self.machine.sizes([Wanted(spec, config)])[0] for config in shapes]
+            answers = [self.machine.sizes([ContextRequest(spec, config)])[0] for config in shapes]
             short, long = (sum(one.cache for one in answer.values()) for answer in answers)
             nbytes += max(0, 2 * short - long)
         if spec.sliding_window and not self.exact:
@@ -566,7 +566,7 @@ def largest_fitting(sizes: Sequence[int], excess_bytes: Callable[[int], int]) ->
     return sizes[low]
 
 
-def _draft_parts(wanted: Wanted, answer: Answer) -> tuple[Component, ...]:
+def _draft_parts(wanted: ContextRequest, answer: Allocation) -> tuple[Component, ...]:
     return beside_another("draft", wanted.spec, footprint(wanted.spec, wanted.config, answer))
 
 

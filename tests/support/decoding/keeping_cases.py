@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from decoding_cases import END, VOCAB, flat
+from fake_backend import FakeBackend
 from session_cases import TEMPLATE, shouting
 
 from edgespec.backends.base import Logits
-from edgespec.backends.fake import FakeBackend
 from edgespec.decode.engine import Engine
 from edgespec.errors import BackendError
 from edgespec.memory.store.prefixes import PrefixStore
