@@ -589,6 +589,15 @@ class LlamaBackend(LlamaSequence):
         """Let a sequence hold the first tokens of another, in the same cells."""
         self.sequences[target].take(self.sequences[source], length)
 
+    @property
+    def scales(self) -> Sequence[float]:
+        """As of `Adapts`."""
+        return self._context.scales
+
+    def adapt(self, scales: Sequence[float]) -> None:
+        """As of `Adapts`."""
+        self._context.adapt(scales)
+
     def rest(self) -> None:
         """The calling thread makes no step soon."""
         end_team()

@@ -119,6 +119,7 @@ class Engine(Target):
         self._on_close = on_close
         self._is_freed = False
         self._slots = Slots(backend)
+        self._scales = self._slots.scales  # of its adapters, if nothing else is asked for
         self._scheduler = Scheduler(self._slots, curve=curve, splits=reuses_cache)
         self._kept: PrefixKeeper | None = None
 
@@ -250,6 +251,7 @@ class Engine(Target):
                 "typical acceptance changes what is written, and the model was loaded as exact",
                 hint="leave out accept_typical (--accept typical), or exact",
             )
+        scales = self._scales if asked.lora is None else self._scales_of(asked.lora)
         tokenizer = self.backend.tokenizer
         texts = [one for one in ids if one >= 0] if images else ids
         sampler = Sampler(params, self.vocab_size, texts, tokenizer.token_bytes)
@@ -270,7 +272,8 @@ class Engine(Target):
             counters=Counters(prompt_tokens=len(ids)),
             speculates=asked.speculate and not asked.ahead,
             history=asked.history,
-            salt=asked.cache_salt,
+            salt=asked.cache_salt + (f" {scales}" if scales != self._scales else ""),
+            scales=scales,
             prediction=self._predicted(texts, asked.prediction),
             images=images or {},
             grammar=grammar,
@@ -278,6 +281,16 @@ class Engine(Target):
             num_best=asked.logprobs,
             ahead=asked.ahead,
         )
+
+    def _scales_of(self, lora: Mapping[int, float]) -> tuple[float, ...]:
+        """How much of each adapter a generation has. Raises UnsupportedError."""
+        count = len(self._scales)
+        if unknown := [one for one in lora if not 0 <= one < count]:
+            raise UnsupportedError(
+                f"there is no adapter {unknown[0]}: the model was loaded with {count}",
+                hint="--lora FILE loads one, which is number 0",
+            )
+        return tuple(float(lora.get(number, 0.0)) for number in range(count))
 
     def _limited(
         self, sampler: Sampler | ConstrainedSampler, asked: GenerationOptions

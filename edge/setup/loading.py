@@ -211,6 +211,8 @@ def _load_one(
     if plan.projector is not None:  # cells may be of images
         file = read_projector(plan.projector).file
         key += f" | {content_hash([(file.path, file.file_bytes)])} {plan.image_tokens}"
+    for path, scale in plan.lora:
+        key += f" | {content_hash([(path, path.stat().st_size)])} at {scale}"
     with ExitStack() as stack:  # what is open when a later step fails
         backend = stack.enter_context(closing(_BACKENDS[plan.backend](spec, plan, report)))
         max_nodes, reuses_cache = backend.max_nodes, True

@@ -91,6 +91,7 @@ class RunConfig:
     disk_cache_bytes: int = 0  # for pieces of its cache, which have a sequence id of their own
     projector: Path | None = None  # with which it sees images
     image_tokens: int | None = None  # most of one, where the projector leaves it open
+    lora: tuple[tuple[Path, float], ...] = ()  # adapters, and the scales that they begin with
     backend: str = "llamacpp"
     device: str = "cpu"  # where steps run: cpu, gpu or npu
 

@@ -49,6 +49,7 @@ from edgespec.memory.plan.plan import (
     most_leaves,
 )
 from edgespec.memory.plan.request import ContextRange, Request, contexts_of
+from edgespec.models.adapter import adapters_of
 from edgespec.models.projector import Projector, read_projector
 from edgespec.models.spec import ModelSpec
 
@@ -150,6 +151,21 @@ class Layout:
         """What sees images, if anything. Raises as `read_projector`."""
         path = self.request.mmproj
         return None if path is None else read_projector(Path(path))
+
+    @cached_property
+    def lora(self) -> tuple[tuple[Path, float], ...]:
+        """The adapters, and the scales that they begin with. Raises as `adapters_of`."""
+        if self.request.lora and self.backend == ONNX:
+            raise UnsupportedError(
+                "--lora is not possible: ONNX Runtime takes no adapters", hint="leave out --backend"
+            )
+        if self.request.lora and self.exact:
+            raise UnsupportedError(
+                "--exact is not possible with --lora: what an adapter adds is rounded otherwise in "
+                "steps of several tokens",
+                hint="leave out one of the two, or take a file that the adapter was merged into",
+            )
+        return adapters_of(self.request.lora, self.spec)
 
     @property
     def image_tokens(self) -> int | None:
@@ -303,6 +319,7 @@ class Layout:
                 snapshots=snapshots,
                 head=False,
                 read_layers=(),
+                lora=(),
                 overrides=(),
             )
             found["switch"] = ContextRequest(self.switch_spec, small)
@@ -516,6 +533,7 @@ class Layout:
             disk_cache_bytes=self._disk_cache_bytes,
             projector=self.projector.path if self.projector else None,
             image_tokens=self.image_tokens,
+            lora=self.lora,
             backend=self.backend,
             device=self.device,
         )
