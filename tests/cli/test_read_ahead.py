@@ -38,7 +38,7 @@ def chat(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     backend.goes_on = threading.Event()
     backend.goes_on.set()
     with Engine(backend, chat_template=TEMPLATE) as engine:
-        made = SimpleNamespace(engine=engine, session=Session(engine), next_line=NextLine())
+        made: Any = SimpleNamespace(engine=engine, session=Session(engine), next_line=NextLine())
         made.images, made.totals, made._ahead = [], Totals(), 0
         made.read_ahead = lambda *arguments: Chat.read_ahead(made, *arguments)
         yield made

@@ -127,7 +127,7 @@ def test_a_small_disk_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     for free, expected in ((prefixes.USUAL_BYTES * 5, prefixes.USUAL_BYTES), (1 << 30, 0)):
         told = (1 << 50, 0, free)
         usage = type("Usage", (), dict(zip(("total", "used", "free"), told, strict=True)))
-        monkeypatch.setattr(prefixes.shutil, "disk_usage", lambda _path, usage=usage: usage)
+        monkeypatch.setattr("shutil.disk_usage", lambda _path, usage=usage: usage)
         assert prefixes.usual_budget() == expected
 
 
