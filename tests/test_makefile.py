@@ -1,13 +1,17 @@
-"""`make`: which Python it takes, before anything is installed."""
+"""`make`: which Python it takes, and whether anything is compiled."""
 
 from __future__ import annotations
 
+import os
+import platform
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from edgespec.memory.device import host
 
 MAKEFILE = Path(__file__).parents[1] / "Makefile"
 pytestmark = pytest.mark.skipif(
@@ -30,14 +34,17 @@ def python(path: Path, version: tuple[int, int], installs: str = "exit 1") -> Pa
     return path
 
 
-def make(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def make(
+    folder: Path, *arguments: str, path: str | None = None
+) -> subprocess.CompletedProcess[str]:
     shutil.copy(MAKEFILE, folder)
     (folder / "pyproject.toml").touch()
     for name in ("edge", "backends", "memory", "quantize", "cli", "models"):
         (folder / name).mkdir(exist_ok=True)
     return subprocess.run(
-        ["make", "run", *arguments],
+        [shutil.which("make") or "make", "run", *arguments],
         cwd=folder,
+        env={**os.environ, "PATH": path or os.environ["PATH"]},
         capture_output=True,
         text=True,
         timeout=60,
@@ -83,3 +90,29 @@ def test_an_environment_of_another_python_than_the_one_that_is_named_is_made_ane
     python(tmp_path / ".venv" / "bin" / "python", (3, 11))
     done = make(tmp_path, f"PYTHON={python(tmp_path / 'new', (3, 12))}")
     assert "is of another Python (3.11): made anew" in done.stderr
+
+
+@pytest.mark.parametrize("compiler", ["c++", ""])
+def test_ready_wheels_are_taken_and_without_a_compiler_edgespecs_own(
+    tmp_path: Path, compiler: str
+) -> None:
+    """A path with the usual programs and no compiler, or one that is there."""
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    needed = "sh sed cut cksum cat find sort grep head tail date mkdir rm touch sleep uname test"
+    for name in needed.split():
+        (programs / name).symlink_to(shutil.which(name) or "/bin/false")
+    if compiler:
+        (programs / compiler).symlink_to("/bin/true")
+    python(tmp_path / ".venv" / "bin" / "python", (3, 12), f'echo "$@" >>{tmp_path}/said')
+    (tmp_path / "dist").mkdir()
+    (tmp_path / "dist" / "llama_cpp_python-1-py3-none-any.whl").touch()
+    done = make(tmp_path, path=str(programs))
+    if "avx2" not in host.cpu_flags() and platform.machine() == "x86_64":
+        assert "with the wheels in dist" not in done.stderr
+        return
+    installed = (tmp_path / "said").read_text().splitlines()[-1]
+    assert "with the wheels in dist" in done.stderr
+    assert installed.startswith("-m pip install --find-links dist ")
+    assert ("edgespec[demo,hub,serve]" in installed) == (not compiler)
+    assert ("-e .[demo,hub,serve]" in installed) == bool(compiler)
