@@ -1,4 +1,4 @@
-"""`make`: which Python it takes, and whether anything is compiled."""
+"""`make`: which Python it takes before anything is installed, and what it compiles."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ def python(path: Path, version: tuple[int, int], installs: str = "exit 1") -> Pa
 
 
 def make(
-    folder: Path, *arguments: str, path: str | None = None
+    folder: Path, *arguments: str, target: str = "run", **variables: str
 ) -> subprocess.CompletedProcess[str]:
     shutil.copy(MAKEFILE, folder)
-    (folder / "pyproject.toml").touch()
+    (folder / "pyproject.toml").write_text('dependencies = ["llama-cpp-python==1.2.3"]\n')
     for name in ("edge", "backends", "memory", "quantize", "cli", "models"):
         (folder / name).mkdir(exist_ok=True)
     return subprocess.run(
-        [shutil.which("make") or "make", "run", *arguments],
+        [shutil.which("make") or "make", target, *arguments],
         cwd=folder,
-        env={**os.environ, "PATH": path or os.environ["PATH"]},
+        env={**os.environ, **variables},
         capture_output=True,
         text=True,
         timeout=60,
@@ -107,7 +107,7 @@ def test_ready_wheels_are_taken_and_without_a_compiler_edgespecs_own(
     python(tmp_path / ".venv" / "bin" / "python", (3, 12), f'echo "$@" >>{tmp_path}/said')
     (tmp_path / "dist").mkdir()
     (tmp_path / "dist" / "llama_cpp_python-1-py3-none-any.whl").touch()
-    done = make(tmp_path, path=str(programs))
+    done = make(tmp_path, PATH=str(programs))
     if "avx2" not in host.cpu_flags() and platform.machine() == "x86_64":
         assert "with the wheels in dist" not in done.stderr
         return
@@ -116,3 +116,41 @@ def test_ready_wheels_are_taken_and_without_a_compiler_edgespecs_own(
     assert installed.startswith("-m pip install --find-links dist ")
     assert ("edgespec[demo,hub,serve]" in installed) == (not compiler)
     assert ("-e .[demo,hub,serve]" in installed) == bool(compiler)
+
+
+# Writes down what it is asked for; a wheel is a file of that name, and installed without a trace.
+INSTALLS = """\
+echo "$CMAKE_ARGS $@" >>pip.log
+while [ $# -gt 1 ]; do
+  [ "$1" != --wheel-dir ] || { mkdir -p "$2" && touch "$2/llama_cpp_python-1.2.3-any.whl"; }
+  shift
+done
+exit 0"""
+
+
+def installed(folder: Path, cache: Path, **variables: str) -> tuple[list[str], list[str]]:
+    """What a new checkout with an empty environment compiles, and which wheels it installs."""
+    python(folder / ".venv" / "bin" / "python", sys.version_info[:2], INSTALLS)
+    done = make(folder, target="install", EDGESPEC_CACHE=str(cache), **variables)
+    assert done.returncode == 0, done.stderr
+    lines = (folder / "pip.log").read_text().splitlines()
+    return (
+        [line for line in lines if "-m pip wheel" in line],
+        [line.rpartition("/llama.cpp/")[2] for line in lines if line.endswith(".whl")],
+    )
+
+
+def test_llama_cpp_is_compiled_once_for_its_flags_and_with_workers(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    (first,), wheels = installed(tmp_path / "one", cache)
+    assert "-DGGML_RPC=ON" in first and first.endswith("llama-cpp-python==1.2.3")
+    assert installed(tmp_path / "other", cache) == ([], wheels)
+    (gpu,), others = installed(tmp_path / "gpu", cache, CMAKE_ARGS="-DGGML_CUDA=ON")
+    assert "-DGGML_CUDA=ON" in gpu and "-DGGML_RPC=ON" in gpu
+    assert len(wheels) == len(others) == 1 and wheels != others
+
+
+def test_a_llama_cpp_that_somebody_installed_stays(tmp_path: Path) -> None:
+    packages = tmp_path / "own" / ".venv" / "lib" / "python3.11" / "site-packages"
+    (packages / "llama_cpp_python-1.2.3.dist-info").mkdir(parents=True)
+    assert installed(tmp_path / "own", tmp_path / "cache") == ([], [])
