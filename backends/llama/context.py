@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from edgespec.backends.base import Capabilities, Logits
+from edgespec.backends.llama.adapters import Adapters
 from edgespec.backends.llama.huge_pages import HugePages
 from edgespec.backends.llama.kernels import kernels, model_params
 from edgespec.backends.llama.library import LIBRARY_LOG, interrupts_kept, library, set_params
@@ -47,7 +48,10 @@ class LlamaContext:
     buffer_bytes: dict[str, int]  # that llama.cpp says it allocated
     contention = 1.0  # how many times more threads the settings have than the last step had
     vision: Vision | None = None  # where it has a projector
+    spare: int | None = None  # a sequence id for parts of a cache, where it can be split
     outputs: BlockOutputs | None = None  # of the layers that its head reads
+    scales: Sequence[float] = ()  # of its adapters, in the next step
+    _adapters: Adapters | None = None
     _model: Any = None
     _parts: Sequence[Path] = ()  # of a split model, wherever they lie
     _tokenizer: LlamaTokenizer | None = None
@@ -75,10 +79,25 @@ class LlamaContext:
         if self.lib.llama_model_chat_template(self._model, None):
             self.tokenizer.find_control_texts()
         self.capabilities = self._find_capabilities()
+        if self.settings.lora:
+            self._open_adapters()
         self._make_context(adjust)
         self._look(self.settings.max_nodes)
+        if self.settings.lora:  # with which buffers are larger
+            self.look_again()
         if self.settings.projector is not None:
             self._open_projector(self.settings.projector)
+
+    def _open_adapters(self) -> None:
+        """Read the adapters of the settings, once for the model. Raises BackendError."""
+        self._adapters = Adapters(self.lib, self._model, [path for path, _ in self.settings.lora])
+        self.scales = tuple(scale for _, scale in self.settings.lora)
+
+    def adapt(self, scales: Sequence[float]) -> None:
+        """Let the next steps add so much of each adapter. Raises BackendError."""
+        assert self._adapters is not None, "it has adapters"
+        self._adapters.set(self.handle, scales)
+        self.scales = tuple(scales)
 
     def _open_projector(self, path: Path) -> None:
         from edgespec.backends.llama.vision import Vision
@@ -197,8 +216,11 @@ class LlamaContext:
         params = self.lib.llama_context_default_params()
         # The last ids are for branches of trees, of whichever user. With one more than there are,
         # llama.cpp begins with rows of logits for the largest step: others would lie beside them.
-        branches = max(settings.max_leaves * self.capabilities.tree, settings.window)
+        has_one_place = not settings.exact or settings.users == 1  # for cells of all sequences
+        splits = settings.disk_cache_bytes > 0 and self.capabilities.truncate and has_one_place
+        branches = max(settings.max_leaves * self.capabilities.tree, settings.window, splits)
         sequences = min(settings.users + branches, _MOST_SEQUENCES)
+        self.spare = sequences - 1 if splits and sequences == settings.users + branches else None
         set_params(
             params,
             n_ctx=settings.cache_cells,
@@ -210,7 +232,7 @@ class LlamaContext:
             n_threads=settings.threads,
             n_threads_batch=settings.threads,
             flash_attn_type=_FLASH_ATTENTION_ON,
-            kv_unified=not settings.exact or settings.users == 1,
+            kv_unified=has_one_place,
             type_k=GGML_NUMBERS[settings.kv_type_k.upper()],
             type_v=GGML_NUMBERS[settings.kv_type_v.upper()],
             no_perf=True,
@@ -233,6 +255,8 @@ class LlamaContext:
                 hint="try a smaller --ctx",
             )
         self.memory = self.lib.llama_get_memory(self.handle)
+        if self._adapters is not None:
+            self.adapt(self.scales)
         pages.ask(written=True)  # the cache has been cleared
 
     def label_of(self, buffer_type: str) -> str:

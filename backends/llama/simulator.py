@@ -10,14 +10,14 @@ import ctypes
 import importlib.util
 import os
 import sys
-from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from edgespec.backends.base import Capabilities
+from edgespec.backends.llama.adapters import Adapters
 from edgespec.backends.llama.context import LlamaContext
 from edgespec.backends.llama.hidden_rows import keep_layer_input
 from edgespec.backends.llama.kernels import attach_uncompared, kernels
@@ -46,6 +46,7 @@ _UNKNOWN_WORK = 1 << 20  # of a thread: tiles of products and of attention
 _ROUNDED = 0.005  # MiB that a number of the log may be too small by
 _NO_MEMORY = "bad_alloc"  # in llama.cpp's words
 _TOO_MUCH = f"llama.cpp's tables for this model take more than {MOST_BYTES >> 30} GiB"
+_NOTHING = DeviceBytes(0, 0, 0, 0)
 _MOST_TYPES = 64  # kinds of memory that llama.cpp tells of
 
 
@@ -108,7 +109,7 @@ class _Contexts:
     """Models that were loaded so far, without their weights, and contexts made of them."""
 
     def __init__(self) -> None:
-        self._models: dict[str, Any] = {}
+        self._models: dict[str, _Loaded] = {}
 
     def answer(self, request: dict[str, Any]) -> list[dict[str, DeviceBytes]]:
         """Bytes by device of each context; later ones may refer to earlier ones by `beside`."""
@@ -126,15 +127,24 @@ class _Contexts:
         given = one["config"]
         given["devices"] = tuple(Device(**each) for each in given["devices"])
         given["overrides"] = tuple(map(tuple, given["overrides"]))
+        given["lora"] = tuple((Path(path), scale) for path, scale in given["lora"])
         config = RunConfig(**given)
         context = SimulatedContext(config, one["tied_bytes"])
         loading = (config.gpu_layers, config.devices, config.overrides, config.kernels, config.head)
-        key = repr((one["skeleton"], one["tied_bytes"], loading))
+        key = repr((one["skeleton"], one["tied_bytes"], loading, one["adapters"]))
         if key not in self._models:
             self._models[key] = context.loaded(f"{folder}/{one['skeleton']}.gguf")
         beside = None if one["beside"] is None else made[one["beside"]]
         context.make(self._models[key], one["changes"], beside)
         return context
+
+
+class _Loaded(NamedTuple):
+    """A model without its weights, its adapters, and the bytes of these by label."""
+
+    model: Any
+    adapters: Adapters | None
+    adapter_bytes: dict[str, int]
 
 
 class SimulatedContext(LlamaContext):
@@ -148,16 +158,28 @@ class SimulatedContext(LlamaContext):
         super().__init__(replace(config, mapped=False, tied=tied_bytes > 0, read_layers=()))
         self.capabilities = Capabilities(True, config.max_leaves > 1, True)
 
-    def loaded(self, path: str) -> Any:
-        """A model without its weights, which stays loaded. Raises BackendError."""
+    def loaded(self, path: str) -> _Loaded:
+        """A model without its weights, which stays loaded. Raises BackendError.
+
+        Adapters are read as they are.
+        """
         attach_uncompared()
         LIBRARY_LOG.clear()
         self._load(path, None)
-        return self._model
+        if not self.settings.lora:
+            return _Loaded(self._model, None, {})
+        LIBRARY_LOG.clear()
+        self._open_adapters()
+        told = LIBRARY_LOG.buffer_bytes(self._placed.labels)
+        labels = [HOST, *self._placed.labels.values()]
+        names = {label: "adapters" if label == HOST else f"{label}_adapters" for label in labels}
+        found = {label: told[name] for label, name in names.items() if name in told}
+        return _Loaded(self._model, self._adapters, found)
 
-    def make(self, model: Any, changes: dict[str, int], beside: LlamaContext | None) -> None:
+    def make(self, loaded: _Loaded, changes: dict[str, int], beside: LlamaContext | None) -> None:
         """Make the context. Raises BackendError."""
-        self._model = model
+        self._model, self._adapters, self._adapter_bytes = loaded
+        self.scales = tuple(1.0 for _ in self.settings.lora)
 
         def adjust(params: Any) -> None:
             set_params(params, n_rs_seq=self.settings.snapshots, **changes)
@@ -169,19 +191,19 @@ class SimulatedContext(LlamaContext):
         with kernels(self.settings.kernels, tied=True):
             self._make_context(adjust)
             self._cache_bytes = sum((one + _ROUNDED) * 2**20 for one in LIBRARY_LOG.cache_mebibytes)
-            if self._read_layers:
-                self._capture(self._read_layers)
+            for layer in self._read_layers:
+                keep_layer_input(self, layer)
+            if self._read_layers or self._adapters:
+                self._lay_out_anew()
 
     def _adjust_loading(self, params: Any) -> None:
         set_params(params, no_alloc=True, load_mode=0)
 
-    def _capture(self, layers: Sequence[int]) -> None:
-        """Let the inputs of layers be kept, and lay out the buffers anew.
+    def _lay_out_anew(self) -> None:
+        """Lay out the buffers for inputs of layers that are kept, and for adapters.
 
         Before its next step llama.cpp would do so itself, but no step can be made here.
         """
-        for layer in layers:
-            keep_layer_input(self, layer)
         lay_out = self.lib._lib[_LAY_OUT]
         lay_out.restype, lay_out.argtypes = None, [ctypes.c_void_p]
         lay_out(self.handle)
@@ -189,9 +211,12 @@ class SimulatedContext(LlamaContext):
     def said(self) -> dict[str, DeviceBytes]:
         """Bytes by label of the device: exact, or as the log rounds them."""
         try:
-            return allocated(self)
+            found = allocated(self)
         except OSError:
-            return _with_work(self, self._said_by_log())
+            found = _with_work(self, self._said_by_log())
+        for label, size_bytes in self._adapter_bytes.items():
+            found[label] = found.get(label, _NOTHING)._replace(adapters=size_bytes)
+        return found
 
     def _said_by_log(self) -> dict[str, DeviceBytes]:
         """As much as the log tells: buffers and caches, rounded up to hundredths of a MiB.

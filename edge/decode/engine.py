@@ -19,6 +19,7 @@ from edgespec.decode.generation import (
     Result,
     TextStream,
 )
+from edgespec.decode.kept import PrefixKeeper
 from edgespec.decode.options import GenerationOptions
 from edgespec.decode.scheduler import Scheduler, never
 from edgespec.decode.sequence import Job, Target
@@ -28,6 +29,7 @@ from edgespec.decode.stream import Stream, chunks_of
 from edgespec.drafting.drafters.base import Drafter
 from edgespec.drafting.ledger import RoundHistory
 from edgespec.errors import ContextFullError, UnsupportedError
+from edgespec.memory.store.prefixes import PrefixStore
 from edgespec.memory.times.curve import CostCurve
 from edgespec.models.chat import ChatMessage, Message, check_roles, prompt_text
 from edgespec.models.images import Image, images_of, parts_of
@@ -117,7 +119,9 @@ class Engine(Target):
         self._on_close = on_close
         self._is_freed = False
         self._slots = Slots(backend)
+        self._scales = self._slots.scales  # of its adapters, if nothing else is asked for
         self._scheduler = Scheduler(self._slots, curve=curve, splits=reuses_cache)
+        self._kept: PrefixKeeper | None = None
 
     @property
     def users(self) -> int:
@@ -206,6 +210,8 @@ class Engine(Target):
     ) -> Stream:
         """The continuation of a prompt's ids. What finds calls in the answer is a `reader`."""
         job = self._job(ids, asked, self.shown("", asked.shown).places(ids))
+        if self._kept is not None:
+            self._kept.look_up(job)
         chunks = self._scheduler.chunks(job)
         return Stream(job, chunks, self._scheduler.drop_cancelled, reader)
 
@@ -245,6 +251,7 @@ class Engine(Target):
                 "typical acceptance changes what is written, and the model was loaded as exact",
                 hint="leave out accept_typical (--accept typical), or exact",
             )
+        scales = self._scales if asked.lora is None else self._scales_of(asked.lora)
         tokenizer = self.backend.tokenizer
         texts = [one for one in ids if one >= 0] if images else ids
         sampler = Sampler(params, self.vocab_size, texts, tokenizer.token_bytes)
@@ -265,7 +272,8 @@ class Engine(Target):
             counters=Counters(prompt_tokens=len(ids)),
             speculates=asked.speculate and not asked.ahead,
             history=asked.history,
-            salt=asked.cache_salt,
+            salt=asked.cache_salt + (f" {scales}" if scales != self._scales else ""),
+            scales=scales,
             prediction=self._predicted(texts, asked.prediction),
             images=images or {},
             grammar=grammar,
@@ -273,6 +281,16 @@ class Engine(Target):
             num_best=asked.logprobs,
             ahead=asked.ahead,
         )
+
+    def _scales_of(self, lora: Mapping[int, float]) -> tuple[float, ...]:
+        """How much of each adapter a generation has. Raises UnsupportedError."""
+        count = len(self._scales)
+        if unknown := [one for one in lora if not 0 <= one < count]:
+            raise UnsupportedError(
+                f"there is no adapter {unknown[0]}: the model was loaded with {count}",
+                hint="--lora FILE loads one, which is number 0",
+            )
+        return tuple(float(lora.get(number, 0.0)) for number in range(count))
 
     def _limited(
         self, sampler: Sampler | ConstrainedSampler, asked: GenerationOptions
@@ -367,6 +385,15 @@ class Engine(Target):
             raw=raw,
         )
 
+    def keep_prefixes(self, store: PrefixStore) -> None:
+        """Keep what the cache holds in a store from now on, and go on from what is there."""
+        bytes_of = self.backend.tokenizer.token_bytes
+        self._kept = PrefixKeeper(store, self._slots, self._scheduler, bytes_of)
+
+    def respelled(self, ids: list[int], salt: str = "") -> list[int]:
+        """Ids of the same text, as those of a text that a store has, where it has most of it."""
+        return ids if self._kept is None else self._kept.respelled(ids, salt)
+
     def memory_bytes(self) -> dict[str, int]:
         """Bytes the engines of the model and of its drafter say they allocated, by component."""
         of_drafter: dict[str, int] = self.drafter.memory_bytes() if self.drafter is not None else {}
@@ -403,6 +430,9 @@ class Engine(Target):
             if self._on_close is not None:
                 stack.callback(self._on_close)
                 self._on_close = None
+            if self._kept is not None:
+                stack.callback(self._kept.close)
+                self._kept = None
 
     def _free_backend(self) -> None:
         self.backend.close()
@@ -427,7 +457,14 @@ class Engine(Target):
         """As of `Target`."""
         if self.users == 1:
             self._give_up_snapshots(job)
+        if self._kept is not None:
+            self._kept.put_back(job)
         super().begin(job)
+
+    def end(self, job: Job) -> None:
+        """As of `Target`."""
+        if self._kept is not None:
+            self._kept.has_ended()
 
     def _give_up_snapshots(self, job: Job) -> None:
         """Keep none, and with that draft no more, where drafts were not worth what they cost.

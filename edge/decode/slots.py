@@ -11,9 +11,10 @@ who begins with the same tokens, under the same salt, shares those cells.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from edgespec.backends.base import (
+    Adapts,
     Backend,
     HoldsSequences,
     KeepsStates,
@@ -96,10 +97,23 @@ class Slots:
             self._cells, self.shares = whole.cells, whole.shares_cells
         self._numbers = itertools.count(1)
 
+    def __iter__(self) -> Iterator[Slot]:
+        return iter(self._slots)
+
     @property
     def has_free(self) -> bool:
         """Whether there is a sequence that nobody has."""
         return any(slot.is_free for slot in self._slots)
+
+    @property
+    def scales(self) -> tuple[float, ...]:
+        """Of the model's adapters, in the next step; empty where there are none."""
+        return tuple(self._whole.scales) if isinstance(self._whole, Adapts) else ()
+
+    def adapt(self, scales: tuple[float, ...]) -> None:
+        """Let the next steps have these."""
+        if isinstance(self._whole, Adapts) and scales != self.scales:
+            self._whole.adapt(scales)
 
     def rest(self) -> None:
         """The calling thread, which made steps, makes none soon."""
@@ -180,6 +194,17 @@ class Slots:
         """Whether a text of this salt that is being read will have more of `text` than is there."""
         known = max(slot.common(text[:-1], salt) for slot in self._slots)
         return any(common_prefix_length(other, text[:-1], known) > known for other in coming)
+
+    def hold(self, slot: Slot, count: int) -> bool:
+        """Promise a slot `count` cells that no other one has; False, as before, without room."""
+        before = slot.shared, slot.promised, slot.most
+        slot.shared, slot.promised, slot.most = [], max(slot.promised, count), max(slot.most, count)
+        running = [one for one in self._slots if not one.is_free]
+        if not self._is_safe([(one.most - one.promised, one.held()) for one in running]):
+            slot.shared, slot.promised, slot.most = before
+            return False
+        self._make_room()
+        return True
 
     def give_back(self, slot: Slot) -> None:
         """Its answer has ended; what its cells hold stays, while there is room."""

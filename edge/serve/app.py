@@ -53,7 +53,7 @@ from edgespec.serve.ollama import (
 )
 from edgespec.serve.page import HEADERS as PAGE_HEADERS
 from edgespec.serve.page import page_files
-from edgespec.serve.parsing import ServedModel, read_json
+from edgespec.serve.parsing import ServedModel, read_json, scales_of
 from edgespec.serve.pool import ANY, CHAT, EMBED, Member, Pool
 from edgespec.serve.responses import (
     ResponsesShape,
@@ -61,7 +61,7 @@ from edgespec.serve.responses import (
     prepare_response,
     read_response,
 )
-from edgespec.serve.service import Shared, metrics, props, status
+from edgespec.serve.service import Shared, adapters, metrics, props, status
 from edgespec.serve.worker import Task
 
 Check = Callable[[Any, ServedModel], object]
@@ -105,6 +105,7 @@ _FAILING = {"/v1/responses": lambda problem: ResponsesShape("", {}).failed(probl
 _TELLING: dict[str, Callable[[Pool, Shared, Member], Any]] = {
     "/props": props,
     "/status": status,
+    "/lora-adapters": adapters,
     "/metrics": metrics,
     "/api/version": ollama_version,
     "/api/tags": tags,
@@ -142,6 +143,7 @@ class Routes:
             ("/v1/models", "GET", self._models),
             ("/v1/models/unload", "POST", self._unload_model),
             ("/api/show", "POST", self._show),
+            ("/lora-adapters", "POST", self._adapt),
             ("/v1/models/{name:path}", "GET", self._model),
         ]
         handlers += [(path, "GET", self._told(tell)) for path, tell in _TELLING.items()]
@@ -218,6 +220,17 @@ class Routes:
 
     def _loaded(self, _loaded: Any, _document: Any, task: Task) -> dict[str, Any]:
         return {"success": True, **self._card(task.member)}
+
+    async def _adapt(self, request: Request) -> Response:
+        """Scales of a model's adapters for requests that say none, from now on."""
+        _, values = await self._named(request)
+        member = self._pool.find(request.query_params.get("model"), CHAT)
+        count = len(adapters(self._pool, self._shared, member))
+        found = scales_of(values if isinstance(values, list) else [values], "body")
+        if unknown := [one for one in found if one >= count]:
+            raise ApiError(f"there is no adapter {unknown[0]} of {count}", param="id")
+        member.loaded.lora = found
+        return JSONResponse({"success": True})
 
     async def _named(self, request: Request) -> tuple[Member, Any]:
         """The model that a request's document names, and that document."""

@@ -12,8 +12,6 @@ from dataclasses import fields, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
-import psutil
-
 from edgespec.backends.base import AnswerFormat, MakesGrammars
 from edgespec.decode.engine import Engine
 from edgespec.decode.generation import Result
@@ -21,7 +19,7 @@ from edgespec.decode.options import GenerationOptions
 from edgespec.decode.stats import Counters
 from edgespec.errors import ContextFullError, UnsupportedError
 from edgespec.log import PROMPTS, REQUEST_ID
-from edgespec.memory.device.energy import energy_meter
+from edgespec.memory.device.energy import energy_meter, is_on_battery
 from edgespec.memory.device.track import peak_resident_bytes, resident_bytes
 from edgespec.memory.plan.plan import Plan
 from edgespec.prefix import common_prefix_length
@@ -144,6 +142,7 @@ class Service:
         self.setup = ServedModel(tuple(names), size, defaults or Defaults(), self.limits, any_model)
         self.prompts = Prompts(engine)
         self.told_tokens = ToldTokens(engine.backend.tokenizer)
+        self.lora: dict[int, float] | None = None  # of requests that say nothing; None: as loaded
         self._ahead: deque[_Ahead] = deque(maxlen=_MOST_AHEAD)
         self.worker = Worker(self.limits.waiting, self._ended, engine.users)
 
@@ -198,6 +197,7 @@ class Service:
                 cancel=cancel,
                 history=HISTORY.get(),
                 cache_salt=CACHE_SALT.get(),
+                lora=self.lora if options.lora is None else options.lora,
             )
             try:
                 stream = self.engine.stream(ids, asked)
@@ -357,6 +357,24 @@ def props(_pool: Pool, _shared: Shared, member: Member) -> dict[str, Any]:
     }
 
 
+def adapters(_pool: Pool, _shared: Shared, member: Member) -> list[dict[str, Any]]:
+    """The adapters of a model that is loaded, under the names that llama.cpp's server gives them.
+
+    Their scales are those of requests that say nothing.
+    """
+    service = member.loaded
+    named = service.plan.lora if isinstance(service, Service) and service.plan else ()
+    asked = service.lora if named else None
+    return [
+        {
+            "id": number,
+            "path": path.name,
+            "scale": scale if asked is None else asked.get(number, 0.0),
+        }
+        for number, (path, scale) in enumerate(named)
+    ]
+
+
 def status(pool: Pool, shared: Shared, member: Member) -> dict[str, Any]:
     """Everything that changes while it runs, and the plan of a model with its reasons."""
     loaded = member.loaded
@@ -380,17 +398,11 @@ def status(pool: Pool, shared: Shared, member: Member) -> dict[str, Any]:
             "planned": {} if plan is None else plan.component_bytes,
             "allocated": {} if loaded is None else loaded.memory_bytes(),
         },
-        "on_battery": _is_on_battery(),
+        "on_battery": is_on_battery(),
         "draft_failure": loaded.engine.draft_failure if isinstance(loaded, Service) else None,
         "totals": shared.totals.as_json(),
         "plan": {} if plan is None else plan.as_json(),
     }
-
-
-def _is_on_battery() -> bool:
-    look = getattr(psutil, "sensors_battery", lambda: None)  # not on every system
-    battery = look()
-    return battery is not None and battery.power_plugged is False
 
 
 def _queue(pool: Pool) -> tuple[int, int]:

@@ -95,6 +95,8 @@ def weights_parts(spec: ModelSpec, config: RunConfig, answer: Allocation) -> Ite
     yield Component("weights_repacked", here.packed)
     for label, size in devices.items():
         yield Component("weights", size, device=label)
+    for label, one in answer.items():
+        yield Component("adapters", one.adapters, device=label)
 
 
 def looked_up_bytes(spec: ModelSpec) -> int:

@@ -95,6 +95,7 @@ def _block_config(target: RunConfig, config: RunConfig) -> RunConfig:
         max_leaves=1,
         head=True,
         read_layers=(),
+        lora=(),
     )
 
 

@@ -25,6 +25,7 @@ from edgespec.memory.device import host
 from edgespec.memory.device.kernels import kernels_key
 from edgespec.memory.device.llama_binary import PACKAGE, library_folder
 from edgespec.memory.store import cache
+from edgespec.models.gguf.reader import read_gguf
 from edgespec.models.gguf.writer import skeleton_header, write_skeleton
 from edgespec.models.heads import layers_to_read
 from edgespec.models.processes import Guest, GuestEndedError, GuestLimits
@@ -52,6 +53,7 @@ class DeviceBytes(NamedTuple):
     cache: int  # keys, values and recurrent state
     compute: int  # buffers for the results of a batch
     work: int = 0  # of kernels on the host, which their threads share
+    adapters: int = 0  # LoRA's matrices, as they lie in their files
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,10 +247,12 @@ def _hint(wanted: Sequence[ContextRequest], kind: str) -> str:
 
 
 def _described(one: ContextRequest, bones: _Skeleton) -> dict[str, Any]:
+    adapters = [(str(path.absolute()), 1.0) for path, _ in one.config.lora]  # all are computed
     return {
         "skeleton": bones.name,
         "tied_bytes": _tied_bytes(one.spec),
-        "config": asdict(_allocating(one)),
+        "config": asdict(_allocating(one)) | {"lora": adapters},
+        "adapters": [read_gguf(path).header_hash for path, _ in adapters],
         "changes": dict(one.changes),
         "beside": one.beside,
     }

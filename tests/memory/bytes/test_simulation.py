@@ -114,13 +114,13 @@ def test_without_our_library_the_log_is_read(
     spec = read_model_spec(write_hybrid(tmp_path / "model.gguf", Shape(arch)))
     table = spec.tensors["token_embd.weight"].data_bytes if spec.tied_embeddings else 0
     context = SimulatedContext(replace(PLAIN, snapshots=4), table)
-    model = context.loaded(str(spec.path))
-    context.make(model, {}, None)
+    loaded = context.loaded(str(spec.path))
+    context.make(loaded, {}, None)
     exact = context.said()[HOST]
     monkeypatch.setattr(simulator, "allocated", missing_library)
     rounded = context.said()[HOST]
     context.close()
-    library().llama_model_free(model)
+    library().llama_model_free(loaded.model)
     assert rounded.cache == pytest.approx(exact.cache, abs=3 * 0.01 * 2**20)
     assert rounded.compute == pytest.approx(exact.compute, abs=0.01 * 2**20)
     weights = exact.weights + exact.packed
