@@ -177,6 +177,14 @@ def whole_teams(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edgespec.backends.llama.context.TEAMS", _WholeTeams())
 
 
+@pytest.fixture(autouse=True)
+def brief_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loads look at the speed of steps for a moment: what they find decides no test."""
+    monkeypatch.setattr("edgespec.measure.timing._LOOK_SECONDS", 0.0)  # see `whole_teams`
+    for module in ("loading", "draft_loading"):
+        monkeypatch.setattr(f"edgespec.setup.{module}._CURVE_SECONDS", 0.1)
+
+
 @pytest.fixture
 def frozen_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounds take no time: which drafters are asked, and for how much, is always the same."""

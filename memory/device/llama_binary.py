@@ -91,6 +91,7 @@ def import_functions(name: str) -> ModuleType:
     """
     if "llama_cpp" not in sys.modules and (spec := importlib.util.find_spec("llama_cpp")):
         sys.modules["llama_cpp"] = _later(spec)
+    importlib.import_module("llama_cpp")  # fails where that was forbidden
     return importlib.import_module(f"llama_cpp.{name}")
 
 
@@ -106,6 +107,9 @@ def _later(spec: ModuleSpec) -> ModuleType:
                 if not begun.is_set():
                     begun.set()
                     spec.loader.exec_module(package)
+                    functions = sys.modules["llama_cpp.llama_cpp"]
+                    if listener := getattr(functions, "edgespec_log_callback", None):
+                        functions.llama_log_set(listener, None)  # it put its own there
         if name in vars(package):
             return vars(package)[name]
         raise AttributeError(f"module {package.__name__!r} has no attribute {name!r}")

@@ -51,7 +51,9 @@ def serve(model: str) -> None:
                     break
                 except httpx.HTTPError:
                     time.sleep(0.05)
-            answer = server.post("/v1/completions", json={"prompt": "hi", "max_tokens": 3})
+            answer = server.post(
+                "/v1/completions", json={"prompt": "hi", "max_tokens": 3, "temperature": 0}
+            )
         print("served", answer.json()["usage"]["completion_tokens"])
         os.kill(os.getpid(), signal.SIGINT)
 
