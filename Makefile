@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 # the kernels change, which are compiled.
 FILES := $(shell find edge backends memory quantize cli models -name '*.py' | LC_ALL=C sort)
 COMPILED := $(sort $(wildcard backends/kernels/*.cpp backends/kernels/*.h))
-STATE := $(shell { echo $(FILES) $(RPC); cat pyproject.toml $(COMPILED); } | cksum | cut -d' ' -f1)
+STATE := $(shell { echo $(FILES); cat pyproject.toml $(COMPILED); } | cksum | cut -d' ' -f1)
 STAMP := $(VENV)/installed-$(STATE)
 RUN_STAMP := $(VENV)/run-installed-$(STATE)
 LONG_STAMP := $(VENV)/long-installed-$(STATE)
@@ -25,24 +25,22 @@ RUN_EXTRAS := demo$(comma)hub$(comma)serve
 #   which are then computed one by one: a step at 800 tokens of context took 1.6 times as long.
 LEFT_OUT := $(shell echo | $(CXX) -march=native -dM -E - 2>/dev/null | \
 	sed -n 's/.* __AMX_INT8__ .*/-mno-amx-int8/p; s/.* __AVX512FP16__ .*/-U__AVX512FP16__/p' | sort)
-# What only llama.cpp's own programs use is not compiled.
-export CMAKE_ARGS := -DCMAKE_PROJECT_llama.cpp_INCLUDE="$(CURDIR)/backends/llama/llama_cpp.cmake" $(CMAKE_ARGS)
-
+# With what workers need (docs/workers.md), and without what only llama.cpp's own programs use.
+FLAGS := -DGGML_RPC=ON $(CMAKE_ARGS)
 ifneq ($(LEFT_OUT),)
-export CMAKE_ARGS := -DCMAKE_C_FLAGS="$(LEFT_OUT)" -DCMAKE_CXX_FLAGS="$(LEFT_OUT)" $(CMAKE_ARGS)
+FLAGS := -DCMAKE_C_FLAGS="$(LEFT_OUT)" -DCMAKE_CXX_FLAGS="$(LEFT_OUT)" $(FLAGS)
 endif
+BUILD_RULES := backends/llama/llama_cpp.cmake
+export CMAKE_ARGS := -DCMAKE_PROJECT_llama.cpp_INCLUDE="$(CURDIR)/$(BUILD_RULES)" $(FLAGS)
 
-# `make install RPC=1` compiles llama.cpp with what workers need (docs/workers.md), also where another
-# build of it is installed or cached, and only once.
-ifneq ($(RPC),)
-export CMAKE_ARGS := $(CMAKE_ARGS) -DGGML_RPC=ON
+# What was compiled is kept by all that it was compiled with: pip would keep the first one for any
+# flags. Another llama.cpp of this version that is in the environment stays.
 LLAMA := $(shell sed -n 's/.*"\(llama-cpp-python==[^"]*\)".*/\1/p' pyproject.toml)
-PACKAGES := $(VENV)/lib/python3*/site-packages
-HAS_RPC := ls $(PACKAGES)/llama_cpp/lib/*ggml-rpc* \
-	$(PACKAGES)/$(subst ==,-,$(subst -,_,$(LLAMA))).dist-info
-WITH_RPC := { $(HAS_RPC) || $(BIN)/python -m pip install --force-reinstall --no-cache-dir --no-deps \
-	--no-binary llama-cpp-python $(LLAMA); } &&
-endif
+WHEELS := $(or $(EDGESPEC_CACHE),$(HOME)/.cache/edgespec)/llama.cpp/$(shell { echo '$(LLAMA) $(FLAGS)'; \
+	cat $(BUILD_RULES); $(CXX) --version; echo | $(CXX) -march=native -dM -E -; } 2>&1 | cksum | cut -d' ' -f1)
+INSTALL_LLAMA = { ls -d $(VENV)/lib/python3*/site-packages/$(subst ==,-,$(subst -,_,$(LLAMA))).dist-info || { \
+	{ ls $(WHEELS)/*.whl || $(BIN)/python -m pip wheel --no-cache-dir --no-deps --wheel-dir $(WHEELS) \
+	--no-binary llama-cpp-python $(LLAMA); } && $(BIN)/python -m pip install $(WHEELS)/*.whl; }; }
 
 # The package that brings a C++ compiler, by what the system has to install it with.
 define NO_COMPILER :=
@@ -87,7 +85,7 @@ $(CHECK_PYTHON)
 	printf '\nhint: on Debian and Ubuntu: sudo apt install python3-venv\n' >&2; exit 1; }
 @rm -f $(VENV)/*installed-*
 @echo "setting up $(VENV): the first time takes minutes, as llama.cpp is compiled" >&2
-@{ $(BIN)/python -m pip install --upgrade pip && $(WITH_RPC) \
+@{ $(BIN)/python -m pip install --upgrade pip && $(INSTALL_LLAMA) && \
 	$(BIN)/python -m pip install -e '.[$(1)]' --config-settings editable_mode=strict; \
 	} >$(LOG) 2>&1 & pid=$$!; trap "kill $$pid 2>/dev/null; exit 130" INT TERM; start=$$(date +%s); \
 	while kill -0 $$pid 2>/dev/null; do sleep 1; \
@@ -120,9 +118,8 @@ test: $(STAMP)
 	$(BIN)/mypy tests benchmarks docs
 	$(PYTEST)
 
-# Tests of training, of export and of workers, which skip in `make test`.
-WITH_MORE := tests/exits tests/models/onnx_export tests/test_gpu_check.py \
-	tests/backends/llama/test_worker.py tests/backends/llama/test_workers.py
+# Tests of training and of export, which skip in `make test`.
+WITH_MORE := tests/exits tests/models/onnx_export
 
 # What need not run at each change (docs/contributing.md), and more examples of what does.
 test-long: $(if $(wildcard $(LONG_STAMP)),,$(LONG_STAMP))

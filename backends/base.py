@@ -335,6 +335,18 @@ class SeesImages(Protocol):
         """
 
 
+@runtime_checkable
+class Adapts(Protocol):
+    """A backend whose model may have been loaded with LoRA adapters."""
+
+    @property
+    def scales(self) -> Sequence[float]:
+        """How much of each adapter steps add now; empty where there are none."""
+
+    def adapt(self, scales: Sequence[float]) -> None:
+        """Let the next steps of all sequences add so much of each."""
+
+
 def sequences_of(backend: Backend) -> Sequence[Backend]:
     """All sequences of a backend's cache."""
     return backend.sequences if isinstance(backend, HoldsSequences) else (backend,)

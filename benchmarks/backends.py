@@ -38,7 +38,7 @@ from streams import ReadLoop, cycles, streams
 import edgespec
 from edgespec.backends.llama.backend import LlamaBackend
 from edgespec.backends.llama.batch import Batch
-from edgespec.backends.llama.kernels import attach
+from edgespec.backends.llama.kernels import refusal_of_kernels
 from edgespec.backends.ort.backend import OrtBackend
 from edgespec.backends.ort.cache import converted
 from edgespec.backends.ort.providers import (
@@ -96,7 +96,7 @@ def kernels() -> None:
     parser.add_argument("--exact", type=Path)
     parser.add_argument("--json", metavar="OUT")
     arguments = parser.parse_args()
-    if reason := attach():
+    if reason := refusal_of_kernels():
         raise SystemExit(f"no kernels here: {reason}")
     spec = read_model_spec(arguments.model)
     with ExitStack() as opened:

@@ -28,13 +28,13 @@ from shared import read_questions, run, running
 
 import edgespec
 from edgespec.backends.llama.backend import LlamaBackend
-from edgespec.backends.llama.following import Following
+from edgespec.backends.llama.following import DraftHead
 from edgespec.backends.llama.head import (
-    FollowedBackend,
-    FollowedRecurrentBackend,
+    BackendWithHead,
+    RecurrentBackendWithHead,
 )
 from edgespec.backends.llama.head_files import open_head_file
-from edgespec.backends.llama.kernels import attach
+from edgespec.backends.llama.kernels import refusal_of_kernels
 from edgespec.backends.tree import DraftTree
 from edgespec.bench.switch_calibration import forced_rows
 from edgespec.decode.engine import Engine
@@ -208,7 +208,13 @@ def keep(path: Path, gains: Sequence[float]) -> None:
 
 def _settings(max_nodes: int, max_leaves: int) -> RunConfig:
     return RunConfig(
-        3072, 128, max_nodes, max_leaves, usable_cores(), kv_type_k="bf16", kernels=not attach()
+        3072,
+        128,
+        max_nodes,
+        max_leaves,
+        usable_cores(),
+        kv_type_k="bf16",
+        kernels=not refusal_of_kernels(),
     )
 
 
@@ -223,7 +229,7 @@ class Bench:
         draft_spec = read_model_spec(arguments.draft, heads=True)
         check_pair(self._spec, draft_spec)
         self._target: LlamaBackend
-        self._draft: LlamaBackend | Following
+        self._draft: LlamaBackend | DraftHead
         made = None if draft_spec.reads is None else read_made_for(arguments.draft)
         self._promised = () if made is None else gains_of(made.report)
         if draft_spec.reads is None:
@@ -232,7 +238,7 @@ class Bench:
             self._early_exit = read_exit(draft_spec)
         else:
             settings = _settings(max_nodes=16, max_leaves=1)
-            followed = FollowedBackend(arguments.target, settings)
+            followed = BackendWithHead(arguments.target, settings)
             self._target = followed
             self._draft = followed.open_head(partial(open_head_file, draft_spec, _settings(8, 1)))
         self._vocab_size = self._target.tokenizer.vocab_size
@@ -261,7 +267,7 @@ class Bench:
 
     def _drafter(self, curve: CostCurve, model: type[M], head: type[H]) -> M | H:
         """One whose steps take what a curve says: of the first class for a model."""
-        if isinstance(self._draft, Following):
+        if isinstance(self._draft, DraftHead):
             return head(HeadText(self._draft), curve, self._vocab_size, self._promised)
         return model(self._draft, curve, self._vocab_size, early_exit=self._early_exit)
 
@@ -539,15 +545,15 @@ class Files(NamedTuple):
     head: Path | None
 
 
-def opened(files: Files, depth: int) -> FollowedBackend:
+def opened(files: Files, depth: int) -> BackendWithHead:
     """A model that its head can follow."""
     settings = RunConfig(_SHORT, batch_size=128, max_nodes=depth + 1, head=files.head is None)
     if read_model_spec(files.model).has_snapshots:
-        return FollowedRecurrentBackend(files.model, replace(settings, snapshots=depth))
-    return FollowedBackend(files.model, settings)
+        return RecurrentBackendWithHead(files.model, replace(settings, snapshots=depth))
+    return BackendWithHead(files.model, settings)
 
 
-def head_beside(files: Files, backend: FollowedBackend) -> Following:
+def head_beside(files: Files, backend: BackendWithHead) -> DraftHead:
     """The head of a model, opened beside it."""
     if files.head is None:
         return backend.open_head()

@@ -28,7 +28,7 @@ from edgespec.backends.llama.context import LlamaContext
 from edgespec.backends.llama.simulator import SimulatedContext, allocated
 from edgespec.errors import BackendError, ModelFileError
 from edgespec.memory.bytes.config import RunConfig
-from edgespec.memory.bytes.simulation import Bytes, Wanted, simulated, simulating
+from edgespec.memory.bytes.simulation import ContextRequest, DeviceBytes, simulated, simulating
 from edgespec.models.spec import ModelSpec, read_model_spec
 
 # -- grid ------------------------------------------------------------------------------------
@@ -281,14 +281,14 @@ def _models(folder: Path) -> Iterator[ModelSpec]:
             print(f"{path.name}: {problem}")
 
 
-def _said(spec: ModelSpec, shape: RunConfig) -> dict[str, Bytes] | str:
+def _said(spec: ModelSpec, shape: RunConfig) -> dict[str, DeviceBytes] | str:
     try:
-        return dict(simulated([Wanted(spec, shape)])[0])
+        return dict(simulated([ContextRequest(spec, shape)])[0])
     except BackendError:
         return _REFUSED
 
 
-def _taken(spec: ModelSpec, shape: RunConfig) -> dict[str, Bytes] | str:
+def _taken(spec: ModelSpec, shape: RunConfig) -> dict[str, DeviceBytes] | str:
     """Of the file itself, loaded and allocated."""
     settings = replace(SimulatedContext(shape, 0).settings, tied=spec.tied_embeddings, mapped=False)
     context = LlamaContext(settings)
@@ -378,7 +378,7 @@ def _generation_bytes(allocated: dict[str, int]) -> int:
 
 def _defaults(arguments: argparse.Namespace) -> dict[str, Any]:
     """llama.cpp with its default parameters, a long prompt, and all logits of a draft."""
-    from edgespec.backends.llama.library import LOG, library
+    from edgespec.backends.llama.library import LIBRARY_LOG, library
     from edgespec.memory.device.host import usable_cores
     from edgespec.memory.device.track import peak_resident_bytes
 
@@ -401,7 +401,7 @@ def _defaults(arguments: argparse.Namespace) -> dict[str, Any]:
         lib.llama_decode(context, batch)
         lib.llama_batch_free(batch)
     ctypes.cast(lib.llama_get_logits(context), ctypes.c_void_p)
-    allocated = {**LOG.buffer_bytes(), "logits": 4 * (_DRAFT + 1) * vocab_size}
+    allocated = {**LIBRARY_LOG.buffer_bytes(), "logits": 4 * (_DRAFT + 1) * vocab_size}
     return {
         "allocated": allocated,
         "generation": _generation_bytes(allocated),

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from edgespec.backends.llama.ggml_products import MatrixProduct, quantized
-from edgespec.backends.llama.kernels import attach, packed_type
+from edgespec.backends.llama.kernels import packed_type, refusal_of_kernels
 from edgespec.memory.device import host
 from edgespec.memory.device.kernels import instruction_set, packed_bytes
 from edgespec.models.gguf.ggml_types import GGML_NUMBERS
@@ -129,7 +129,7 @@ def streams() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--mca", default="llvm-mca")
     arguments = parser.parse_args()
-    if reason := attach():
+    if reason := refusal_of_kernels():
         raise SystemExit(f"no kernels here: {reason}")
     loop = ReadLoop(arguments.mib << 20)
     cycles = _cycles_here(arguments)

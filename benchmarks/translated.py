@@ -24,7 +24,7 @@ from shared import read_questions, run
 
 import edgespec
 from edgespec.backends.llama.backend import LlamaBackend
-from edgespec.backends.llama.kernels import attach
+from edgespec.backends.llama.kernels import refusal_of_kernels
 from edgespec.backends.llama.tokenizer import open_tokenizer
 from edgespec.decode.engine import Engine
 from edgespec.drafting.drafters.base import VerifyResult
@@ -205,7 +205,9 @@ def priors() -> None:
     with ExitStack() as opened:
 
         def backend(path: Path, **changes: Any) -> LlamaBackend:
-            made = RunConfig(2048, 64, 16, 1, usable_cores(), kernels=not attach(), **changes)
+            made = RunConfig(
+                2048, 64, 16, 1, usable_cores(), kernels=not refusal_of_kernels(), **changes
+            )
             return opened.enter_context(closing(LlamaBackend(str(path), made)))
 
         target = backend(options.target)

@@ -42,7 +42,7 @@ _KINDS = {
 # Commands of Ollama, and what does the same here.
 _OLLAMA = {
     **{"list": "'models list'", "ls": "'models list'", "pull": "'models pull'"},
-    **{"show": "'models show'", "ps": "GET /status of a server"},
+    **{"show": "'models show'", "ps": "GET /api/ps of a server", "rm": "'models remove'"},
 }
 _FEW = 12  # options, of a command that needs no note on other places to set them
 _NARROW = 60  # columns under which the help of an option stands below it

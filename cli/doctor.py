@@ -91,11 +91,11 @@ def _document() -> dict[str, Any]:
 def _off() -> list[str]:
     """What edgespec does without on this build of llama.cpp, and why."""
     from edgespec.backends.llama.hidden_rows import missing_rows
-    from edgespec.backends.llama.kernels import attach
+    from edgespec.backends.llama.kernels import refusal_of_kernels
     from edgespec.backends.llama.library import library
 
     try:
-        off = [f"edgespec's kernels: {why}"] if (why := attach()) else []
+        off = [f"edgespec's kernels: {why}"] if (why := refusal_of_kernels()) else []
         return off + ["heads that draft (this llama.cpp hides what they read)"] * missing_rows(
             library()
         )
@@ -191,7 +191,7 @@ def _kernels(found: dict[str, Any]) -> str:
 def _workers(found: dict[str, Any]) -> str:
     if found["has_rpc"]:
         return "`edgespec worker` lends this machine's devices, --workers uses those of others"
-    return "none: llama.cpp was built without RPC; `make install RPC=1` builds it with it"
+    return "none: llama.cpp was built without RPC; `make clean install` builds it with it"
 
 
 def _onnx_place(devices: list[dict[str, str]]) -> str:

@@ -27,7 +27,7 @@ _HARMLESS = (
 )
 # Names, whether a value follows, and what to do instead.
 _OTHERWISE = (
-    ("--lora", True, "merge the adapter into the model with llama.cpp's llama-export-lora"),
+    ("--lora-scaled", True, "use --lora FILE=SCALE"),
     ("-no-cnv --no-conversation", False, "use --raw"),
     ("--chat-template --chat-template-file", True, "the model's own is used, or none with --raw"),
     ("-hff --hf-file", True, "name the file's type, as in hf:OWNER/REPO:Q4_K_M"),

@@ -390,7 +390,9 @@ class SettingsInTurns(Group):
         each = []
         for place in range(1 + len(twice)):
             one = {name: several[min(place, len(several) - 1)] for name, several in lists.items()}
-            label = "".join(f"{cls.known()[name].names(name)[0]} {one[name]}" for name in twice)
+            known = cls.known()
+            label = "".join(f"{known[name].names(name)[0]} {one[name]}" for name in twice)
+            one |= {name: [text] for name, text in one.items() if known[name].several}
             each.append((label, PlanOptions.of({**given, **one})))
         return cls(drafters, tuple(each))
 
@@ -406,6 +408,7 @@ class SettingsInTurns(Group):
         for parameter in PlanOptions.parameters():
             value, about = get_args(parameter.annotation)
             kind = next(part for part in get_args(value) or (value,) if part is not NoneType)
+            kind = next(iter(get_args(kind)), kind)  # of one of several
             if kind is not bool:
                 shown = copy(about)
                 shown.metavar = ("N" if kind is int else "TEXT") + "..."

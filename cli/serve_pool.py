@@ -54,7 +54,7 @@ def make_pool(
     UnsupportedError for options that fit no model.
     """
     for name, known in options_of(Request).items():
-        if known.for_one and getattr(request, name) is not None:
+        if known.for_one and getattr(request, name):
             raise UnsupportedError(
                 f"{known.names(name)[0]} is for one model, and several are served",
                 hint="serve that model alone, without --keep-alive and --pin",

@@ -55,7 +55,7 @@ def importing_safely() -> Iterator[None]:
                 os.environ[name] = value
 
 
-def stand_back() -> None:
+def leave_stdout_and_interrupts() -> None:
     """Called first of all in such a process: stdout and Ctrl-C are its parent's."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
@@ -64,7 +64,7 @@ def stand_back() -> None:
 def messages_out() -> BinaryIO:
     """Called first of all in such a process: where it writes what its parent reads."""
     out = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    stand_back()
+    leave_stdout_and_interrupts()
     return out
 
 

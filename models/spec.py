@@ -6,6 +6,7 @@ contexts, cache types, devices or time, and never reads a weight.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections import Counter
@@ -139,6 +140,11 @@ class ModelSpec:
     # of the tokenizer in the file: its merges, and bytes of all texts of tokens
     num_merges: int = 0
     token_text_bytes: int = 0
+
+    @property
+    def num_parameters(self) -> int:
+        """Values of all weights."""
+        return sum(math.prod(one.dims) for one in self.tensors.values())
 
     @property
     def head_name(self) -> str:

@@ -1,8 +1,8 @@
 """Importance matrices: the mean square of what each column of a weight matrix is multiplied with.
 
-The quantizer weighs rounding errors with them. Files of llama.cpp's two formats are read, and
-matrices computed here are written in the newer one (`llama.cpp: tools/imatrix/imatrix.cpp` has the
-definition: every row that enters a matrix multiplication counts).
+The quantizer weighs rounding errors with them. They are read and written as GGUF files of
+llama.cpp's (`llama.cpp: tools/imatrix/imatrix.cpp` has the definition: every row that enters a
+matrix multiplication counts).
 """
 
 from __future__ import annotations
@@ -49,10 +49,15 @@ def read_imatrix(path: Path) -> ImportanceMatrix:
     """
     try:
         with path.open("rb") as file:
-            start = file.read(4)
+            if file.read(4) != b"GGUF":
+                raise UnsupportedError(
+                    f"{path} is no importance matrix: it is no GGUF file",
+                    hint="one of an older llama.cpp is made into one by "
+                    "`llama-imatrix --in-file OLD.dat -o NEW.gguf --output-format gguf`",
+                )
             if path.stat().st_size > _MOST_BYTES:
                 raise _no_matrix(path, "it is too large")
-        found = _read_gguf_matrix(path) if start == b"GGUF" else _read_legacy(path.read_bytes())
+        found = _read(path)
     except OSError as problem:
         raise UnsupportedError(
             f"cannot read {path}: {problem.strerror}", hint="name an importance matrix"
@@ -74,7 +79,7 @@ def _no_matrix(path: Path, reason: str) -> UnsupportedError:
     )
 
 
-def _read_gguf_matrix(path: Path) -> ImportanceMatrix:
+def _read(path: Path) -> ImportanceMatrix:
     document = read_gguf(path)
     tensors = {tensor.name: tensor for tensor in document.tensors}
     with path.open("rb") as file:
@@ -106,41 +111,6 @@ def _read_gguf_matrix(path: Path) -> ImportanceMatrix:
     if not values:
         raise ValueError("it has no sums of squares")
     return ImportanceMatrix(values, dataset, document.integer("imatrix.chunk_count", 0))
-
-
-def _read_legacy(data: bytes) -> ImportanceMatrix:
-    position = 0
-
-    def integer() -> int:
-        nonlocal position
-        value = struct.unpack_from("<i", data, position)[0]
-        position += 4
-        return int(value)
-
-    def take(count: int) -> bytes:
-        nonlocal position
-        if not 0 <= count <= len(data) - position:
-            raise ValueError("it is cut off or foreign")
-        position += count
-        return data[position - count : position]
-
-    found = ImportanceMatrix({})
-    number = integer()
-    if number < 1:
-        raise ValueError("it has no entries")
-    for _ in range(number):
-        name = take(integer()).decode()
-        num_calls = integer()
-        values = np.frombuffer(take(4 * integer()), np.float32).copy()
-        if not len(values):
-            raise ValueError(f"it has no values for {name}")
-        if num_calls > 0:
-            values /= np.float32(num_calls)
-        found.values[name] = values
-    if position < len(data):
-        found.num_chunks = integer()
-        found.dataset = take(integer()).decode(errors="replace")
-    return found
 
 
 # -- computing one -------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from edgespec.backends.llama.library import LOG, library, set_params
+from edgespec.backends.llama.library import LIBRARY_LOG, library, set_params
 from edgespec.errors import EdgespecError
 from edgespec.models.processes import messages_out
 from edgespec.quantize.imatrix import ImportanceMatrix, read_imatrix
@@ -67,7 +67,7 @@ def _quantize(job: dict[str, Any], say: Callable[[dict[str, Any]], None]) -> dic
     callback = lib.llama_log_callback(_listener(problems, say))
     lib.llama_log_set(callback, None)
     lib.edgespec_log_callback = callback  # C keeps the pointer: it must outlive this call
-    LOG.clear()
+    LIBRARY_LOG.clear()
     status = lib.llama_model_quantize(
         job["source"].encode(), job["target"].encode(), ctypes.byref(params)
     )

@@ -110,6 +110,9 @@ BASE = tuple(  # everybody's
     for name in ("annotations", "errors", "log", "option_fields", "paths", "prefix", "progress")
 )
 
+# `python -m edgespec`, and what makes an engine without a file.
+FACE = {"edgespec.__main__": "cli", "edgespec.testing": "setup"}
+
 # Rooms that know no inference library, and what they may import of the backends; and the library
 # of which the quantizer and the values of its types are functions, and how its models are loaded.
 NO_LIBRARY = ("switching", "decode", "drafting", "measure", "sampling")
@@ -171,8 +174,8 @@ def within(module: str, package: str) -> bool:
 
 def room_of(module: str) -> str | None:
     """The room of one of our modules; None for the public face and what is everybody's."""
-    if module == "edgespec.__main__":  # `python -m edgespec` is the command line
-        return "cli"
+    if module in FACE:
+        return FACE[module]
     return next((room for room in ROOMS if within(module, f"edgespec.{room}")), None)
 
 

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from branching import Branching
 from decoding_cases import flat
+from fake_backend import FakeBackend
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lossless_cases import (
@@ -47,7 +48,6 @@ from word_laws import (
 )
 
 from edgespec.backends.base import Logits
-from edgespec.backends.fake import FakeBackend
 from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
 from edgespec.decode.verification import accept_sampled

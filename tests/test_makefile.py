@@ -1,7 +1,8 @@
-"""`make`: which Python it takes, before anything is installed."""
+"""`make`: which Python it takes before anything is installed, and how it compiles llama.cpp."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -30,14 +31,17 @@ def python(path: Path, version: tuple[int, int], installs: str = "exit 1") -> Pa
     return path
 
 
-def make(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def make(
+    folder: Path, *arguments: str, target: str = "run", **variables: str
+) -> subprocess.CompletedProcess[str]:
     shutil.copy(MAKEFILE, folder)
-    (folder / "pyproject.toml").touch()
+    (folder / "pyproject.toml").write_text('dependencies = ["llama-cpp-python==1.2.3"]\n')
     for name in ("edge", "backends", "memory", "quantize", "cli", "models"):
         (folder / name).mkdir(exist_ok=True)
     return subprocess.run(
-        ["make", "run", *arguments],
+        ["make", target, *arguments],
         cwd=folder,
+        env={**os.environ, **variables},
         capture_output=True,
         text=True,
         timeout=60,
@@ -83,3 +87,41 @@ def test_an_environment_of_another_python_than_the_one_that_is_named_is_made_ane
     python(tmp_path / ".venv" / "bin" / "python", (3, 11))
     done = make(tmp_path, f"PYTHON={python(tmp_path / 'new', (3, 12))}")
     assert "is of another Python (3.11): made anew" in done.stderr
+
+
+# Writes down what it is asked for; a wheel is a file of that name, and installed without a trace.
+INSTALLS = """\
+echo "$CMAKE_ARGS $@" >>pip.log
+while [ $# -gt 1 ]; do
+  [ "$1" != --wheel-dir ] || { mkdir -p "$2" && touch "$2/llama_cpp_python-1.2.3-any.whl"; }
+  shift
+done
+exit 0"""
+
+
+def installed(folder: Path, cache: Path, **variables: str) -> tuple[list[str], list[str]]:
+    """What a new checkout with an empty environment compiles, and which wheels it installs."""
+    python(folder / ".venv" / "bin" / "python", sys.version_info[:2], INSTALLS)
+    done = make(folder, target="install", EDGESPEC_CACHE=str(cache), **variables)
+    assert done.returncode == 0, done.stderr
+    lines = (folder / "pip.log").read_text().splitlines()
+    return (
+        [line for line in lines if "-m pip wheel" in line],
+        [line.rpartition("/llama.cpp/")[2] for line in lines if line.endswith(".whl")],
+    )
+
+
+def test_llama_cpp_is_compiled_once_for_its_flags_and_with_workers(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    (first,), wheels = installed(tmp_path / "one", cache)
+    assert "-DGGML_RPC=ON" in first and first.endswith("llama-cpp-python==1.2.3")
+    assert installed(tmp_path / "other", cache) == ([], wheels)
+    (gpu,), others = installed(tmp_path / "gpu", cache, CMAKE_ARGS="-DGGML_CUDA=ON")
+    assert "-DGGML_CUDA=ON" in gpu and "-DGGML_RPC=ON" in gpu
+    assert len(wheels) == len(others) == 1 and wheels != others
+
+
+def test_a_llama_cpp_that_somebody_installed_stays(tmp_path: Path) -> None:
+    packages = tmp_path / "own" / ".venv" / "lib" / "python3.11" / "site-packages"
+    (packages / "llama_cpp_python-1.2.3.dist-info").mkdir(parents=True)
+    assert installed(tmp_path / "own", tmp_path / "cache") == ([], [])

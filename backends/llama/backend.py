@@ -24,7 +24,7 @@ from edgespec.backends.base import Embeddings, ImageRun, Logits, no_room, requir
 from edgespec.backends.llama.batch import Batch, Embed
 from edgespec.backends.llama.branches import Branches
 from edgespec.backends.llama.context import LlamaContext
-from edgespec.backends.llama.library import LOG
+from edgespec.backends.llama.library import LIBRARY_LOG
 from edgespec.backends.llama.states import States, say_lost
 from edgespec.backends.llama.team import end_team
 from edgespec.backends.tree import DraftTree
@@ -212,7 +212,9 @@ class LlamaSequence:
             )
         )
         if not size_bytes:
-            raise BackendError(f"llama.cpp cannot write its cache: {LOG.problem() or 'no reason'}")
+            raise BackendError(
+                f"llama.cpp cannot write its cache: {LIBRARY_LOG.problem() or 'no reason'}"
+            )
         return self._shared.states.write(self.number, path) if self.settings.states else size_bytes
 
     @property
@@ -236,7 +238,9 @@ class LlamaSequence:
         )
         if not read_bytes or list(ids[: count.value]) != list(tokens):
             self._empty()
-            raise BackendError(f"llama.cpp cannot read its cache: {LOG.problem() or 'no reason'}")
+            raise BackendError(
+                f"llama.cpp cannot read its cache: {LIBRARY_LOG.problem() or 'no reason'}"
+            )
         self._length, self._tokens, self._images = len(tokens), list(tokens), list(images)
         if self.settings.states:
             self._shared.states.read(self.number, path, read_bytes, self._length)
@@ -559,6 +563,15 @@ class LlamaBackend(LlamaSequence):
     def share(self, source: int, target: int, length: int) -> None:
         """Let a sequence hold the first tokens of another, in the same cells."""
         self.sequences[target].take(self.sequences[source], length)
+
+    @property
+    def scales(self) -> Sequence[float]:
+        """As of `Adapts`."""
+        return self._context.scales
+
+    def adapt(self, scales: Sequence[float]) -> None:
+        """As of `Adapts`."""
+        self._context.adapt(scales)
 
     def rest(self) -> None:
         """The calling thread makes no step soon."""

@@ -22,7 +22,7 @@ import numpy as np
 from edgespec.backends.base import Logits
 from edgespec.backends.llama.batch import Batch
 from edgespec.backends.llama.context import LlamaContext
-from edgespec.backends.llama.following import Following
+from edgespec.backends.llama.following import DraftHead
 from edgespec.backends.llama.head_context import HeadContext
 from edgespec.backends.llama.hidden_rows import LayerRows, Rows
 from edgespec.backends.tree import DraftTree
@@ -31,7 +31,7 @@ from edgespec.memory.bytes.head_footprint import BLOCK_TOKENS, block_nodes
 from edgespec.models.spec import ModelSpec
 
 
-class BlockHead(Following):
+class BlockHead(DraftHead):
     """The head in the file of `spec`, for the model of another context.
 
     `settings` are its own; their sizes of steps do not count. Raises as `LlamaContext.open`.
@@ -51,7 +51,8 @@ class BlockHead(Following):
         nodes = block_nodes(spec.reads)
         context = HeadContext(replace(settings, batch_size=BLOCK_TOKENS, max_nodes=nodes))
         try:
-            context.open_beside(str(spec.path), model, progress)
+            sizes = {"n_batch": BLOCK_TOKENS, "n_ubatch": BLOCK_TOKENS, "n_outputs_max": nodes}
+            context.open_beside(model, spec.path, progress, **sizes)
             context.lib.llama_set_causal_attn(context.handle, spec.reads.is_causal)
             of_model = LayerRows(model, spec.reads.layers)
             super().__init__(context, of_model)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.backends.llama.kernels import attach
+from edgespec.backends.llama.kernels import refusal_of_kernels
 from edgespec.backends.llama.library import set_params
 from edgespec.errors import BackendError
 from edgespec.memory.device.kernels import open_library
@@ -32,7 +32,7 @@ class BlockOutputs:
     """
 
     def __init__(self, layers: Sequence[int], width: int, room: int) -> None:
-        if reason := attach():
+        if reason := refusal_of_kernels():
             raise BackendError(f"this model's states are read by edgespec's kernels: {reason}")
         if not 0 < len(layers) <= MOST_BLOCKS or min(layers) < 1:
             raise BackendError(f"inputs of layers {list(layers)} cannot be read")

@@ -14,9 +14,10 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from edgespec.backends.base import Capabilities, Logits
+from edgespec.backends.llama.adapters import Adapters
 from edgespec.backends.llama.huge_pages import HugePages
 from edgespec.backends.llama.kernels import kernels, model_params
-from edgespec.backends.llama.library import LOG, interrupts_kept, library, set_params
+from edgespec.backends.llama.library import LIBRARY_LOG, interrupts_kept, library, set_params
 from edgespec.backends.llama.team import TEAMS
 from edgespec.backends.llama.tokenizer import LlamaTokenizer
 from edgespec.backends.llama.workers import Placed
@@ -48,6 +49,8 @@ class LlamaContext:
     contention = 1.0  # how many times more threads the settings have than the last step had
     vision: Vision | None = None  # where it has a projector
     outputs: BlockOutputs | None = None  # of the layers that its head reads
+    scales: Sequence[float] = ()  # of its adapters, in the next step
+    _adapters: Adapters | None = None
     _model: Any = None
     _parts: Sequence[Path] = ()  # of a split model, wherever they lie
     _tokenizer: LlamaTokenizer | None = None
@@ -69,16 +72,31 @@ class LlamaContext:
             BackendError: llama.cpp cannot load it, with llama.cpp's own words.
             DoesNotFitError: a device has less memory than there was when this was planned.
         """
-        LOG.clear()
+        LIBRARY_LOG.clear()
         self._load(path, progress)
         self.tokenizer = self._tokenizer = LlamaTokenizer(self.lib, self._model)
         if self.lib.llama_model_chat_template(self._model, None):
             self.tokenizer.find_control_texts()
         self.capabilities = self._find_capabilities()
+        if self.settings.lora:
+            self._open_adapters()
         self._make_context(adjust)
         self._look(self.settings.max_nodes)
+        if self.settings.lora:  # with which buffers are larger
+            self.look_again()
         if self.settings.projector is not None:
             self._open_projector(self.settings.projector)
+
+    def _open_adapters(self) -> None:
+        """Read the adapters of the settings, once for the model. Raises BackendError."""
+        self._adapters = Adapters(self.lib, self._model, [path for path, _ in self.settings.lora])
+        self.scales = tuple(scale for _, scale in self.settings.lora)
+
+    def adapt(self, scales: Sequence[float]) -> None:
+        """Let the next steps add so much of each adapter. Raises BackendError."""
+        assert self._adapters is not None, "it has adapters"
+        self._adapters.set(self.handle, scales)
+        self.scales = tuple(scales)
 
     def _open_projector(self, path: Path) -> None:
         from edgespec.backends.llama.vision import Vision
@@ -108,15 +126,15 @@ class LlamaContext:
         """Make the context again, empty and adjusted anew; the model stays. Raises BackendError."""
         self.lib.llama_free(self.handle)
         self.handle = None
-        LOG.clear()
+        LIBRARY_LOG.clear()
         self._make_context(adjust)
         self.contention = 1.0
-        self.buffer_bytes = self.buffer_bytes | LOG.buffer_bytes(self._placed.labels)
+        self.buffer_bytes = self.buffer_bytes | LIBRARY_LOG.buffer_bytes(self._placed.labels)
 
     def _look(self, rows: int) -> None:
         """At what was made: its buffers, and up to so many rows of logits."""
         self._placed.check()
-        self.buffer_bytes = LOG.buffer_bytes(self._placed.labels)
+        self.buffer_bytes = LIBRARY_LOG.buffer_bytes(self._placed.labels)
         self.logits = _LogitsView(self.lib, rows, self.tokenizer.vocab_size)
 
     def _adjust_loading(self, params: Any) -> None:
@@ -233,6 +251,8 @@ class LlamaContext:
                 hint="try a smaller --ctx",
             )
         self.memory = self.lib.llama_get_memory(self.handle)
+        if self._adapters is not None:
+            self.adapt(self.scales)
         pages.ask(written=True)  # the cache has been cleared
 
     def label_of(self, buffer_type: str) -> str:
@@ -264,12 +284,12 @@ class LlamaContext:
         """At the buffers, which the next step makes anew: one over any token, in an empty cache."""
         from edgespec.backends.llama.batch import Batch  # simulations do without numpy
 
-        LOG.clear()
+        LIBRARY_LOG.clear()
         batch = Batch(self.lib, 1, 1, None, 0)
         batch.put_chain([0], 0)
         self.decode(batch, 1)
         self.lib.llama_memory_clear(self.memory, False)
-        self.buffer_bytes |= LOG.buffer_bytes(self._placed.labels)
+        self.buffer_bytes |= LIBRARY_LOG.buffer_bytes(self._placed.labels)
 
     def decode(self, batch: Batch, count: int) -> None:
         """Compute the first `count` places of a batch. Raises BackendError."""
@@ -297,7 +317,7 @@ class LlamaContext:
             TEAMS.leave()
         if status != 0:
             raise BackendError(
-                f"{function.__name__} failed with {status}: {LOG.problem() or 'no reason'}"
+                f"{function.__name__} failed with {status}: {LIBRARY_LOG.problem() or 'no reason'}"
             )
 
     def rows(self, count: int) -> Logits:
@@ -353,7 +373,7 @@ class _LogitsView:
 
 def _failure(what: str, hint: str) -> EdgespecError:
     """The error for a model or a context that was not made, with llama.cpp's own words."""
-    problem = LOG.problem() or "no reason given"
+    problem = LIBRARY_LOG.problem() or "no reason given"
     if any(one in problem for one in _NO_MEMORY):
         return DoesNotFitError(
             f"{what}: {problem}",

@@ -49,7 +49,12 @@ class EagleHead(Head):
         settings = replace(settings, batch_size=EAGLE_TOKENS, max_nodes=EAGLE_TOKENS)
         context = HeadContext(settings)
         try:
-            context.open_beside(str(spec.path), model, progress)
+            sizes = {
+                "n_batch": EAGLE_TOKENS,
+                "n_ubatch": EAGLE_TOKENS,
+                "n_outputs_max": EAGLE_TOKENS,
+            }
+            context.open_beside(model, spec.path, progress, **sizes)
             own = NextRows(context, spec.embedding_size, masked=True)
             of_model = LayerRows(model, spec.reads.layers)
             super().__init__(context, of_model, own, EAGLE_TOKENS)

@@ -25,7 +25,7 @@ from edgespec.memory.bytes.head_footprint import HEAD_ANEW, HEAD_NODES, HEAD_UNR
 _MOST_UNREAD = HEAD_UNREAD - 1  # tokens that are fed together before anything is drafted
 
 
-class Following(ABC):
+class DraftHead(ABC):
     """What drafts beside a model that it follows: `follow` what that reads, then draft.
 
     It is computed in `context`, from rows `of_model`. The first `headless` tokens of a text have no

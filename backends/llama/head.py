@@ -16,17 +16,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
-from edgespec.backends.base import Capabilities, Logits
+from edgespec.backends.base import Logits
 from edgespec.backends.llama.backend import LlamaBackend
 from edgespec.backends.llama.batch import Batch
 from edgespec.backends.llama.context import LlamaContext
-from edgespec.backends.llama.following import Following
+from edgespec.backends.llama.following import DraftHead
+from edgespec.backends.llama.head_context import HeadContext
 from edgespec.backends.llama.hidden_rows import ModelRows, NextRows, Rows
-from edgespec.backends.llama.library import LOG, set_params
 from edgespec.backends.llama.recurrent import RecurrentBackend
 from edgespec.backends.tree import DraftTree
 from edgespec.memory.bytes.config import RunConfig
@@ -36,7 +35,7 @@ from edgespec.models.spec import ModelSpec
 _MTP = 1  # value of llama_context_type
 
 
-class Head(Following):
+class Head(DraftHead):
     """One that writes token by token, from rows `of_model` and on with rows of its `own`.
 
     Its steps have `most` tokens.
@@ -131,39 +130,6 @@ class Head(Following):
         return {**self._context.buffer_bytes, "logits": logits, "rows": kept + fed}
 
 
-class _MtpContext(LlamaContext):
-    """A context for the block behind a model: of what another context has loaded, or of a file."""
-
-    _owns_model = False
-
-    def open_beside(
-        self, model: LlamaContext, path: str, progress: Callable[[float], None] | None
-    ) -> None:
-        """Raises as `LlamaContext.open`."""
-        LOG.clear()
-        self._owns_model = bool(path)
-        if path:
-            self._load(path, progress)
-        else:
-            self._model = model._model
-        self.tokenizer = model.tokenizer
-        self.capabilities = Capabilities(True, False, True)
-
-        def adjust(params: Any) -> None:
-            set_params(params, ctx_type=_MTP, ctx_other=model.handle, n_outputs_max=1, n_seq_max=1)
-
-        self._make_context(adjust)
-        self._look(rows=1)
-
-    def close(self) -> None:
-        """Free the context, and the model unless it is another one's."""
-        if self._owns_model:
-            super().close()
-        elif self.handle:
-            self.lib.llama_free(self.handle)
-        self.handle = self._model = None
-
-
 class MtpHead(Head):
     """The block that predicts one token more than the model of another context.
 
@@ -188,9 +154,10 @@ class MtpHead(Head):
             max_leaves=1,
             head=True,
         )
-        context = _MtpContext(settings)
+        context = HeadContext(settings)
         try:
-            context.open_beside(model, "" if spec is None else str(spec.path), progress)
+            path = None if spec is None else spec.path
+            context.open_beside(model, path, progress, ctx_type=_MTP, n_outputs_max=1, n_seq_max=1)
             of_model, own = (NextRows(one, model.width) for one in (model, context))
             most = self.batch_tokens or min(settings.batch_size + settings.max_nodes, HEAD_UNREAD)
             super().__init__(context, of_model, own, most)
@@ -199,12 +166,12 @@ class MtpHead(Head):
             raise
 
 
-class FollowedBackend(LlamaBackend):
+class BackendWithHead(LlamaBackend):
     """A model whose head follows what it reads. Chains only, so rows lie in the text's order."""
 
-    head: Following | None = None
+    head: DraftHead | None = None
 
-    def open_head(self, make: Callable[[LlamaContext], Following] = MtpHead) -> Following:
+    def open_head(self, make: Callable[[LlamaContext], DraftHead] = MtpHead) -> DraftHead:
         """A head, from now on beside the model, whose cache is empty. Raises as what makes it."""
         self.head = make(self._context)
         return self.head
@@ -240,8 +207,8 @@ class FollowedBackend(LlamaBackend):
         super().close()
 
 
-class FollowedRecurrentBackend(FollowedBackend, RecurrentBackend):
-    """As `FollowedBackend` with recurrent layers. Raises as RecurrentBackend."""
+class RecurrentBackendWithHead(BackendWithHead, RecurrentBackend):
+    """As `BackendWithHead` with recurrent layers. Raises as RecurrentBackend."""
 
     def keep_snapshots(self, count: int) -> None:
         """As in RecurrentBackend; a head followed the context that there was."""

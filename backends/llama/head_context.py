@@ -1,9 +1,9 @@
-"""The context of a head in a file of its own, beside that of its model."""
+"""The context of a head beside that of its model: of a file of its own, or of the model's."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,38 +11,54 @@ from numpy.typing import NDArray
 from edgespec.backends.base import Capabilities
 from edgespec.backends.llama.context import LlamaContext
 from edgespec.backends.llama.kernels import spread_logits
-from edgespec.backends.llama.library import LOG, set_params
+from edgespec.backends.llama.library import LIBRARY_LOG, set_params
 from edgespec.models.gguf.shards import read_gguf_shards
 from edgespec.models.gguf.values import read_ids
 from edgespec.models.heads import DRAFTED
 
 
 class HeadContext(LlamaContext):
-    """A head's file, and a context that may look into its model's.
+    """A context of a head, which may look into its model's.
 
-    It takes in `batch_size` tokens at once, and shows logits of `max_nodes`. `drafted` are the
-    tokens that it may draft, ascending; None: all of the model's.
+    `drafted` are the tokens that it may draft, ascending; None: all of the model's.
     """
 
     drafted: NDArray[np.int64] | None = None
+    _owns_model = True
 
     def open_beside(
-        self, path: str, model: LlamaContext, progress: Callable[[float], None] | None
+        self,
+        model: LlamaContext,
+        path: Path | None,
+        progress: Callable[[float], None] | None,
+        *,
+        n_outputs_max: int,
+        **changes: int,
     ) -> None:
-        """Raises as `LlamaContext.open`."""
-        LOG.clear()
-        self._load(path, progress)
+        """Load the head's file, or take what `model` has loaded, and make a context.
+
+        `changes` are parameters of llama.cpp's context. Raises as `LlamaContext.open`.
+        """
+        LIBRARY_LOG.clear()
+        self._owns_model = path is not None
+        if path is None:
+            self._model = model._model
+        else:
+            self._load(str(path), progress)
+            ids = read_ids(read_gguf_shards(path)[0], DRAFTED)
+            self.drafted = None if ids is None else np.array(ids)
         self.tokenizer = model.tokenizer
-        ids = read_ids(read_gguf_shards(path)[0], DRAFTED)
-        self.drafted = None if ids is None else np.array(ids)
-        if ids is not None and self.settings.kernels:
+        if self.drafted is not None and self.settings.kernels:
             spread_logits()
         self.capabilities = Capabilities(True, False, True)
+        changes |= {"n_outputs_max": n_outputs_max}
+        self._make_context(lambda params: set_params(params, ctx_other=model.handle, **changes))
+        self._look(rows=n_outputs_max)
 
-        def adjust(params: Any) -> None:
-            size = self.settings.batch_size
-            set_params(params, n_batch=size, n_ubatch=size, ctx_other=model.handle)
-            set_params(params, n_outputs_max=self.settings.max_nodes)
-
-        self._make_context(adjust)
-        self._look(rows=self.settings.max_nodes)
+    def close(self) -> None:
+        """Free the context, and the model unless it is another one's."""
+        if self._owns_model:
+            super().close()
+        elif self.handle:
+            self.lib.llama_free(self.handle)
+        self.handle = self._model = None

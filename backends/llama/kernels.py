@@ -44,8 +44,8 @@ _first_use = threading.Lock()
 _attached_reason: list[str] = []  # why the kernels stay out, once that is known
 
 
-def attach() -> str:
-    """Make the kernels known to llama.cpp; why they stay out, or "" where they are in.
+def refusal_of_kernels() -> str:
+    """Why edgespec's kernels stay out, or "" where llama.cpp has them, which it gets here.
 
     They are used only after products of every type agree with ggml's own.
     """
@@ -54,7 +54,7 @@ def attach() -> str:
 
 
 def attach_uncompared() -> None:
-    """As `attach`, called before it in a process that computes nothing: it saves 0.3 s."""
+    """Let llama.cpp have them in a process that computes nothing: it saves 0.3 s."""
     with _first_use:
         _attached_once(compare=False)
 
@@ -83,7 +83,7 @@ def model_params() -> Any:
     Whoever asks is about to load a model, so the kernels are made known first, and llama.cpp's own
     for AMX are left out of what models are offered.
     """
-    attach()
+    refusal_of_kernels()
     with _first_use:
         _leave_out_amx()
     return library().llama_model_default_params()
@@ -121,7 +121,7 @@ def kernels(use: bool, *, tied: bool = False, threads: int = 1) -> Iterator[None
 
     Of a `tied` model, whose embedding table is its head, too, the table is kept once.
     """
-    if attach():
+    if refusal_of_kernels():
         yield
         return
     enable = open_library()["edgespec_kernels_enable"]
@@ -135,12 +135,12 @@ def kernels(use: bool, *, tied: bool = False, threads: int = 1) -> Iterator[None
 
 def spread_logits() -> None:
     """A head's few logits are spread over its model's vocabulary by the kernels, from now on."""
-    if not attach():
+    if not refusal_of_kernels():
         open_library()["edgespec_kernels_spread"]()
 
 
 def packed_type() -> int:
-    """ggml's handle of the buffer type; only where `attach` found nothing."""
+    """ggml's handle of the buffer type; only where `refusal_of_kernels` is empty."""
     function = open_library()["edgespec_kernels_buffer_type"]
     function.restype, function.argtypes = ctypes.c_void_p, []
     return int(function())

@@ -26,7 +26,7 @@ from edgespec.memory.device.llama_binary import PACKAGE
 
 _LOGGER = logging.getLogger("edgespec.llama")
 _INFO, _WARN, _ERROR, _CONTINUATION = 2, 3, 4, 5  # values of ggml_log_level
-_BUFFER_LINE = re.compile(r"(\S+) +(model|KV|RS|compute) buffer size = +([\d.]+) MiB")
+_BUFFER_LINE = re.compile(r"(\S+) +(model|KV|RS|compute|LoRA) buffer size = +([\d.]+) MiB")
 _CACHE_LINE = re.compile(r": size = +([\d.]+) MiB")  # of keys and values, or of states
 _WARMUP_LINE = re.compile(r"warmup with image size = (\d+) x")
 REPACKED = ("CPU_REPACK", "CPU_EDGESPEC")  # buffer types of weights that kernels read
@@ -37,7 +37,7 @@ _FLAGS = {
     **{"AVX512": "avx512f", "AVX512_VBMI": "avx512vbmi"},
 }
 _NO_LABELS: Mapping[str, str] = MappingProxyType({})
-_COMPONENT = {"model": "weights", "KV": "kv_cache", "RS": "kv_cache"}
+_COMPONENT = {"model": "weights", "KV": "kv_cache", "RS": "kv_cache", "LoRA": "adapters"}
 
 
 class LibraryLog(threading.local):
@@ -105,7 +105,7 @@ class LibraryLog(threading.local):
         return total
 
 
-LOG = LibraryLog()
+LIBRARY_LOG = LibraryLog()
 
 
 def set_params(structure: Any, **values: Any) -> None:
@@ -153,7 +153,7 @@ def _initialised() -> ModuleType:
         ) from error
 
     def receive(level: int, text: bytes | None, _data: Any) -> None:
-        LOG.write(level, text)
+        LIBRARY_LOG.write(level, text)
 
     callback = llama_cpp.llama_log_callback(receive)
     llama_cpp.llama_log_set(callback, None)

@@ -8,22 +8,23 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from edgespec.backends.base import Capabilities
+from edgespec.backends.llama.adapters import Adapters
 from edgespec.backends.llama.context import LlamaContext
 from edgespec.backends.llama.hidden_rows import keep_layer_input
 from edgespec.backends.llama.kernels import attach_uncompared, kernels
-from edgespec.backends.llama.library import LOG, REPACKED, ggml_function, set_params
+from edgespec.backends.llama.library import LIBRARY_LOG, REPACKED, ggml_function, set_params
 from edgespec.errors import BackendError
 from edgespec.memory.bytes.config import HOST, Device, RunConfig
-from edgespec.memory.bytes.simulation import MOST_BYTES, Bytes
+from edgespec.memory.bytes.simulation import MOST_BYTES, DeviceBytes
 from edgespec.memory.device.kernels import open_library
 from edgespec.memory.device.structures import (
+    RESULT_GRAPH,
     BufferBytes,
     ClipContextParams,
     ClipInitResult,
@@ -33,17 +34,16 @@ from edgespec.models.processes import answer_questions, limit_memory
 
 _LAY_OUT = "_ZN13llama_context13sched_reserveEv"  # llama_context::sched_reserve()
 # llama_context::get_gf_res_reserve() const, an llm_graph_result, and what that says of itself with
-# llm_graph_result::get_max_nodes() const. The graph's place in it, and behind it that number
-# (`llama.cpp: src/llama-graph.h`).
+# llm_graph_result::get_max_nodes() const.
 _RESULT = "_ZNK13llama_context18get_gf_res_reserveEv"
 _MOST_NODES = "_ZNK16llm_graph_result13get_max_nodesEv"
-_GRAPH = 32
 # clip_init() and clip_free() of libmtmd, and its own choice of attention.
 _INIT, _FREE, _AUTO = "_Z9clip_initPKc19clip_context_params", "_Z9clip_freeP8clip_ctx", -1
 _UNKNOWN_WORK = 1 << 20  # of a thread: tiles of products and of attention
 _ROUNDED = 0.005  # MiB that a number of the log may be too small by
 _NO_MEMORY = "bad_alloc"  # in llama.cpp's words
 _TOO_MUCH = f"llama.cpp's tables for this model take more than {MOST_BYTES >> 30} GiB"
+_NOTHING = DeviceBytes(0, 0, 0, 0)
 _MOST_TYPES = 64  # kinds of memory that llama.cpp tells of
 
 
@@ -75,16 +75,19 @@ def _buffers(projector: str, most_tokens: int, on_gpu: bool, weight_bytes: int) 
     init, free = library[_INIT], library[_FREE]
     init.restype, init.argtypes = ClipInitResult, [ctypes.c_char_p, ClipContextParams]
     free.restype, free.argtypes = None, [ctypes.c_void_p]
-    LOG.clear()
+    LIBRARY_LOG.clear()
     params = ClipContextParams()
     set_params(params, use_gpu=on_gpu, flash_attn_type=_AUTO, warmup=True, no_alloc=True)
     set_params(params, image_max_tokens=most_tokens or -1)
     opened = init(os.fsencode(projector), params)
-    found = {"compute_bytes": sum(LOG.buffer_bytes().values()), "side": LOG.warmup_side}
+    found = {
+        "compute_bytes": sum(LIBRARY_LOG.buffer_bytes().values()),
+        "side": LIBRARY_LOG.warmup_side,
+    }
     for one in opened.contexts:
         free(one)
     if not any(opened.contexts):
-        raise BackendError(f"llama.cpp cannot load {Path(projector).name}: {LOG.problem()}")
+        raise BackendError(f"llama.cpp cannot load {Path(projector).name}: {LIBRARY_LOG.problem()}")
     return found
 
 
@@ -92,9 +95,9 @@ class _Contexts:
     """Models that were loaded so far, without their weights, and contexts made of them."""
 
     def __init__(self) -> None:
-        self._models: dict[str, Any] = {}
+        self._models: dict[str, _Loaded] = {}
 
-    def answer(self, request: dict[str, Any]) -> list[dict[str, Bytes]]:
+    def answer(self, request: dict[str, Any]) -> list[dict[str, DeviceBytes]]:
         """Bytes by device of each context; later ones may refer to earlier ones by `beside`."""
         made: list[SimulatedContext] = []
         with ExitStack() as opened:
@@ -110,15 +113,24 @@ class _Contexts:
         given = one["config"]
         given["devices"] = tuple(Device(**each) for each in given["devices"])
         given["overrides"] = tuple(map(tuple, given["overrides"]))
+        given["lora"] = tuple((Path(path), scale) for path, scale in given["lora"])
         config = RunConfig(**given)
         context = SimulatedContext(config, one["tied_bytes"])
         loading = (config.gpu_layers, config.devices, config.overrides, config.kernels, config.head)
-        key = repr((one["skeleton"], one["tied_bytes"], loading))
+        key = repr((one["skeleton"], one["tied_bytes"], loading, one["adapters"]))
         if key not in self._models:
             self._models[key] = context.loaded(f"{folder}/{one['skeleton']}.gguf")
         beside = None if one["beside"] is None else made[one["beside"]]
         context.make(self._models[key], one["changes"], beside)
         return context
+
+
+class _Loaded(NamedTuple):
+    """A model without its weights, its adapters, and the bytes of these by label."""
+
+    model: Any
+    adapters: Adapters | None
+    adapter_bytes: dict[str, int]
 
 
 class SimulatedContext(LlamaContext):
@@ -132,58 +144,73 @@ class SimulatedContext(LlamaContext):
         super().__init__(replace(config, mapped=False, tied=tied_bytes > 0, read_layers=()))
         self.capabilities = Capabilities(True, config.max_leaves > 1, True)
 
-    def loaded(self, path: str) -> Any:
-        """A model without its weights, which stays loaded. Raises BackendError."""
-        attach_uncompared()
-        LOG.clear()
-        self._load(path, None)
-        return self._model
+    def loaded(self, path: str) -> _Loaded:
+        """A model without its weights, which stays loaded. Raises BackendError.
 
-    def make(self, model: Any, changes: dict[str, int], beside: LlamaContext | None) -> None:
+        Adapters are read as they are.
+        """
+        attach_uncompared()
+        LIBRARY_LOG.clear()
+        self._load(path, None)
+        if not self.settings.lora:
+            return _Loaded(self._model, None, {})
+        LIBRARY_LOG.clear()
+        self._open_adapters()
+        told = LIBRARY_LOG.buffer_bytes(self._placed.labels)
+        labels = [HOST, *self._placed.labels.values()]
+        names = {label: "adapters" if label == HOST else f"{label}_adapters" for label in labels}
+        found = {label: told[name] for label, name in names.items() if name in told}
+        return _Loaded(self._model, self._adapters, found)
+
+    def make(self, loaded: _Loaded, changes: dict[str, int], beside: LlamaContext | None) -> None:
         """Make the context. Raises BackendError."""
-        self._model = model
+        self._model, self._adapters, self._adapter_bytes = loaded
+        self.scales = tuple(1.0 for _ in self.settings.lora)
 
         def adjust(params: Any) -> None:
             set_params(params, n_rs_seq=self.settings.snapshots, **changes)
             if beside is not None:
                 set_params(params, ctx_other=beside.handle)
 
-        LOG.clear()
+        LIBRARY_LOG.clear()
         # Weights that lie nowhere ask again; a head asks about the packed table of its model.
         with kernels(self.settings.kernels, tied=True):
             self._make_context(adjust)
-            self._cache_bytes = sum((one + _ROUNDED) * 2**20 for one in LOG.cache_mebibytes)
-            if self._read_layers:
-                self._capture(self._read_layers)
+            self._cache_bytes = sum((one + _ROUNDED) * 2**20 for one in LIBRARY_LOG.cache_mebibytes)
+            for layer in self._read_layers:
+                keep_layer_input(self, layer)
+            if self._read_layers or self._adapters:
+                self._lay_out_anew()
 
     def _adjust_loading(self, params: Any) -> None:
         set_params(params, no_alloc=True, load_mode=0)
 
-    def _capture(self, layers: Sequence[int]) -> None:
-        """Let the inputs of layers be kept, and lay out the buffers anew.
+    def _lay_out_anew(self) -> None:
+        """Lay out the buffers for inputs of layers that are kept, and for adapters.
 
         Before its next step llama.cpp would do so itself, but no step can be made here.
         """
-        for layer in layers:
-            keep_layer_input(self, layer)
         lay_out = self.lib._lib[_LAY_OUT]
         lay_out.restype, lay_out.argtypes = None, [ctypes.c_void_p]
         lay_out(self.handle)
 
-    def said(self) -> dict[str, Bytes]:
+    def said(self) -> dict[str, DeviceBytes]:
         """Bytes by label of the device: exact, or as the log rounds them."""
         try:
-            return allocated(self)
+            found = allocated(self)
         except OSError:
-            return _with_work(self, self._said_by_log())
+            found = _with_work(self, self._said_by_log())
+        for label, size_bytes in self._adapter_bytes.items():
+            found[label] = found.get(label, _NOTHING)._replace(adapters=size_bytes)
+        return found
 
-    def _said_by_log(self) -> dict[str, Bytes]:
+    def _said_by_log(self) -> dict[str, DeviceBytes]:
         """As much as the log tells: buffers and caches, rounded up to hundredths of a MiB.
 
         All weights count as rewritten, a tied table twice. Weights and caches are shared among the
         devices by their layers.
         """
-        told = LOG.buffer_bytes(self._placed.labels)
+        told = LIBRARY_LOG.buffer_bytes(self._placed.labels)
         layers = {one.label: one.layers for one in self.settings.devices}
         everything = int(self.lib.llama_model_n_layer(self._model)) + 1
         layers[HOST] = max(0, everything - sum(layers.values()))
@@ -193,7 +220,9 @@ class SimulatedContext(LlamaContext):
             prefix = "" if label == HOST else f"{label}_"
             part = count / everything
             compute = told.get(f"{prefix}compute", 0)
-            found[label] = Bytes(0, round(part * weights), round(part * self._cache_bytes), compute)
+            found[label] = DeviceBytes(
+                0, round(part * weights), round(part * self._cache_bytes), compute
+            )
         return found
 
     def close(self) -> None:
@@ -203,7 +232,7 @@ class SimulatedContext(LlamaContext):
         self.handle = self._model = None
 
 
-def allocated(context: LlamaContext) -> dict[str, Bytes]:
+def allocated(context: LlamaContext) -> dict[str, DeviceBytes]:
     """Bytes of a context and its model, by label of the device.
 
     Raises OSError where edgespec's library, which reads llama.cpp's answer, was not compiled.
@@ -221,16 +250,16 @@ def allocated(context: LlamaContext) -> dict[str, Bytes]:
         there[name in REPACKED] += one.model
         there[2] += one.context
         there[3] += one.compute
-    return _with_work(context, {label: Bytes(*sizes) for label, sizes in found.items()})
+    return _with_work(context, {label: DeviceBytes(*sizes) for label, sizes in found.items()})
 
 
-def _with_work(context: LlamaContext, found: dict[str, Bytes]) -> dict[str, Bytes]:
+def _with_work(context: LlamaContext, found: dict[str, DeviceBytes]) -> dict[str, DeviceBytes]:
     """With what ggml asks for to compute the largest graph.
 
     Where that is not found: a batch's activations, which are in the buffer for results, and scratch
     of each thread.
     """
-    here, threads = found.get(HOST, Bytes(0, 0, 0, 0)), context.settings.threads
+    here, threads = found.get(HOST, DeviceBytes(0, 0, 0, 0)), context.settings.threads
     work = here.compute + threads * _UNKNOWN_WORK
     with suppress(AttributeError):  # C++ names are others on Windows, and kernels may be plug-ins
         arguments = ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p
@@ -250,7 +279,7 @@ def _graph(context: LlamaContext) -> int | None:
     result_of.restype, result_of.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
     nodes_of.restype, nodes_of.argtypes = ctypes.c_int64, [ctypes.c_void_p]
     result = result_of(context.handle)
-    graph, most_nodes = (ctypes.c_uint64 * (_GRAPH + 2)).from_address(result)[_GRAPH:]
+    graph, most_nodes = (ctypes.c_uint64 * (RESULT_GRAPH + 2)).from_address(result)[RESULT_GRAPH:]
     return graph if most_nodes == nodes_of(result) else None
 
 

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from edgespec.backends.llama.context import LlamaContext
 from edgespec.errors import BackendError
 
-LOG = logging.getLogger("edgespec.llama")
+_LOGGER = logging.getLogger("edgespec.llama")
 _PARTIAL_ONLY = 1  # LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
 _FAR = 2048  # tokens between two copies in a long message
 _NEAR_END = 64  # tokens, in which the last message begins that the answer's own header ends
@@ -236,7 +236,7 @@ def _pointer(data: NDArray[np.uint8]) -> Any:
 def say_lost(length: int, kept: int) -> None:
     """Say in the log where a text that the cache had is read again."""
     if length - kept >= _LOST_TOKENS:
-        LOG.info(
+        _LOGGER.info(
             "%d of %d tokens that the cache had are read again: no state was kept nearer",
             *(length - kept, length),
         )

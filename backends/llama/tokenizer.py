@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from edgespec.backends.base import AnswerFormat, FillTokens
-from edgespec.backends.llama.library import LOG, interrupts_kept, library, set_params
+from edgespec.backends.llama.library import LIBRARY_LOG, interrupts_kept, library, set_params
 from edgespec.errors import BackendError, UnsupportedError
 from edgespec.models.control_texts import MARK, ControlTexts
 
@@ -253,14 +253,14 @@ class VocabularyTokenizer(LlamaTokenizer):
         lib = library()
         params = lib.llama_model_default_params()
         set_params(params, vocab_only=True)
-        LOG.clear()
+        LIBRARY_LOG.clear()
         with ExitStack() as opened:
             with interrupts_kept():
                 model = lib.llama_model_load_from_file(os.fsencode(path), params)
                 if model:
                     opened.callback(lib.llama_model_free, model)
             if not model:
-                reason = LOG.problem() or "no reason"
+                reason = LIBRARY_LOG.problem() or "no reason"
                 raise BackendError(f"llama.cpp cannot read the vocabulary of {path.name}: {reason}")
             super().__init__(lib, model)
             self._opened = opened.pop_all()

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.backends.base import Embeddings, ImageRun
-from edgespec.backends.llama.library import LOG, interrupts_kept, library, set_params
+from edgespec.backends.llama.library import LIBRARY_LOG, interrupts_kept, library, set_params
 from edgespec.backends.llama.team import TEAMS
 from edgespec.errors import BackendError, MissingDependencyError, UnsupportedError
 from edgespec.memory.bytes.projector import KEPT_BYTES, Buffers
@@ -85,19 +85,19 @@ class Vision:
         set_params(params, use_gpu=on_gpu, n_threads=threads, print_timings=False)
         if max_tokens is not None:
             set_params(params, image_max_tokens=max_tokens)
-        LOG.clear()
+        LIBRARY_LOG.clear()
         with interrupts_kept():
             self._context = self._lib.mtmd_init_from_file(os.fsencode(path), model, params)
         if not self._context:
-            said = LOG.problem() or "no reason"
+            said = LIBRARY_LOG.problem() or "no reason"
             self.close()
             raise BackendError(
                 f"llama.cpp cannot use {path.name} with this model: {said}",
                 hint="--mmproj names the projector (mmproj) of the same model",
             )
-        side = LOG.warmup_side // projector.patch_size
+        side = LIBRARY_LOG.warmup_side // projector.patch_size
         patches = side**2 if projector.sees else projector.patches(None)
-        self._buffers = Buffers(sum(LOG.buffer_bytes().values()), max(1, patches))
+        self._buffers = Buffers(sum(LIBRARY_LOG.buffer_bytes().values()), max(1, patches))
         self._name, self.sees, self.hears = path.name, projector.sees, projector.hears
         self._projector = projector
         self.uses_sections = bool(self._lib.mtmd_decode_use_mrope(self._context))
@@ -188,7 +188,7 @@ class Vision:
         return found
 
     def _encoded(self, chunk: Any, count: int) -> Embeddings:
-        LOG.clear()
+        LIBRARY_LOG.clear()
         try:
             TEAMS.enter(self._threads)  # which leaves fewer to steps
             with interrupts_kept():
@@ -196,7 +196,9 @@ class Vision:
         finally:
             TEAMS.leave()
         if status != 0:
-            raise BackendError(f"llama.cpp cannot encode an image: {LOG.problem() or status}")
+            raise BackendError(
+                f"llama.cpp cannot encode an image: {LIBRARY_LOG.problem() or status}"
+            )
         self._most_tokens = max(self._most_tokens, count)
         address = self._lib.mtmd_get_output_embd(self._context)
         found: Embeddings = np.ctypeslib.as_array(address, (count, self.width)).copy()
@@ -274,12 +276,11 @@ class Vision:
             empty = lib.mtmd_bitmap_init(image.width, image.height, None) if not decoded else None
             bitmap, made = empty or self._bitmap(image), lib.mtmd_input_chunks_init()
             try:
-                LOG.clear()
+                LIBRARY_LOG.clear()
                 bitmaps = (ctypes.c_void_p * 1)(bitmap)
                 if lib.mtmd_tokenize(self._context, made, ctypes.byref(text), bitmaps, 1):
-                    raise UnsupportedError(
-                        f"{image} cannot be prepared for this model: {LOG.problem() or 'no reason'}"
-                    )
+                    reason = LIBRARY_LOG.problem() or "no reason"
+                    raise UnsupportedError(f"{image} cannot be prepared for this model: {reason}")
                 count = lib.mtmd_input_chunks_size(made)
                 yield [lib.mtmd_input_chunks_get(made, place) for place in range(count)]
             finally:

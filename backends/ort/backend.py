@@ -17,9 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.backends.base import Capabilities, Logits, require_room
+from edgespec.backends.ort.compiled import open_sessions
 from edgespec.backends.ort.gqa import GqaRunner
 from edgespec.backends.ort.inputs import Step, rope_tables
-from edgespec.backends.ort.providers import CPU_DEVICE, OnnxDevice, open_session
+from edgespec.backends.ort.providers import CPU_DEVICE, OnnxDevice
 from edgespec.backends.ort.split import SplitRunner, is_split
 from edgespec.backends.tree import DraftTree
 from edgespec.backends.vocabulary import OwnTokenizer, open_vocabulary
@@ -105,24 +106,18 @@ class OrtBackend:
         if any(spec.is_sliding):
             windows["attention_bias_window"] = spec.sliding_window
 
-        def opened(name: str) -> Any:
-            session, share = open_session(folder / name, settings.threads, place)
-            self.node_share = min(self.node_share, share)
-            return session
-
-        def split(*sessions: Any) -> SplitRunner:
-            return SplitRunner(sessions, tables, windows, settings.context_size)
-
-        if not (folder / GRAPH_FILE).exists():
-            return split(*(opened(path.name) for path in sorted(folder.glob("*.onnx"))))
-        session = opened(GRAPH_FILE)
+        is_whole = (folder / GRAPH_FILE).exists()
+        paths = [folder / GRAPH_FILE] if is_whole else sorted(folder.glob("*.onnx"))
+        sessions, self.node_share = open_sessions(
+            paths, settings.threads, place, keep=facts is not None
+        )
         if facts is None:
-            _require_contract(session, spec)
-        if is_split(session):
-            return split(session)
+            _require_contract(sessions[0], spec)
+        if is_split(sessions[0]):
+            return SplitRunner(sessions, tables, windows, settings.context_size)
         widest = max(settings.max_nodes, settings.batch_size, 2)
         sizes = {"capacity": capacity, "max_nodes": settings.max_nodes, "widest": widest}
-        return GqaRunner(session, tables, windows, **sizes)
+        return GqaRunner(sessions[0], tables, windows, **sizes)
 
     # -- Backend protocol ------------------------------------------------------------------
 

@@ -289,7 +289,7 @@ def _last_used(folder: Path) -> float:
 
 def _folder_bytes(folder: Path) -> int:
     with contextlib.suppress(OSError):
-        return sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
+        return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     return 0
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import importlib.metadata
 import importlib.util
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -23,6 +24,11 @@ from edgespec.models.onnx.folder import GRAPH_FILE
 from edgespec.models.onnx.graph import bucket_graphs
 
 CPU_PROVIDER = "CPUExecutionProvider"
+QNN, OPENVINO, DIRECTML = (
+    "QNNExecutionProvider",
+    "OpenVINOExecutionProvider",
+    "DmlExecutionProvider",
+)
 LEAST_SHARE = 0.9  # of a graph's nodes; below it, a device that was asked for is not used
 STEPS = (1, 8, 16, 32)  # nodes of the graphs for devices that want fixed shapes
 
@@ -31,14 +37,15 @@ _PLUGINS = ("onnxruntime_qnn", "onnxruntime_ep_openvino", "onnxruntime_ep_webgpu
 # Kinds of devices a built-in provider may have, where it does not list them.
 _BUILT_IN = {
     "CUDAExecutionProvider": ("gpu",),
-    "DmlExecutionProvider": ("gpu",),
-    "QNNExecutionProvider": ("npu",),
-    "OpenVINOExecutionProvider": ("cpu", "gpu", "npu"),
+    DIRECTML: ("gpu", "npu"),  # it does not tell whether there is one: the first session does
+    QNN: ("npu",),
+    OPENVINO: ("cpu", "gpu", "npu"),
 }
 _PACKAGES = {
     "gpu": "onnxruntime-gpu (NVIDIA), onnxruntime-openvino (Intel) or onnxruntime-directml",
-    "npu": "onnxruntime-qnn (Snapdragon) or onnxruntime-openvino (Intel)",
+    "npu": "onnxruntime-qnn (Snapdragon), onnxruntime-openvino (Intel) or onnxruntime-directml",
 }
+_QNN_TAKES_BLOCKS = (2, 7)  # the first version tried whose compiler has MatMulNBits
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,25 +126,44 @@ def graphs_for(place: OnnxDevice, context_size: int) -> dict[str, GraphOptions]:
     shapes, packed or plain weights."""
     if place == CPU_DEVICE:
         return {GRAPH_FILE: GraphOptions(GQA)}
-    options = GraphOptions(SPLIT, plain=place.provider == "QNNExecutionProvider")
+    options = GraphOptions(SPLIT, plain=place.provider == QNN and not _takes_blocks())
     if place.kind == "npu":
         return bucket_graphs(STEPS, context_size, options)
     return {GRAPH_FILE: options}
 
 
-def open_session(path: Path, threads: int, place: OnnxDevice = CPU_DEVICE) -> tuple[Any, float]:
+def _takes_blocks() -> bool:
+    """Whether QNN's package compiles 4- and 8-bit weights as they are."""
+    try:
+        numbers = importlib.metadata.version("onnxruntime-qnn").split(".")
+        return tuple(map(int, numbers[:2])) >= _QNN_TAKES_BLOCKS
+    except (importlib.metadata.PackageNotFoundError, ValueError):
+        return False
+
+
+def open_session(
+    path: Path,
+    threads: int,
+    place: OnnxDevice = CPU_DEVICE,
+    entries: Mapping[str, str] | None = None,
+    **more: str,
+) -> tuple[Any, float]:
     """A session on a device, and the share of its nodes that really runs there.
+
+    Args:
+        entries: of the session's configuration, besides what each has.
+        more: options of the provider, besides those of its device.
 
     Raises:
         MissingDependencyError: onnxruntime is not installed.
         BackendError: ONNX Runtime cannot load the graph, with its own words.
-        UnsupportedError: a GPU or NPU would run less than LEAST_SHARE of the nodes.
+        UnsupportedError: this ONNX Runtime does not tell what runs on a device.
     """
     runtime = onnxruntime_module()
     options = runtime.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
-    options.log_severity_level = 3  # errors; they are raised as well
+    options.log_severity_level = 4  # errors are raised as well
     chosen: dict[str, Any] = {"providers": [CPU_PROVIDER]}
     if place.provider != CPU_PROVIDER:
         if not hasattr(runtime.InferenceSession, "get_provider_graph_assignment_info"):
@@ -146,8 +172,10 @@ def open_session(path: Path, threads: int, place: OnnxDevice = CPU_DEVICE) -> tu
                 hint="--device needs ONNX Runtime 1.24, which is for Python 3.11 and newer",
             )
         options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
-        options.enable_mem_pattern = place.provider != "DmlExecutionProvider"  # it has none
-        settings = {**_options(place, threads), **place.options}
+        for name, value in (entries or {}).items():
+            options.add_session_config_entry(name, value)
+        options.enable_mem_pattern = place.provider != DIRECTML  # it has none
+        settings = {**_options(place, threads), **place.options, **more}
         if place.handle is None:
             chosen = {"providers": [(place.provider, settings), CPU_PROVIDER]}
         else:
@@ -157,14 +185,17 @@ def open_session(path: Path, threads: int, place: OnnxDevice = CPU_DEVICE) -> tu
         session = runtime.InferenceSession(str(path), options, enable_fallback=0, **chosen)
     except Exception as error:
         raise BackendError(f"ONNX Runtime cannot load {path.name}: {error}") from error
-    share = 1.0 if place.provider == CPU_PROVIDER else _node_share(session, place)
+    return session, 1.0 if place.provider == CPU_PROVIDER else _node_share(session, place)
+
+
+def require_share(share: float, place: OnnxDevice) -> None:
+    """Raise UnsupportedError where a GPU or NPU would run less than LEAST_SHARE of the nodes."""
     if place.kind != "cpu" and share < LEAST_SHARE:
         raise UnsupportedError(
             f"{place.provider} would run {share:.0%} of this graph on the {place.kind.upper()}, "
             f"and the processor the rest",
             hint="use --device cpu, which is faster than a mixture",
         )
-    return session, share
 
 
 def _node_share(session: Any, place: OnnxDevice) -> float:
@@ -177,10 +208,12 @@ def _node_share(session: Any, place: OnnxDevice) -> float:
 
 def _options(place: OnnxDevice, threads: int) -> dict[str, str]:
     """What a provider has to be told; names are those of its documentation."""
-    if place.provider == "OpenVINOExecutionProvider" and place.handle is None:
+    if place.provider == OPENVINO and place.handle is None:
         return {"device_type": place.kind.upper(), "num_of_threads": str(threads)}
-    if place.provider == "QNNExecutionProvider":
+    if place.provider == QNN:
         return {"enable_htp_fp16_precision": "1", "htp_performance_mode": "burst"}
+    if place.provider == DIRECTML and place.kind == "npu":
+        return {"device_filter": "npu"}
     return {}
 
 
@@ -191,7 +224,7 @@ def _listed(one: Any) -> OnnxDevice:
 def _kinds(provider: str) -> tuple[str, ...]:
     """Kinds of devices a built-in provider has here, as far as it can be known."""
     kinds = _BUILT_IN.get(provider, ())
-    if provider == "OpenVINOExecutionProvider":
+    if provider == OPENVINO:
         seen = _openvino_devices()
         return tuple(kind for kind in kinds if any(kind.upper() in name for name in seen))
     return kinds

@@ -16,7 +16,7 @@ from edgespec.bench.interleaving import Answer
 from edgespec.decode.engine import Prompt
 from edgespec.errors import BackendError, EdgespecError
 from edgespec.memory.plan.request import Request
-from edgespec.models.processes import importing_safely, stand_back
+from edgespec.models.processes import importing_safely, leave_stdout_and_interrupts
 from edgespec.sampling.params import SamplingParams
 
 _PROGRESS, _RESULT, _ERROR = "progress", "result", "error"
@@ -110,7 +110,7 @@ def _serve(parent: Connection) -> None:
     from edgespec.bench.loaded_model import LoadedModel, open_model
     from edgespec.models.onnx.folder import read_model
 
-    stand_back()
+    leave_stdout_and_interrupts()
 
     def report(what: str, fraction: float) -> None:
         parent.send((_PROGRESS, (what, fraction)))

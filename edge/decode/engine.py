@@ -31,6 +31,7 @@ from edgespec.errors import ContextFullError, UnsupportedError
 from edgespec.memory.times.curve import CostCurve
 from edgespec.models.chat import ChatMessage, Message, check_roles, prompt_text
 from edgespec.models.images import Image, images_of, parts_of
+from edgespec.models.spec import ModelSpec
 from edgespec.prefix import common_prefix_length
 from edgespec.sampling.constrained import ConstrainedSampler, LimitedThought, make_grammar
 from edgespec.sampling.params import SamplingParams
@@ -73,6 +74,7 @@ class Engine(Target):
         reuses_cache: whether a generation may go on from what the cache holds of its prompt.
         is_exact: the answer must be plain decoding's, so no setting may change it.
         cache_key: what a saved cache must have been made with to be read back; "" saves none.
+        spec: what the model's file says; None where it is of no file.
         on_close: called once when the engine is closed.
     """
 
@@ -95,6 +97,7 @@ class Engine(Target):
         is_exact: bool = False,
         snapshots_cost: float = 1.0,
         cache_key: str = "",
+        spec: ModelSpec | None = None,
         on_close: Callable[[], None] | None = None,
     ) -> None:
         super().__init__(
@@ -110,10 +113,11 @@ class Engine(Target):
         self.tool_template = tool_template
         self.reuses_cache = reuses_cache
         self._is_exact = is_exact
-        self.cache_key = cache_key
+        self.cache_key, self.spec = cache_key, spec
         self._on_close = on_close
         self._is_freed = False
         self._slots = Slots(backend)
+        self._scales = self._slots.scales  # of its adapters, if nothing else is asked for
         self._scheduler = Scheduler(self._slots, curve=curve, splits=reuses_cache)
 
     @property
@@ -242,6 +246,7 @@ class Engine(Target):
                 "typical acceptance changes what is written, and the model was loaded as exact",
                 hint="leave out accept_typical (--accept typical), or exact",
             )
+        scales = self._scales if asked.lora is None else self._scales_of(asked.lora)
         tokenizer = self.backend.tokenizer
         texts = [one for one in ids if one >= 0] if images else ids
         sampler = Sampler(params, self.vocab_size, texts, tokenizer.token_bytes)
@@ -262,7 +267,8 @@ class Engine(Target):
             counters=Counters(prompt_tokens=len(ids)),
             speculates=asked.speculate and not asked.ahead,
             history=asked.history,
-            salt=asked.cache_salt,
+            salt=asked.cache_salt + (f" {scales}" if scales != self._scales else ""),
+            scales=scales,
             prediction=self._predicted(texts, asked.prediction),
             images=images or {},
             grammar=grammar,
@@ -270,6 +276,16 @@ class Engine(Target):
             num_best=asked.logprobs,
             ahead=asked.ahead,
         )
+
+    def _scales_of(self, lora: Mapping[int, float]) -> tuple[float, ...]:
+        """How much of each adapter a generation has. Raises UnsupportedError."""
+        count = len(self._scales)
+        if unknown := [one for one in lora if not 0 <= one < count]:
+            raise UnsupportedError(
+                f"there is no adapter {unknown[0]}: the model was loaded with {count}",
+                hint="--lora FILE loads one, which is number 0",
+            )
+        return tuple(float(lora.get(number, 0.0)) for number in range(count))
 
     def _limited(
         self, sampler: Sampler | ConstrainedSampler, asked: GenerationOptions

@@ -55,6 +55,7 @@ if TYPE_CHECKING:
         tools: Sequence[Tool]
         tool_choice: str | Mapping[str, object]
         ahead: bool
+        lora: Mapping[int, float] | None
 
 
 Tool: TypeAlias = Callable[..., Any] | Mapping[str, object]
@@ -107,6 +108,8 @@ class GenerationOptions:
         tool_choice: "auto", "none", "required", or the name of the tool that must be called.
         ahead: the prompt is read before anybody asks: in small pieces, behind each of which it can
             be stopped, and no drafter learns it.
+        lora: how much of each adapter the model has, by its place among those it was loaded with;
+            those that are left out count 0. None: the scales of the load.
     """
 
     max_tokens: int = 512
@@ -132,6 +135,7 @@ class GenerationOptions:
     tools: Sequence[Tool] = ()
     tool_choice: str | Mapping[str, object] = "auto"
     ahead: bool = False
+    lora: Mapping[int, float] | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):

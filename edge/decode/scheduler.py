@@ -7,7 +7,8 @@ not: OpenMP keeps a team for each thread that makes steps. It ends with the last
 
 Chunked prefill: prompts are read in the steps of answers, as much of them as `Pace` allows, first
 come, first served. What the first one leaves of a step the next one has. Whoever has a prefix in
-common with a prompt that is being read waits until it is there, so that it is read once.
+common with a prompt that is being read waits until it is there, so that it is read once. Whoever
+wants other scales of the model's adapters waits until nobody else runs.
 """
 
 from __future__ import annotations
@@ -303,6 +304,7 @@ class Scheduler:
 
     def _begin(self, job: Job) -> None:
         try:
+            self._slots.adapt(job.scales)
             job.target.begin(job)
         except Exception as problem:
             self._fail(job, problem)
@@ -316,6 +318,8 @@ class Scheduler:
             if not self._waiting or self._has_guest or self._is_short:
                 return None
             job = self._waiting[0]
+            if self._running and job.scales != self._slots.scales:  # a step has one model for all
+                return None
             alike = [one for one in self._running if one.is_reading and one.salt == job.salt]
             coming = [one.prompt for one in alike]
             if coming and job.reuse and self._slots.gains_by_waiting(job.prompt, coming, job.salt):

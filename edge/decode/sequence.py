@@ -145,6 +145,7 @@ class Job:
     speculates: bool = True
     history: str = ""  # whose texts draft for this one, and that it joins
     salt: str = ""  # of its cells: those of other salts are not reused
+    scales: tuple[float, ...] = ()  # of the model's adapters: a step has the same for all
     prediction: tuple[int, ...] = ()  # the end of the prompt, and what probably follows
     num_read: int = 0  # tokens of the prompt that are in the cache
     num_reused: int = 0  # of these, without having been read now

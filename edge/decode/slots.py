@@ -14,6 +14,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 
 from edgespec.backends.base import (
+    Adapts,
     Backend,
     HoldsSequences,
     KeepsStates,
@@ -100,6 +101,16 @@ class Slots:
     def has_free(self) -> bool:
         """Whether there is a sequence that nobody has."""
         return any(slot.is_free for slot in self._slots)
+
+    @property
+    def scales(self) -> tuple[float, ...]:
+        """Of the model's adapters, in the next step; empty where there are none."""
+        return tuple(self._whole.scales) if isinstance(self._whole, Adapts) else ()
+
+    def adapt(self, scales: tuple[float, ...]) -> None:
+        """Let the next steps have these."""
+        if isinstance(self._whole, Adapts) and scales != self.scales:
+            self._whole.adapt(scales)
 
     def rest(self) -> None:
         """The calling thread, which made steps, makes none soon."""

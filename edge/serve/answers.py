@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from functools import partial
+from time import perf_counter
 from typing import Any, NamedTuple
 
 from starlette.requests import ClientDisconnect, Request
@@ -32,8 +33,9 @@ _ANTHROPIC_STATUS = {503: 529}  # of an overloaded server
 _CUT = (408, 413, 503)  # answers that may come before the whole body did
 _JSON = (b"content-type", b"application/json")
 _BODY = {"type": "http.response.body"}
+_EVENTS = (b"content-type", b"text/event-stream; charset=utf-8")
+_LINES = (b"content-type", b"application/x-ndjson")
 _STREAM_HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # a proxy shall not wait for more
 ]
@@ -44,7 +46,8 @@ class Interface(NamedTuple):
 
     `check` refuses what is wrong in a document itself. `prepare` makes of it what a loaded model
     answers: generations, or the document of the answer. `tell` is the form of errors, and `fail`
-    that of an event, if another one.
+    that of an event, if another one. Where events are `lines` of JSON, there is a stream unless
+    a request says that it wants none.
     """
 
     kind: str
@@ -52,6 +55,7 @@ class Interface(NamedTuple):
     prepare: Callable[[Any, Any, Task], Prepared | Any]
     tell: Callable[[ApiError], dict[str, Any]] = openai_error
     fail: Callable[[ApiError], dict[str, Any]] | None = None
+    lines: bool = False
 
 
 class Answer:
@@ -81,6 +85,8 @@ class Answer:
         self._prepared: Prepared | None = None
         self._document: Any = None
         self._streams, self._has_begun = False, False
+        self._began_s = perf_counter()
+        self._event = _line if interface.lines else _event
 
     async def run(self) -> None:
         """By ASGI."""
@@ -168,16 +174,16 @@ class Answer:
         wanted = wanted_model(self._pool, document, self._interface.kind)
         self._lease = self._pool.lease_now(*wanted)
         if self._lease is not None:
-            self._make(document, wanted[0])
+            self._make(document, wanted)
             return None
         self._interface.check(document, wanted[0].model.setup)
         self._streams = isinstance(document, dict) and document.get("stream") is True
         return wanted
 
-    def _make(self, document: Any, member: Member | None = None) -> None:
+    def _make(self, document: Any, wanted: tuple[Member, float | None] | None = None) -> None:
         assert self._lease is not None
-        member = member or wanted_model(self._pool, document, self._interface.kind)[0]
-        task = Task(self._loop, self._cancel, member)
+        wanted = wanted or wanted_model(self._pool, document, self._interface.kind)
+        task = Task(self._loop, self._cancel, wanted[0], self._began_s, wanted[1])
         made = self._interface.prepare(self._lease.loaded, document, task)
         if isinstance(made, Prepared):
             self._lease.loaded.worker.submit(made.generations)
@@ -186,12 +192,12 @@ class Answer:
             self._document = made
 
     async def _waited(self, member: Member, keep_alive_s: float | None) -> Lease:
-        """The model, when it is loaded; a stream has comment lines meanwhile."""
+        """The model, when it is loaded; a stream has comments meanwhile, where it may have some."""
         waits = asyncio.ensure_future(self._pool.lease(member, keep_alive_s))
         most_s = None
         try:
             while not waits.done():
-                if self._streams and self._interface.kind == CHAT:
+                if self._streams and self._interface.kind == CHAT and not self._interface.lines:
                     most_s = self._pool.limits.comment_s
                     await self._send_part(_COMMENT)
                 await asyncio.wait({waits}, timeout=most_s)
@@ -235,7 +241,8 @@ class Answer:
 
     async def _send_part(self, part: bytes) -> None:
         if not self._has_begun:
-            await self._start(200, _STREAM_HEADERS)
+            kind = _LINES if self._interface.lines else _EVENTS
+            await self._start(200, [kind, *_STREAM_HEADERS])
         if part:
             await self._send({**_BODY, "body": part, "more_body": True})
 
@@ -251,43 +258,49 @@ class Answer:
             of_answer = self._prepared and self._prepared.fail
             fail = of_answer or self._interface.fail or self._interface.tell
             named = self._prepared is None or self._prepared.names_events
-            await self._send({**_BODY, "body": _event(fail(problem), named)})
+            await self._send({**_BODY, "body": self._event(fail(problem), named)})
 
     async def _events(self) -> AsyncIterator[bytes]:
         assert self._prepared is not None
         shape, named = self._prepared.shape, self._prepared.names_events
         choices = []
+
+        def told(events: Sequence[dict[str, Any]]) -> bytes:
+            return b"".join(self._event(one, named) for one in events)
+
         for index, generation in enumerate(self._prepared.generations):
             reader, events = self._prepared.make_reader(), shape.begin(index)
             if events:
-                yield _events(events, named)
+                yield told(events)
             most_s = _READING_S if shape.tells_reading else self._pool.limits.comment_s
             async for chunks in generation.batches(most_s):
                 if not chunks and shape.tells_reading:
                     if generation.is_reading:
-                        yield _events(shape.reading(generation.reading), named)
+                        yield told(shape.reading(generation.reading))
                 elif not chunks:  # for so long that a client might give up
-                    yield _COMMENT
+                    yield b"" if self._interface.lines else _COMMENT
                 elif self._prepared.writes and (
                     events := shape.add(index, reader.read(chunks), chunks)
                 ):
-                    yield _events(events, named)
+                    yield told(events)
             rest = reader.finish() if self._prepared.writes else None
             events = shape.add(index, rest, ()) if rest else []
             choices.append(self._prepared.choice(index, reader))
-            yield _events(events + shape.end(choices[-1]), named)
-        if last := _events(shape.close(choices), named) + (b"" if named else _DONE):
+            yield told(events + shape.end(choices[-1]))
+        if last := told(shape.close(choices)) + (b"" if named else _DONE):
             yield last
 
 
 _SALT_CHARS = 256
+_LATEST = ":latest"  # what clients of Ollama write behind a name without a tag
 
 
 def wanted_model(pool: Pool, document: Any, kind: str = CHAT) -> tuple[Member, float | None]:
     """The model that a request means, and how long it wants it kept, which is taken out of it.
 
-    So is its `cache_salt`, which from here on is a part of the one that its cells have. Raises
-    ApiError, and UnsupportedError for what is no time.
+    So is its `cache_salt`, which from here on is a part of the one that its cells have, and the
+    `:latest` of a name that no model has. Raises ApiError, and UnsupportedError for what is no
+    time.
     """
     if not isinstance(document, dict):
         return pool.find(None, kind), None
@@ -298,7 +311,10 @@ def wanted_model(pool: Pool, document: Any, kind: str = CHAT) -> tuple[Member, f
             raise ApiError(problem, param="cache_salt")
         CACHE_SALT.set(f"{CACHE_SALT.get()}/{salt}")
     keep_alive_s = None if keep_alive is None else keep_alive_of(keep_alive)
-    return pool.find(document.get("model"), kind), keep_alive_s
+    name = document.get("model")
+    if isinstance(name, str) and name.endswith(_LATEST) and not pool.has(name):
+        document["model"] = name = name.removesuffix(_LATEST)
+    return pool.find(name, kind), keep_alive_s
 
 
 def _give_back(waits: asyncio.Future[Lease]) -> None:
@@ -326,10 +342,10 @@ async def send_json(send: Send, status: int, document: Any) -> None:
     await send({**_BODY, "body": body})
 
 
-def _events(documents: Sequence[dict[str, Any]], named: bool) -> bytes:
-    return b"".join(_event(document, named) for document in documents)
-
-
 def _event(document: dict[str, Any], named: bool) -> bytes:
     head = f"event: {document['type']}\n" if named and "type" in document else ""
     return head.encode() + b"data: " + json_bytes(document) + b"\n\n"
+
+
+def _line(document: dict[str, Any], _named: bool) -> bytes:
+    return json_bytes(document) + b"\n"

@@ -29,6 +29,7 @@ _KINDS = {
     503: "overloaded_error",
 }
 _ANTHROPIC = ("/v1/messages/", "/messages/")  # at and below these errors have their form
+OLLAMA = "/api/"  # below it errors have Ollama's form, and streams are lines
 _ANTHROPIC_KINDS = {413: "request_too_large", 500: "api_error", 501: "api_error"}  # others alike
 
 
@@ -74,8 +75,15 @@ def anthropic_error(problem: ApiError) -> dict[str, Any]:
     return {"type": "error", "error": {**error, "type": kind}}
 
 
+def ollama_error(problem: ApiError) -> dict[str, Any]:
+    """The error of Ollama's interface."""
+    return {"error": str(problem)}
+
+
 def error_form(path: str) -> Callable[[ApiError], dict[str, Any]]:
     """How errors are told at a path."""
+    if path.startswith(OLLAMA):
+        return ollama_error
     return anthropic_error if f"{path}/".startswith(_ANTHROPIC) else openai_error
 
 

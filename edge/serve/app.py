@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from edgespec.serve.access import Access
 from edgespec.serve.admission import Admission
 from edgespec.serve.answers import Answer, Interface, wanted_model
-from edgespec.serve.api_error import ApiError, error_form
+from edgespec.serve.api_error import OLLAMA, ApiError, error_form
 from edgespec.serve.chat import (
     apply_template,
     check_template,
@@ -39,9 +39,21 @@ from edgespec.serve.llama import (
     tokenize,
 )
 from edgespec.serve.messages import count_message, prepare_message, read_messages
+from edgespec.serve.ollama import (
+    embed,
+    ollama_version,
+    prepare_ollama_chat,
+    prepare_ollama_prompt,
+    read_embed,
+    read_ollama_chat,
+    read_ollama_prompt,
+    running,
+    show,
+    tags,
+)
 from edgespec.serve.page import HEADERS as PAGE_HEADERS
 from edgespec.serve.page import page_files
-from edgespec.serve.parsing import ServedModel, read_json
+from edgespec.serve.parsing import ServedModel, read_json, scales_of
 from edgespec.serve.pool import ANY, CHAT, EMBED, Member, Pool
 from edgespec.serve.responses import (
     ResponsesShape,
@@ -49,7 +61,7 @@ from edgespec.serve.responses import (
     prepare_response,
     read_response,
 )
-from edgespec.serve.service import Shared, metrics, props, status
+from edgespec.serve.service import Shared, adapters, metrics, props, status
 from edgespec.serve.worker import Task
 
 Check = Callable[[Any, ServedModel], object]
@@ -65,7 +77,8 @@ def _told(answer: Callable[[Any, Any], Any]) -> Callable[[Any, Any, Task], Any]:
     return lambda service, document, _task: answer(service, document)
 
 
-# What takes a document. Each path is also there without /v1.
+# What takes a document. Each path is also there without /v1, but for those of Ollama's interface,
+# whose streams are lines.
 _ASKED: dict[str, tuple[str, Check, Prepare]] = {
     "/v1/chat/completions": (CHAT, read_chat, prepare_chat),
     "/v1/completions": (CHAT, read_completion, prepare_completion),
@@ -79,6 +92,10 @@ _ASKED: dict[str, tuple[str, Check, Prepare]] = {
     "/v1/messages/count_tokens": (CHAT, partial(read_messages, counts=True), _told(count_message)),
     "/v1/chat/completions/input_tokens": (CHAT, read_chat, _told(count_chat)),
     "/v1/responses/input_tokens": (CHAT, read_response, _told(count_response)),
+    "/api/chat": (CHAT, read_ollama_chat, prepare_ollama_chat),
+    "/api/generate": (CHAT, read_ollama_prompt, prepare_ollama_prompt),
+    "/api/embed": (EMBED, read_embed, embed),
+    "/api/embeddings": (EMBED, read_embed, embed),
     "/v1/embeddings": (EMBED, check_embeddings, embeddings),
     "/v1/rerank": (EMBED, check_rerank, rerank),
 }
@@ -88,7 +105,11 @@ _FAILING = {"/v1/responses": lambda problem: ResponsesShape("", {}).failed(probl
 _TELLING: dict[str, Callable[[Pool, Shared, Member], Any]] = {
     "/props": props,
     "/status": status,
+    "/lora-adapters": adapters,
     "/metrics": metrics,
+    "/api/version": ollama_version,
+    "/api/tags": tags,
+    "/api/ps": running,
 }
 
 
@@ -121,13 +142,18 @@ class Routes:
             ("/health", "GET", self._health),
             ("/v1/models", "GET", self._models),
             ("/v1/models/unload", "POST", self._unload_model),
+            ("/api/show", "POST", self._show),
+            ("/lora-adapters", "POST", self._adapt),
             ("/v1/models/{name:path}", "GET", self._model),
         ]
         handlers += [(path, "GET", self._told(tell)) for path, tell in _TELLING.items()]
         handlers += [(path, "GET", _of_page(path)) for path in page_files()]
         asked = {**_ASKED, "/v1/models/load": (ANY, _nothing, self._loaded)}
         interfaces = {
-            path: Interface(kind, check, prepare, error_form(path), _FAILING.get(path))
+            path: Interface(
+                *(kind, check, prepare, error_form(path), _FAILING.get(path)),
+                lines=path.startswith(OLLAMA),
+            )
             for path, (kind, check, prepare) in asked.items()
         }
         return [
@@ -195,11 +221,29 @@ class Routes:
     def _loaded(self, _loaded: Any, _document: Any, task: Task) -> dict[str, Any]:
         return {"success": True, **self._card(task.member)}
 
-    async def _unload_model(self, request: Request) -> Response:
+    async def _adapt(self, request: Request) -> Response:
+        """Scales of a model's adapters for requests that say none, from now on."""
+        _, values = await self._named(request)
+        member = self._pool.find(request.query_params.get("model"), CHAT)
+        count = len(adapters(self._pool, self._shared, member))
+        found = scales_of(values if isinstance(values, list) else [values], "body")
+        if unknown := [one for one in found if one >= count]:
+            raise ApiError(f"there is no adapter {unknown[0]} of {count}", param="id")
+        member.loaded.lora = found
+        return JSONResponse({"success": True})
+
+    async def _named(self, request: Request) -> tuple[Member, Any]:
+        """The model that a request's document names, and that document."""
         with self._admission.holding() as count:
             body = await self._admission.receive(ANY, request, count)
             document = await self._admission.run(ANY, lambda: read_json(body, self._pool.limits))
-        member, _ = wanted_model(self._pool, document, ANY)
+        return wanted_model(self._pool, document, ANY)[0], document
+
+    async def _show(self, request: Request) -> Response:
+        return JSONResponse(show(self._shared, *await self._named(request)))
+
+    async def _unload_model(self, request: Request) -> Response:
+        member, _ = await self._named(request)
         await self._pool.unload(member)
         return JSONResponse({"success": True, **self._card(member)})
 
@@ -223,6 +267,6 @@ def _of_page(path: str) -> Handler:
 
 
 def _places(path: str) -> set[str]:
-    """A path with /v1 and without it; the page's files have one place."""
+    """A path with /v1 and without it; the page's files and Ollama's paths have one place."""
     short = path.removeprefix("/v1")
-    return {path} if path in page_files() else {short, f"/v1{short}"}
+    return {path} if path in page_files() or path.startswith(OLLAMA) else {short, f"/v1{short}"}

@@ -27,6 +27,7 @@ from edgespec.serve.parsing import (
     ServedModel,
     shown,
     take_format,
+    take_lora,
     take_max_tokens,
     take_model,
     take_output,
@@ -76,7 +77,6 @@ NOT_THERE = {
     "image_data": "send images as parts of messages",
     "mm_processor_kwargs": "images are read as --image-max-tokens says",
     "use_beam_search": "set temperature to 0 for the likeliest tokens",
-    "lora": "merge the adapter into the file of the model",
     "ignore_eos": "/completion has it",
     "min_tokens": "ask for the length in words",
     "stop_token_ids": "name texts in stop",
@@ -122,8 +122,9 @@ def read_chat(body: Any, setup: ServedModel) -> ChatAsked:
         stop=take_stops(fields, setup.limits),
         raw=True,
         reuse=True,
-        logprobs=_logprobs(fields, setup.limits),
+        logprobs=take_logprobs(fields, setup.limits),
         prediction=take_prediction(fields),
+        lora=take_lora(fields),
         **take_format(fields, setup.limits),
     )
     tools = take_tools(fields, setup.limits)
@@ -135,7 +136,7 @@ def read_chat(body: Any, setup: ServedModel) -> ChatAsked:
     return ChatAsked(messages, options, output, variables, tools, budget, most > 0 and not prewarms)
 
 
-def _logprobs(fields: Fields, limits: Limits) -> int | None:
+def take_logprobs(fields: Fields, limits: Limits) -> int | None:
     """Best tokens to be told at each place; None for no logprobs at all."""
     is_asked = fields.flag("logprobs")
     count = fields.whole("top_logprobs", 0, 0, limits.logprobs)

@@ -19,6 +19,7 @@ from edgespec.serve.parsing import (
     ServedModel,
     shown,
     take_format,
+    take_lora,
     take_max_tokens,
     take_model,
     take_output,
@@ -82,6 +83,7 @@ def read_completion(body: Any, setup: ServedModel) -> CompletionAsked:
         reuse=True,
         logprobs=_logprobs(fields, setup.limits),
         prediction=take_prediction(fields),
+        lora=take_lora(fields),
         **take_format(fields, setup.limits),
     )
     echo = fields.flag("echo")

@@ -18,6 +18,7 @@ from edgespec.serve.parsing import (
     ServedModel,
     json_bytes,
     take_format,
+    take_lora,
     take_model,
     take_sampling,
     take_stops,
@@ -36,7 +37,6 @@ _NOTHING: tuple[tuple[str, tuple[Any, ...]], ...] = (
     ("adaptive_target", (-1, -1.0)),
     ("grammar_lazy", (False,)),
     ("image_data", ([],)),
-    ("lora", ([],)),
     ("min_keep", (0,)),
     ("penalize_nl", (False,)),
     ("post_sampling_probs", (False,)),
@@ -104,6 +104,7 @@ def _asked(
         raw=True,
         reuse=fields.flag("cache_prompt", True),
         logprobs=count or None,
+        lora=take_lora(fields),
         **take_format(fields, setup.limits),
     )
     asked = LlamaAsked(

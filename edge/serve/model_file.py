@@ -152,7 +152,7 @@ class LoadedModel:
 
     def __init__(self, service: Service) -> None:
         self.names, self._service = service.setup.names, service
-        self.setup = service.setup
+        self.setup, self.spec = service.setup, service.engine.spec
         peak = 0 if service.plan is None else service.plan.predicted_peak_bytes
         self.sizes: Sizes = {"process": peak}
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NoReturn, TypedDict
 
 from edgespec.memory.bytes import projector, requests
+from edgespec.models.adapter import MOST_SCALE
 from edgespec.option_fields import options_of, shown_number
 from edgespec.sampling.params import FIELD_NAMES, LARGE, SAMPLER_WORDS, SamplingParams
 from edgespec.serve.api_error import LOGGER, ApiError
@@ -345,6 +346,7 @@ class Limits:
     comment_s: float = 10.0  # of a stream without an event, before a comment is sent
 
 
+_MOST_ADAPTERS = 64
 _MOST_SEED = (1 << 63) - 1
 _LEAST_TOP_P = 1e-9  # the best token alone, as 0 means
 _MOST_COUNT = 1 << 31
@@ -603,6 +605,26 @@ def take_output(fields: Fields, limits: Limits) -> Output:
     options.ignore("include_obfuscation")  # padding; an answer without it is read alike
     options.end()
     return output
+
+
+def take_lora(fields: Fields) -> dict[int, float] | None:
+    """How much of each adapter an answer has, by number, as llama.cpp's server takes it."""
+    if "lora" not in fields:
+        return None
+    return scales_of(fields.list("lora", _MOST_ADAPTERS), "lora")
+
+
+def scales_of(values: Sequence[Any], path: str) -> dict[int, float]:
+    """The same, of a list of objects. Raises ApiError."""
+    found = {}
+    for index, value in enumerate(values):
+        one = Fields(value, f"{path}[{index}]")
+        if "id" not in one:
+            one.refuse("id", "is missing")
+        number = one.whole("id", 0, 0, _MOST_ADAPTERS)
+        found[number] = one.number("scale", 1.0, -MOST_SCALE, MOST_SCALE)
+        one.end()
+    return found
 
 
 def take_model(fields: Fields, setup: ServedModel) -> None:

@@ -31,6 +31,7 @@ from edgespec.errors import DoesNotFitError, EdgespecError, UnsupportedError
 from edgespec.memory.bytes.config import HOST
 from edgespec.memory.device import reservations
 from edgespec.memory.device.track import give_back_memory
+from edgespec.models.spec import ModelSpec
 from edgespec.serve.api_error import ApiError, api_error_of
 from edgespec.serve.parsing import Limits, ServedModel, shown
 from edgespec.setup.model_sets import Capacity, Sizes
@@ -83,6 +84,10 @@ class Loadable(Protocol):
     @property
     def setup(self) -> ServedModel:
         """What requests for it are held against, loaded or not. Raises EdgespecError."""
+
+    @property
+    def spec(self) -> ModelSpec | None:
+        """What its file says; None where that is not known. Raises EdgespecError."""
 
     @property
     def sizes(self) -> Sizes | None:
@@ -267,6 +272,10 @@ class Pool:
         """What is loaded, of a kind."""
         loaded = [(one.model.kind, one.loaded) for one in self.members]
         return [one for its, one in loaded if its == kind and one is not None]
+
+    def has(self, name: str) -> bool:
+        """Whether a model has exactly that name."""
+        return name in self._by_name
 
     def find(self, name: Any, kind: str = CHAT) -> Member:
         """The model that a request means. Raises ApiError where there is none of that name."""

@@ -144,6 +144,7 @@ class Service:
         self.setup = ServedModel(tuple(names), size, defaults or Defaults(), self.limits, any_model)
         self.prompts = Prompts(engine)
         self.told_tokens = ToldTokens(engine.backend.tokenizer)
+        self.lora: dict[int, float] | None = None  # of requests that say nothing; None: as loaded
         self._ahead: deque[_Ahead] = deque(maxlen=_MOST_AHEAD)
         self.worker = Worker(self.limits.waiting, self._ended, engine.users)
 
@@ -198,6 +199,7 @@ class Service:
                 cancel=cancel,
                 history=HISTORY.get(),
                 cache_salt=CACHE_SALT.get(),
+                lora=self.lora if options.lora is None else options.lora,
             )
             try:
                 stream = self.engine.stream(ids, asked)
@@ -355,6 +357,24 @@ def props(_pool: Pool, _shared: Shared, member: Member) -> dict[str, Any]:
         "bos_token": engine.backend.tokenizer.bos_text,
         "eos_token": engine.backend.tokenizer.eos_text,
     }
+
+
+def adapters(_pool: Pool, _shared: Shared, member: Member) -> list[dict[str, Any]]:
+    """The adapters of a model that is loaded, under the names that llama.cpp's server gives them.
+
+    Their scales are those of requests that say nothing.
+    """
+    service = member.loaded
+    named = service.plan.lora if isinstance(service, Service) and service.plan else ()
+    asked = service.lora if named else None
+    return [
+        {
+            "id": number,
+            "path": path.name,
+            "scale": scale if asked is None else asked.get(number, 0.0),
+        }
+        for number, (path, scale) in enumerate(named)
+    ]
 
 
 def status(pool: Pool, shared: Shared, member: Member) -> dict[str, Any]:

@@ -302,8 +302,13 @@ class Prepared:
 
 
 class Task(NamedTuple):
-    """Whose request is prepared: the loop that reads its answer, and an event when it leaves."""
+    """Whose request is prepared: the loop that reads its answer, and an event when it leaves.
+
+    `began_s` is when it came, by `perf_counter`; `keep_alive_s` how long it wants the model kept.
+    """
 
     loop: asyncio.AbstractEventLoop
     cancel: threading.Event
     member: Member
+    began_s: float
+    keep_alive_s: float | None

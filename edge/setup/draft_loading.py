@@ -10,7 +10,7 @@ from functools import partial
 from edgespec.backends.base import Backend, sequences_of
 from edgespec.backends.llama.backend import LlamaBackend, LlamaSequence
 from edgespec.backends.llama.early_exit import ExitBackend
-from edgespec.backends.llama.head import FollowedBackend
+from edgespec.backends.llama.head import BackendWithHead
 from edgespec.backends.llama.head_files import open_head_file
 from edgespec.backends.llama.window import Window
 from edgespec.drafting.constants import WINDOW_FIRST, WINDOW_LAST
@@ -68,7 +68,7 @@ def load_draft_model(
         return curve
 
     if path is None:
-        assert isinstance(target, FollowedBackend)
+        assert isinstance(target, BackendWithHead)
         target.truncate(0)
         head = target.open_head()
         curve = measured(head, None)
@@ -76,7 +76,7 @@ def load_draft_model(
     draft_spec = read_model_spec(path, heads=True)
     config = draft_config(plan, draft_spec, spec, mapped=plan.draft_mapped)
     if is_head:
-        assert isinstance(target, FollowedBackend)
+        assert isinstance(target, BackendWithHead)
         target.truncate(0)
         head = target.open_head(partial(open_head_file, draft_spec, config, progress=progress))
         made = read_made_for(path)

@@ -25,9 +25,9 @@ def prepare_kernels(spec: ModelSpec, request: Request) -> None:
     is_possible = request.kernels != "off" and not missing_kernels() and not is_elsewhere
     if request.backend == ONNX or spec.format == ONNX_FORMAT or not is_possible:
         return
-    from edgespec.backends.llama.kernels import attach
+    from edgespec.backends.llama.kernels import refusal_of_kernels
 
-    attach()
+    refusal_of_kernels()
 
 
 def best_kernels(spec: ModelSpec, request: Request, plan_of: Callable[[Request], Plan]) -> Plan:

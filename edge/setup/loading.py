@@ -14,7 +14,7 @@ from warnings import warn
 
 from edgespec.backends.base import Backend, KeepsSnapshots
 from edgespec.backends.llama.backend import LlamaBackend
-from edgespec.backends.llama.head import FollowedBackend, FollowedRecurrentBackend
+from edgespec.backends.llama.head import BackendWithHead, RecurrentBackendWithHead
 from edgespec.backends.llama.recurrent import RecurrentBackend
 from edgespec.decode.engine import Engine
 from edgespec.drafting.drafters import HEAD, MODEL, make_drafter
@@ -209,6 +209,8 @@ def _load_one(
     if plan.projector is not None:  # cells may be of images
         file = read_projector(plan.projector).file
         key += f" | {content_hash([(file.path, file.file_bytes)])} {plan.image_tokens}"
+    for path, scale in plan.lora:
+        key += f" | {content_hash([(path, path.stat().st_size)])} at {scale}"
     with ExitStack() as stack:  # what is open when a later step fails
         backend = stack.enter_context(closing(_BACKENDS[plan.backend](spec, plan, report)))
         max_nodes, reuses_cache = backend.max_nodes, True
@@ -244,6 +246,7 @@ def _load_one(
             is_exact=plan.exact,
             snapshots_cost=1.0 if plan.drafter_is_asked else cost,
             cache_key=f"{key} | exact" if plan.exact else key,
+            spec=spec,
             on_close=partial(_close, learning),
         )
         engine.rest()  # from measuring: whoever generates may be another thread
@@ -263,9 +266,9 @@ def _load_llamacpp(spec: ModelSpec, plan: Plan, report: Progress) -> Backend:
     read = layers_to_read(spec, plan.read_layers)
     config = replace(plan, tied=spec.tied_embeddings, read_layers=read)
     has_head = HEAD in plan.drafter.split(",") and plan.draft_max > 0
-    make: type[LlamaBackend] = FollowedBackend if has_head else LlamaBackend
+    make: type[LlamaBackend] = BackendWithHead if has_head else LlamaBackend
     if plan.snapshots:
-        make = FollowedRecurrentBackend if has_head else RecurrentBackend
+        make = RecurrentBackendWithHead if has_head else RecurrentBackend
     return make(spec.path, config, progress=lambda part: report("loading", part))
 
 

@@ -39,6 +39,7 @@ from edgespec.memory.plan.plan import Plan, draft_config
 from edgespec.memory.store import cache
 from edgespec.memory.times.curve import CostCurve
 from edgespec.memory.times.speed import DEFAULT_ROUNDS, Round
+from edgespec.models.gguf.reader import read_gguf
 from edgespec.models.spec import ModelSpec
 
 _CURVES, _INVARIANCE, _SNAPSHOTS = "curves", "invariance", "snapshots"
@@ -73,6 +74,7 @@ def settings_key(spec: ModelSpec, config: RunConfig) -> str:
         + (f" on {config.device}" if is_onnx and config.device != "cpu" else "")
         + (f" with {kernels_key()}" if config.kernels else "")
         + (f" | {', '.join(places)}" if places else "")
+        + "".join(f" | {read_gguf(path).header_hash}" for path, _ in config.lora)
     )
 
 

@@ -89,6 +89,7 @@ class RunConfig:
     states: int = 0  # copies of recurrent or sliding layers' states that are kept at most
     projector: Path | None = None  # with which it sees images
     image_tokens: int | None = None  # most of one, where the projector leaves it open
+    lora: tuple[tuple[Path, float], ...] = ()  # adapters, and the scales that they begin with
     backend: str = "llamacpp"
     device: str = "cpu"  # where steps run: cpu, gpu or npu
 

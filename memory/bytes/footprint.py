@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from edgespec.memory.bytes.config import HOST, KV_FLOATS, RunConfig
-from edgespec.memory.bytes.simulation import Answer, Bytes
+from edgespec.memory.bytes.simulation import Allocation, DeviceBytes
 from edgespec.memory.device.kernels import packed_bytes
 from edgespec.memory.device.track import MOST_FREED_BYTES
 from edgespec.models.gguf.ggml_types import GGML_NUMBERS
@@ -27,7 +27,7 @@ _KV_BLOCK = 32  # values of a cache with a scale of their own
 _FLOATS = ("F32", "F16", "BF16")
 _MULTIPLIED_VECTOR = "ffn_gate_inp_shexp.weight"  # the gate of a shared expert
 F32 = 4
-NOTHING = Bytes(0, 0, 0, 0)
+NOTHING = DeviceBytes(0, 0, 0, 0)
 TABLE, HEAD = "token_embd.weight", "output.weight"
 # Architectures with tables that llama.cpp marks (`TENSOR_READ_LAZY`).
 _READS_ROWS = ("gemma4", "qwen4exp")
@@ -40,8 +40,8 @@ RUNTIME_BYTES = (66 << 20) + MOST_FREED_BYTES
 LIBRARY_BYTES, GROWTH_BYTES = (26 << 20) + MOST_FREED_BYTES, (4 << 20) + MOST_FREED_BYTES
 # What llama.cpp keeps of a token and of a merge (`llama.cpp: src/llama-vocab.cpp`): entries of
 # vectors, and nodes of hash tables as glibc rounds them. Such a table has one of these numbers of
-# buckets. Texts of over 15 bytes lie apart, three times: six tenths of all in the worst case. None
-# of 20 vocabularies takes more than this, and none under 5 MiB less.
+# buckets. Texts of over 15 bytes lie apart, three times: six tenths of all in the worst case. Of 20
+# vocabularies that were measured this is 0 to 5 MiB more than each takes.
 _TOKEN_BYTES, _MERGE_BYTES, _BUCKET_BYTES = 136, 96, 8
 _BUCKETS = (0, 20753, 42043, 85229, 172933, 351061, 712697, 1447153, 2938679, 5967347)
 _LONG_TEXTS = 3 * 0.6
@@ -81,7 +81,7 @@ def kv_type_fits(spec: ModelSpec, kind: str) -> bool:
     return not is_block_type(kind) or all(length % _KV_BLOCK == 0 for length in lengths)
 
 
-def weights_parts(spec: ModelSpec, config: RunConfig, answer: Answer) -> Iterator[Component]:
+def weights_parts(spec: ModelSpec, config: RunConfig, answer: Allocation) -> Iterator[Component]:
     """The weights: in the file's format, as kernels read them, and on other devices."""
     devices = {label: one.weights + one.packed for label, one in answer.items() if label != HOST}
     here = answer.get(HOST, NOTHING)
@@ -95,6 +95,8 @@ def weights_parts(spec: ModelSpec, config: RunConfig, answer: Answer) -> Iterato
     yield Component("weights_repacked", here.packed)
     for label, size in devices.items():
         yield Component("weights", size, device=label)
+    for label, one in answer.items():
+        yield Component("adapters", one.adapters, device=label)
 
 
 def looked_up_bytes(spec: ModelSpec) -> int:
@@ -109,7 +111,7 @@ def runtime_bytes(spec: ModelSpec) -> int:
 
 
 def vocabulary_bytes(spec: ModelSpec) -> int:
-    """Bytes of llama.cpp's tables of tokens and merges: a ceiling, up to 3 MiB too high."""
+    """Bytes of llama.cpp's tables of tokens and merges: a ceiling, up to 5 MiB too high."""
     each = _TOKEN_BYTES + _OTHER_TOKEN_BYTES.get(spec.tokenizer_model, 0)
     texts = round(_LONG_TEXTS * spec.token_text_bytes)
     merging = _MERGING_BYTES + _MERGE_BYTES * spec.num_merges if spec.num_merges else 0
@@ -122,7 +124,7 @@ def _buckets(entries: int) -> int:
 
 
 def footprint(
-    spec: ModelSpec, config: RunConfig, answer: Answer, *, drafter_bytes: int = 0
+    spec: ModelSpec, config: RunConfig, answer: Allocation, *, drafter_bytes: int = 0
 ) -> tuple[Component, ...]:
     """The components of a whole run, of which llama.cpp gives `answer`."""
     parts = (
@@ -140,7 +142,7 @@ def footprint(
     return tuple(part for part in parts if part.nbytes)
 
 
-def loading_bytes(spec: ModelSpec, config: RunConfig, here: Bytes) -> int:
+def loading_bytes(spec: ModelSpec, config: RunConfig, here: DeviceBytes) -> int:
     """Most bytes of weights while they are read: a tensor lies beside its packed copy.
 
     The header is there as well until then. llama.cpp first reads what stays as it is, then what is
@@ -166,7 +168,7 @@ def loading_bytes(spec: ModelSpec, config: RunConfig, here: Bytes) -> int:
     return header + here.weights + max(peak, here.packed + kept)
 
 
-def context_parts(answer: Answer) -> Iterator[Component]:
+def context_parts(answer: Allocation) -> Iterator[Component]:
     """What a context takes on each device: its cache, recurrent state included, and buffers.
 
     `work` is what CPU kernels share: activations in the weights' number format, and scratch.

@@ -17,7 +17,7 @@ from edgespec.memory.bytes.footprint import (
     context_parts,
     weights_parts,
 )
-from edgespec.memory.bytes.simulation import Answer, Wanted
+from edgespec.memory.bytes.simulation import Allocation, ContextRequest
 from edgespec.models.spec import ASSISTANT, DFLASH, EAGLE, MTP, ModelSpec, Reads
 
 HEAD_NODES, HEAD_UNREAD = 8, 65  # tokens of a head's steps, and rows that wait to be fed to it
@@ -45,29 +45,33 @@ def reader_context(config: RunConfig) -> tuple[tuple[str, int], ...]:
     return (("n_batch", batch), ("n_ubatch", batch), ("n_outputs_max", config.max_nodes))
 
 
-def wanted_block(spec: ModelSpec, target: RunConfig) -> Wanted:
+def wanted_block(spec: ModelSpec, target: RunConfig) -> ContextRequest:
     """The context of the head in a model's own file, beside the model's, which comes first."""
-    return Wanted(spec, _block_config(target, target), MTP_CONTEXT, beside=0)
+    return ContextRequest(spec, _block_config(target, target), MTP_CONTEXT, beside=0)
 
 
-def wanted_head(head: ModelSpec, target: RunConfig, config: RunConfig) -> Wanted:
+def wanted_head(head: ModelSpec, target: RunConfig, config: RunConfig) -> ContextRequest:
     """The context of a head in a file of its own, beside its model's, which comes first.
 
     `config` says how the head is loaded; its sizes of steps do not count.
     """
     config = _head_config(head.reads, target, config)
     reads_layers = head.reads is not None and head.reads.kind in (EAGLE, DFLASH)
-    return Wanted(head, config, reader_context(config) if reads_layers else MTP_CONTEXT, beside=0)
+    return ContextRequest(
+        head, config, reader_context(config) if reads_layers else MTP_CONTEXT, beside=0
+    )
 
 
-def block_footprint(spec: ModelSpec, target: RunConfig, answer: Answer) -> tuple[Component, ...]:
+def block_footprint(
+    spec: ModelSpec, target: RunConfig, answer: Allocation
+) -> tuple[Component, ...]:
     """The components that the head in a model's file adds to a run, its weights apart."""
     parts = (*context_parts(answer), *_rows_of_block(spec, target))
     return tuple(replace(part, name=f"head_{part.name}") for part in parts if part.nbytes)
 
 
 def head_footprint(
-    spec: ModelSpec, target: RunConfig, wanted: Wanted, answer: Answer
+    spec: ModelSpec, target: RunConfig, wanted: ContextRequest, answer: Allocation
 ) -> tuple[Component, ...]:
     """The components that a head in a file of its own adds to a run of `spec` under `target`."""
     head, config = wanted.spec, wanted.config
@@ -91,6 +95,7 @@ def _block_config(target: RunConfig, config: RunConfig) -> RunConfig:
         max_leaves=1,
         head=True,
         read_layers=(),
+        lora=(),
     )
 
 

@@ -25,6 +25,7 @@ from edgespec.memory.device import host
 from edgespec.memory.device.kernels import kernels_key
 from edgespec.memory.device.llama_binary import PACKAGE, library_folder
 from edgespec.memory.store import cache
+from edgespec.models.gguf.reader import read_gguf
 from edgespec.models.gguf.writer import skeleton_header, write_skeleton
 from edgespec.models.heads import layers_to_read
 from edgespec.models.processes import Guest, GuestEndedError, GuestLimits
@@ -44,7 +45,7 @@ MOST_BYTES = 2 << 30
 _LIMITS = GuestLimits(MOST_BYTES, seconds=6.0, patience_s=60.0)
 
 
-class Bytes(NamedTuple):
+class DeviceBytes(NamedTuple):
     """What a model and a context of it take on one device."""
 
     weights: int  # as they lie in the file
@@ -52,10 +53,11 @@ class Bytes(NamedTuple):
     cache: int  # keys, values and recurrent state
     compute: int  # buffers for the results of a batch
     work: int = 0  # of kernels on the host, which their threads share
+    adapters: int = 0  # LoRA's matrices, as they lie in their files
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ContextRequest:
     """A context of a model.
 
     Args:
@@ -69,11 +71,11 @@ class Wanted:
     beside: int | None = None
 
 
-Answer = Mapping[str, Bytes]  # by label of a device, the host among them
-Sizes = Callable[[Sequence[Wanted]], Sequence[Answer]]
+Allocation = Mapping[str, DeviceBytes]  # by label of a device, the host among them
+Simulate = Callable[[Sequence[ContextRequest]], Sequence[Allocation]]
 
 
-def simulated(wanted: Sequence[Wanted]) -> tuple[Answer, ...]:
+def simulated(wanted: Sequence[ContextRequest]) -> tuple[Allocation, ...]:
     """What llama.cpp would allocate for some contexts that are open at once.
 
     Raises BackendError where llama.cpp cannot make them, with its own words.
@@ -129,7 +131,7 @@ class _Simulator:
                 if self._users == 0:
                     self._end()
 
-    def answer(self, wanted: Sequence[Wanted]) -> tuple[Answer, ...]:
+    def answer(self, wanted: Sequence[ContextRequest]) -> tuple[Allocation, ...]:
         skeletons = [self._skeleton(one.spec) for one in wanted]
         question = [_described(one, bones) for one, bones in zip(wanted, skeletons, strict=True)]
         text = json.dumps(question, sort_keys=True)
@@ -142,7 +144,7 @@ class _Simulator:
                     if self._users == 1:
                         self._store()
             return tuple(
-                {label: Bytes(*sizes) for label, sizes in one.items()} for one in known[text]
+                {label: DeviceBytes(*sizes) for label, sizes in one.items()} for one in known[text]
             )
 
     def projector(
@@ -179,7 +181,10 @@ class _Simulator:
     # -- the process -----------------------------------------------------------------------
 
     def _ask(
-        self, question: list[dict[str, Any]], wanted: Sequence[Wanted], skeletons: list[_Skeleton]
+        self,
+        question: list[dict[str, Any]],
+        wanted: Sequence[ContextRequest],
+        skeletons: list[_Skeleton],
     ) -> list[dict[str, list[int]]]:
         if self._folder is None:
             self._folder = tempfile.TemporaryDirectory(
@@ -235,17 +240,19 @@ class _Simulator:
         self._new.clear()
 
 
-def _hint(wanted: Sequence[Wanted], kind: str) -> str:
+def _hint(wanted: Sequence[ContextRequest], kind: str) -> str:
     patterns = "a pattern of --override-tensor may be no regular expression of C++, or "
     is_asked = any(one.config.overrides for one in wanted)
     return f"{patterns * is_asked}the file may be damaged, or {kind}"
 
 
-def _described(one: Wanted, bones: _Skeleton) -> dict[str, Any]:
+def _described(one: ContextRequest, bones: _Skeleton) -> dict[str, Any]:
+    adapters = [(str(path.absolute()), 1.0) for path, _ in one.config.lora]  # all are computed
     return {
         "skeleton": bones.name,
         "tied_bytes": _tied_bytes(one.spec),
-        "config": asdict(_allocating(one)),
+        "config": asdict(_allocating(one)) | {"lora": adapters},
+        "adapters": [read_gguf(path).header_hash for path, _ in adapters],
         "changes": dict(one.changes),
         "beside": one.beside,
     }
@@ -272,7 +279,7 @@ def _library() -> str:
 _simulator = _Simulator()
 
 
-def _allocating(one: Wanted) -> RunConfig:
+def _allocating(one: ContextRequest) -> RunConfig:
     """What of a configuration changes llama.cpp's answer.
 
     Whether the file is mapped does not, nor what edgespec keeps or reads itself.

@@ -138,7 +138,7 @@ def require_rpc() -> None:
     if not has_rpc():
         raise UnsupportedError(
             "this llama.cpp cannot use workers: it was built without RPC",
-            hint="make install RPC=1; or see docs/workers.md",
+            hint="make clean install; or see docs/workers.md",
         )
 
 

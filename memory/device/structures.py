@@ -45,6 +45,9 @@ class BufferBytes(ctypes.Structure):
     )
 
 
+# llm_graph_result (`llama.cpp: src/llama-graph.h`): the word of the graph, whose number of nodes is
+# in the next one.
+RESULT_GRAPH = 32
 MOST_BLOCKS = 8
 
 

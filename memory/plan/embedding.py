@@ -19,7 +19,7 @@ from edgespec.memory.bytes.footprint import (
     multiplied_tensors,
 )
 from edgespec.memory.bytes.requests import requests_bytes
-from edgespec.memory.bytes.simulation import Wanted
+from edgespec.memory.bytes.simulation import ContextRequest
 from edgespec.memory.device import host
 from edgespec.memory.plan.machine import Machine, this_machine
 from edgespec.memory.plan.options import LLAMACPP, ONNX, LoadOptions
@@ -250,7 +250,7 @@ def _is_bf16(spec: ModelSpec) -> bool:
 
 def _with_bytes(plan: EmbeddingPlan, machine: Machine, request: Request) -> EmbeddingPlan:
     """The plan with what llama.cpp says that it allocates, and what that does not know of."""
-    (answer,) = machine.sizes([Wanted(plan.spec, plan.config, plan.parameters)])
+    (answer,) = machine.sizes([ContextRequest(plan.spec, plan.config, plan.parameters)])
     others = (
         Component("interface", request.interface_bytes, is_ceiling=True),
         Component(

@@ -39,7 +39,7 @@ from edgespec.memory.bytes.head_footprint import (
 from edgespec.memory.bytes.onnx_footprint import onnx_footprint
 from edgespec.memory.bytes.projector import projector_parts
 from edgespec.memory.bytes.requests import guests_bytes, requests_bytes
-from edgespec.memory.bytes.simulation import Answer, Wanted
+from edgespec.memory.bytes.simulation import Allocation, ContextRequest
 from edgespec.memory.device.kernels import attends
 from edgespec.memory.plan.machine import Machine
 from edgespec.memory.plan.options import LLAMACPP, ONNX, experts_on_host
@@ -48,6 +48,7 @@ from edgespec.memory.plan.plan import (
     most_leaves,
 )
 from edgespec.memory.plan.request import ContextRange, Request, contexts_of
+from edgespec.models.adapter import adapters_of
 from edgespec.models.projector import Projector, read_projector
 from edgespec.models.spec import ModelSpec
 
@@ -148,6 +149,21 @@ class Layout:
         path = self.request.mmproj
         return None if path is None else read_projector(Path(path))
 
+    @cached_property
+    def lora(self) -> tuple[tuple[Path, float], ...]:
+        """The adapters, and the scales that they begin with. Raises as `adapters_of`."""
+        if self.request.lora and self.backend == ONNX:
+            raise UnsupportedError(
+                "--lora is not possible: ONNX Runtime takes no adapters", hint="leave out --backend"
+            )
+        if self.request.lora and self.exact:
+            raise UnsupportedError(
+                "--exact is not possible with --lora: what an adapter adds is rounded otherwise in "
+                "steps of several tokens",
+                hint="leave out one of the two, or take a file that the adapter was merged into",
+            )
+        return adapters_of(self.request.lora, self.spec)
+
     @property
     def image_tokens(self) -> int | None:
         """Most tokens of an image; None leaves it to the projector."""
@@ -234,7 +250,7 @@ class Layout:
         if self.machine.accelerators and self.gpu_layers:
             return self.machine.maps_files
         config = RunConfig(256, 32, 1, kernels=self.kernels)
-        wanted = [Wanted(spec, config)]
+        wanted = [ContextRequest(spec, config)]
         if spec is self.spec:  # as a plan that memory does not limit asks anyway
             drafts = self.has_drafter and not spec.keeps_state
             draft_max = self.request.draft_max or (DRAFT_SIZES[-1] if drafts else 0)
@@ -242,7 +258,7 @@ class Layout:
             config = self._config(context, batch, draft_max)
             wanted = [*self._wanted(config, draft_max).values()]
         elif spec.reads is not None:
-            wanted = [Wanted(self.spec, config), wanted_head(spec, config, config)]
+            wanted = [ContextRequest(self.spec, config), wanted_head(spec, config, config)]
         of_spec = next(i for i, one in enumerate(wanted) if one.spec is spec)
         return not self.machine.sizes(wanted)[of_spec][HOST].packed
 
@@ -283,13 +299,13 @@ class Layout:
             others = onnx_footprint(self.switch_spec, config, drafter_bytes=tables)
             parts += beside_another("switch", self.switch_spec, others)
         if self.draft_spec is not None and drafts:
-            wanted = Wanted(self.draft_spec, self._draft_config(config))
+            wanted = ContextRequest(self.draft_spec, self._draft_config(config))
             parts += _draft_parts(wanted, self.machine.sizes([wanted])[0])
         return parts
 
-    def _wanted(self, config: RunConfig, draft_max: int) -> dict[str, Wanted]:
+    def _wanted(self, config: RunConfig, draft_max: int) -> dict[str, ContextRequest]:
         """The contexts that llama.cpp would have at once, by what each is for."""
-        found = {"model": Wanted(self.spec, config)}
+        found = {"model": ContextRequest(self.spec, config)}
         if config.head:
             found["block"] = wanted_block(self.spec, config)
         if self.switch_spec is not None:
@@ -300,13 +316,14 @@ class Layout:
                 snapshots=snapshots,
                 head=False,
                 read_layers=(),
+                lora=(),
                 overrides=(),
             )
-            found["switch"] = Wanted(self.switch_spec, small)
+            found["switch"] = ContextRequest(self.switch_spec, small)
         if (spec := self.draft_spec) is not None and draft_max:
             own = self._draft_config(config)
             if spec.reads is None:
-                found["draft"] = Wanted(spec, own)
+                found["draft"] = ContextRequest(spec, own)
             else:
                 found["head"] = wanted_head(spec, config, own)
         return found
@@ -348,7 +365,7 @@ class Layout:
             return 0
         if spec.keeps_state:
             shapes = (RunConfig(cells, 32, 1) for cells in (256, 512))
-            answers = [self.machine.sizes([Wanted(spec, config)])[0] for config in shapes]
+            answers = [self.machine.sizes([ContextRequest(spec, config)])[0] for config in shapes]
             short, long = (sum(one.cache for one in answer.values()) for answer in answers)
             nbytes += max(0, 2 * short - long)
         if spec.sliding_window and not self.exact:
@@ -490,6 +507,7 @@ class Layout:
             states=self.states,
             projector=self.projector.path if self.projector else None,
             image_tokens=self.image_tokens,
+            lora=self.lora,
             backend=self.backend,
             device=self.device,
         )
@@ -540,7 +558,7 @@ def largest_fitting(sizes: Sequence[int], excess_bytes: Callable[[int], int]) ->
     return sizes[low]
 
 
-def _draft_parts(wanted: Wanted, answer: Answer) -> tuple[Component, ...]:
+def _draft_parts(wanted: ContextRequest, answer: Allocation) -> tuple[Component, ...]:
     return beside_another("draft", wanted.spec, footprint(wanted.spec, wanted.config, answer))
 
 

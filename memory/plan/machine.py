@@ -10,7 +10,7 @@ from typing import Protocol
 
 from edgespec.memory.bytes.config import GPU, HOST, WORKER
 from edgespec.memory.bytes.footprint import GROWTH_BYTES, LIBRARY_BYTES, Component
-from edgespec.memory.bytes.simulation import Sizes, simulated
+from edgespec.memory.bytes.simulation import Simulate, simulated
 from edgespec.memory.device import host, reservations
 from edgespec.memory.device.accelerators import Accelerator
 from edgespec.memory.device.kernels import missing_kernels
@@ -50,7 +50,7 @@ class Machine:
     bytes_per_s: float = 0.0  # of the processor's memory; 0 where nobody measured it
     missing_gpu: str = "llama.cpp sees no GPU"  # why, where there is none
     reserved_bytes: int = 0  # by other programs, and therefore not free
-    sizes: Sizes = simulated
+    sizes: Simulate = simulated
 
     @property
     def is_one_pool(self) -> bool:

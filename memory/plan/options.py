@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias, get_args
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
         exact: bool
         mmproj: str | os.PathLike[str] | None
         image_max_tokens: int | None
+        lora: Sequence[str]
         remember: bool
         users: int | None
 
@@ -135,6 +136,8 @@ class LoadOptions:
         mmproj: GGUF file of the projector that sees images, or none. Default: the one mmproj file
             beside the model.
         image_max_tokens: Most tokens of an image, where the projector leaves it open.
+        lora: FILE[=SCALE] of a LoRA adapter of the model; the scale is 1. More: one text for each.
+            A generation's `lora` has other scales.
         remember: Keep prompts and answers on disk, to draft from them later.
         users: Answers at the same time, on one cache: a number or auto. More: None is auto.
     """
@@ -171,6 +174,7 @@ class LoadOptions:
     exact: bool = option(False, panel=DRAFTS)
     mmproj: str | os.PathLike[str] | None = option(None, also="-mm")
     image_max_tokens: int | None = option(None, low=1, high=1 << 16)
+    lora: Sequence[str] = option((), several=True, for_one=True)
     remember: bool = option(False, panel=DRAFTS)
     users: int | None = option(
         1,
@@ -184,6 +188,8 @@ class LoadOptions:
 
     def __post_init__(self) -> None:
         """Refuse values that no model could honour."""
+        named = (self.lora,) if isinstance(self.lora, str) else tuple(self.lora or ())
+        object.__setattr__(self, "lora", named)
         check_types(self)
         check_options(self)
         for text in self.override_tensor or ():

@@ -100,6 +100,7 @@ class Plan(RunConfig):
             overrides=(),
             head=False,
             read_layers=(),
+            lora=(),
             window=False,
             states=0,
             switch_snapshots=0,

@@ -327,8 +327,8 @@ class SplitDecoder(Decoder):
         new_value = self._heads(value, kv_heads, value_length, output=f"new_value.{layer}")
         parts = [self._scores(query, keys) for keys in (f"past_key.{layer}", new_key)]
         scores = self.op("Concat", *parts, axis=-1)
-        shares = self._shares(scores, kv_heads, heads // kv_heads, f"attention_bias{window}")
-        start, middle, end = self._cells(layer)
+        shares = self._softmax(scores, kv_heads, heads // kv_heads, f"attention_bias{window}")
+        start, middle, end = self._slice_bounds(layer)
         of_past = self._weighted(shares, start, middle, f"past_value.{layer}")
         attended = self.op("Add", of_past, self._weighted(shares, middle, end, new_value))
         attended = self.op("Reshape", attended, self.integers((1, heads, -1, value_length)))
@@ -362,8 +362,8 @@ class SplitDecoder(Decoder):
     def _scores(self, query: str, keys: str) -> str:
         return self.op("MatMul", query, self.op("Transpose", keys, perm=[0, 1, 3, 2]))
 
-    def _shares(self, scores: str, kv_heads: int, group: int, bias: str) -> str:
-        """Softmax over the cells; each head of a group gets the bias of the token."""
+    def _softmax(self, scores: str, kv_heads: int, group: int, bias: str) -> str:
+        """Over the cells; each head of a group gets the bias of the token."""
         if cap := self.facts.softcap:
             scores = self.softcapped(scores, cap)
         apart = self.op("Reshape", scores, self.integers((kv_heads, group, -1, 0)))
@@ -374,7 +374,7 @@ class SplitDecoder(Decoder):
         axes = self.integers((3,))
         return self.op("MatMul", self.op("Slice", shares, start, end, axes), values)
 
-    def _cells(self, layer: int) -> tuple[str, str, str]:
+    def _slice_bounds(self, layer: int) -> tuple[str, str, str]:
         """Where the past and the new cells begin and end among all; the same in every layer."""
         if self._ends is None:
             zero, end = self.integers((0,)), self.integers((_TO_THE_END,))

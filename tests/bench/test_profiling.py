@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from fake_backend import FakeBackend
 from planning_cases import PLENTY, SPEC
 
-from edgespec.backends.fake import FakeBackend
 from edgespec.bench import profiling
 from edgespec.memory.bytes.config import Device
 from edgespec.memory.plan.request import Request

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fake_backend import FakeBackend
 from numpy.typing import NDArray
 from random_gguf import Q8_0, write_model
 from switching_cases import Pair, request_for, written_pair
 
-from edgespec.backends.fake import FakeBackend
 from edgespec.bench import switch_calibration
 from edgespec.bench.switch_calibration import calibrate
 from edgespec.decode.engine import Engine

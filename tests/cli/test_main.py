@@ -330,7 +330,8 @@ def test_streams_that_are_closed_from_the_start_are_no_traceback(
     [
         (["list"], {}, "No such command 'list'. Did you mean 'models list'?"),
         (["pull", "qwen3:4b"], {}, "No such command 'pull'. Did you mean 'models pull'?"),
-        (["ps"], {}, "No such command 'ps'. Did you mean GET /status of a server?"),
+        (["ps"], {}, "No such command 'ps'. Did you mean GET /api/ps of a server?"),
+        (["rm", "tiny"], {}, "No such command 'rm'. Did you mean 'models remove'?"),
         (["run", "-p", "hi", "--temp", "hot"], {}, "'hot' is not a number"),
         (["run", "-p", "hi", "-c", "5.5"], {}, "'-c': '5.5' is not a whole number"),
         (["run"], {"CTX": "banana"}, "for the variable EDGESPEC_CTX: 'banana' is not a whole num"),

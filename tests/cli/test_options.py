@@ -148,7 +148,7 @@ def test_harmless_options_of_llama_cpp_are_taken_with_a_note(command: Command) -
         (("-cnvx",), "No such option: -cnvx"),
         (("-hffx", "F"), "No such option: -hffx"),
         (("-hff", "F"), "'-hff' / '--hf-file': edgespec has none: name the file's type"),
-        (("--lora", "F"), "'--lora': edgespec has none: merge the adapter"),
+        (("--lora-scaled", "F"), "'--lora-scaled': edgespec has none: use --lora FILE=SCALE"),
         (("--ignore-eos",), "No such option: --ignore-eos"),
         (("-c", "512", "-x"), "No such option: -x"),
     ],

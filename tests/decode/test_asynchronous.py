@@ -12,10 +12,10 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 
 import pytest
 from decoding_cases import VOCAB, echo_model
+from fake_backend import FakeBackend
 from waiting import PATIENCE_S
 
 from edgespec.backends.base import Logits
-from edgespec.backends.fake import FakeBackend
 from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
 from edgespec.decode.generation import Chunk

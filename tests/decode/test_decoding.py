@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 from decoding_cases import END, VOCAB, Prophet, flat, writes
+from fake_backend import FakeBackend
 
-from edgespec.backends.fake import FakeBackend
 from edgespec.decode.engine import Engine
 from edgespec.drafting.drafters.base import VerifyResult
 from edgespec.drafting.proposal import EMPTY, Proposal, StepContext

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 from decoding_cases import END, INF, ONE_HOT, VOCAB, Prophet, echo_model, engine_of, flat, writes
+from fake_backend import FakeBackend
 from frozen_times import Frozen
 
 from edgespec.backends.base import Logits
-from edgespec.backends.fake import FakeBackend
 from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
 from edgespec.drafting.drafters.suffix import SuffixDrafter

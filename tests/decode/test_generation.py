@@ -8,14 +8,15 @@ from collections.abc import Sequence
 
 import pytest
 from decoding_cases import END, VOCAB, Gate, echo_model, engine_of, writes
+from fake_backend import FakeBackend
 from waiting import PATIENCE_S, in_thread, join
 
 from edgespec.backends.base import Logits
-from edgespec.backends.fake import ByteTokenizer, FakeBackend
 from edgespec.decode.engine import Engine
 from edgespec.decode.generation import Chunk
 from edgespec.decode.stream import Stream
 from edgespec.sampling.params import SamplingParams
+from edgespec.testing import ByteTokenizer
 
 TEXTS = {
     "ascii": "The quick brown fox jumps over the lazy dog.",

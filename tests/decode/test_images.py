@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_backend import FakeBackend
 from vision_cases import (
     PLACES,
     Reference,
@@ -23,7 +24,6 @@ from vision_cases import (
 )
 from vision_gguf import KINDS, images, picture, png
 
-from edgespec.backends.fake import FakeBackend
 from edgespec.backends.llama.backend import LlamaSequence
 from edgespec.decode.engine import Engine
 from edgespec.decode.generation import Result

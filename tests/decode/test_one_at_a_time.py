@@ -15,12 +15,13 @@ from typing import Any
 
 import pytest
 from decoding_cases import VOCAB, Gate, Mortal, echo_model, engine_of
+from fake_backend import FakeBackend
 from waiting import PATIENCE_S, in_thread, join, until
 
-from edgespec.backends.fake import ByteTokenizer, FakeBackend
 from edgespec.decode.engine import Engine
 from edgespec.decode.generation import Chunk
 from edgespec.errors import UnsupportedError
+from edgespec.testing import ByteTokenizer
 
 
 def until_it_shall_stop(engine: Engine) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_backend import FakeBackend
 
-from edgespec.backends.fake import FakeBackend
 from edgespec.decode import options as module
 from edgespec.decode.engine import Engine
 from edgespec.decode.options import GenerationOptions

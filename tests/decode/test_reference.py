@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 from decoding_cases import Model
+from fake_backend import FakeBackend
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lossless_cases import CURVES, DRAFTERS, DRAWS, MODELS, PROMPT, V, plain
 
-from edgespec.backends.fake import FakeBackend
 from edgespec.decode.engine import Engine
 from edgespec.decode.reference import decode
 from edgespec.sampling.params import SamplingParams

@@ -11,10 +11,10 @@ from time import sleep
 from typing import Any
 
 import pytest
+from fake_backend import FakeBackend
 from waiting import PATIENCE_S, until
 
 from edgespec.backends.base import Logits
-from edgespec.backends.fake import FakeBackend
 from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
 from edgespec.decode.generation import Result

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 from decoding_cases import END, ONE_HOT, VOCAB
+from fake_backend import FakeBackend
 from session_cases import Counting, backend_of, engine_of, shouting
 
-from edgespec.backends.fake import ByteTokenizer, FakeBackend
 from edgespec.decode.engine import Engine
 from edgespec.decode.session import Session
 from edgespec.drafting.drafters.suffix import SuffixDrafter
 from edgespec.errors import BackendError, ContextFullError, UnsupportedError
+from edgespec.testing import ByteTokenizer
 
 # ------------------------------------------------------------------------------ turns
 

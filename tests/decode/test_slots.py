@@ -6,8 +6,8 @@ import random
 from collections.abc import Sequence
 
 import pytest
+from fake_backend import FakeBackend
 
-from edgespec.backends.fake import FakeBackend
 from edgespec.decode.slots import Slot, Slots
 
 TALK = list(range(20))

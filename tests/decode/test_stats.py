@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 from decoding_cases import END, VOCAB, Prophet, echo_model, engine_of, flat, writes
+from fake_backend import FakeBackend
 
-from edgespec.backends.fake import FakeBackend
 from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
 from edgespec.decode.stats import Counters

@@ -13,10 +13,10 @@ from itertools import pairwise
 
 import pytest
 from decoding_cases import Prophet
+from fake_backend import NextLogits
 from simulated_time import Asked, Clock, Timed, simulate
 
 from edgespec.backends.base import Logits
-from edgespec.backends.fake import NextLogits
 from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
 from edgespec.decode.options import GenerationOptions

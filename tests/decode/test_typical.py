@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from all_dice import outcomes
 from decoding_cases import flat
+from fake_backend import FakeBackend
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lossless_cases import Garbage, V, random_model
 
 from edgespec.backends.base import Logits
-from edgespec.backends.fake import FakeBackend
 from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
 from edgespec.decode.verification import Dice, TypicalPick, accept

@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fake_backend import FakeBackend
 from frozen_times import Frozen, free_drafts
 from word_laws import WORD_V, chi_square_p, distribution_of_words, twisted_model, words_model
 
 from edgespec import DraftModelWarning
 from edgespec.backends.base import Logits
-from edgespec.backends.fake import FakeBackend
 from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
 from edgespec.drafting.drafters.base import Drafter

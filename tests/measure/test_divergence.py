@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from fake_backend import FakeBackend
 from logit_gaps import V, by_length
 
-from edgespec.backends.fake import FakeBackend
 from edgespec.measure.noise import Divergence, find_divergence
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fake_backend import FakeBackend
 from logit_gaps import V, by_length
 
 from edgespec.backends.base import Logits
-from edgespec.backends.fake import FakeBackend
 from edgespec.backends.tree import DraftTree
 from edgespec.errors import UnsupportedError
 from edgespec.measure.noise import (

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from quantize_cases import legacy
+from quantize_cases import write_matrix
 
 from edgespec.backends.base import Logits
 from edgespec.backends.llama.backend import LlamaBackend
@@ -225,8 +225,7 @@ def test_options_that_cannot_be_honoured(
 
 
 def test_a_matrix_of_another_model(source: Path, tmp_path: Path) -> None:
-    path = tmp_path / "old.dat"
-    path.write_bytes(legacy({"blk.0.attn_q.weight": (1, [1.0, 2.0])}))
+    path = write_matrix(tmp_path / "other.gguf", {"blk.0.attn_q.weight": (1, [1.0, 2.0])})
     with pytest.raises(UnsupportedError, match="does not belong"):
         convert(source, tmp_path / "target.gguf", Recipe("Q4_0", imatrix=path))
 

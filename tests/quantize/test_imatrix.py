@@ -1,4 +1,4 @@
-"""Importance matrices: computed, read in both formats, and refused."""
+"""Importance matrices: computed, read, and refused."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from quantize_cases import legacy
+from quantize_cases import write_matrix
 from random_gguf import WIDTH
 
 from edgespec.errors import (
@@ -41,12 +41,20 @@ def test_a_computed_matrix_holds_mean_squares(
     assert found.dataset == "random" and len(found.values["blk.0.attn_q.weight"]) == WIDTH
 
 
-def test_the_old_format_is_divided_by_its_calls(tmp_path: Path) -> None:
-    path = tmp_path / "old.dat"
-    path.write_bytes(legacy({"a": (4, [2.0, 8.0]), "b": (0, [3.0])}))
+def test_sums_are_divided_by_their_counts(tmp_path: Path) -> None:
+    """Nothing is known of what was never multiplied: all its columns weigh the same."""
+    path = write_matrix(tmp_path / "m.gguf", {"a": (4, [2.0, 8.0]), "b": (0, [3.0])})
     found = read_imatrix(path)
-    assert found.values["a"].tolist() == [0.5, 2.0] and found.values["b"].tolist() == [3.0]
+    assert found.values["a"].tolist() == [0.5, 2.0] and found.values["b"].tolist() == [1.0]
     assert (found.dataset, found.num_chunks) == ("data", 7)
+
+
+def test_a_file_in_the_older_format_is_told_how_to_be_made_new(tmp_path: Path) -> None:
+    path = tmp_path / "old.dat"
+    path.write_bytes(struct.pack("<ii1sii2fi", 1, 1, b"a", 4, 2, 2.0, 8.0, 7))
+    with pytest.raises(UnsupportedError, match="it is no GGUF file") as caught:
+        read_imatrix(path)
+    assert "--output-format gguf" in caught.value.hint
 
 
 @pytest.mark.parametrize(
@@ -54,10 +62,7 @@ def test_the_old_format_is_divided_by_its_calls(tmp_path: Path) -> None:
     [
         b"",
         b"GGUF",
-        b"\x01\0\0\0",
-        legacy({"a": (1, [1.0])})[:14],
-        struct.pack("<ii", 1, 1 << 30),
-        legacy({"a": (1, [float("nan")])}),
+        b"GGUF" + bytes(40),
         b"hello, this is text",
     ],
 )
@@ -66,6 +71,12 @@ def test_files_that_are_no_matrix(tmp_path: Path, data: bytes) -> None:
     path.write_bytes(data)
     with pytest.raises(UnsupportedError, match="no importance matrix"):
         read_imatrix(path)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_matrix_that_is_not_finite(tmp_path: Path, value: float) -> None:
+    with pytest.raises(UnsupportedError, match="its values for a are not finite"):
+        read_imatrix(write_matrix(tmp_path / "m.gguf", {"a": (1, [value])}))
 
 
 def test_an_interrupt_within_a_callback_is_not_lost(

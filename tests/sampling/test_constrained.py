@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 from decoding_cases import END, VOCAB
+from fake_backend import FakeBackend
 from frozen_times import INF, free_drafts
 from serving_cases import letters
 
 import edgespec
 from edgespec.backends.base import Logits
-from edgespec.backends.fake import FakeBackend
 from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
 from edgespec.drafting.drafters.base import VerifyResult

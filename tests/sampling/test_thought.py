@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 from decoding_cases import END, ONE_HOT, VOCAB
+from fake_backend import FakeBackend
 
-from edgespec.backends.fake import FakeBackend
 from edgespec.decode.engine import Engine
 from edgespec.drafting.drafters.suffix import SuffixDrafter
 from edgespec.errors import UnsupportedError

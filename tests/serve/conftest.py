@@ -10,10 +10,10 @@ from time import monotonic
 from types import SimpleNamespace
 
 import pytest
+from fake_backend import FakeBackend
 from pool_cases import SIZE, Made, PoolServer, Start
 from serving_cases import TEMPLATE, Connect, ConnectAnthropic, Serve, Speaker
 
-from edgespec.backends.fake import FakeBackend
 from edgespec.decode.engine import Engine
 from edgespec.serve.parsing import Limits
 from edgespec.serve.pool import Member, Pool

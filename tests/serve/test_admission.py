@@ -20,7 +20,6 @@ from queue_cases import CHAT, HELLO, generations
 from serving_cases import Serve, Speaker
 from waiting import PATIENCE_S, in_thread, join, until
 
-from edgespec.backends.fake import ByteTokenizer
 from edgespec.memory.bytes.requests import (
     FORM_BYTES,
     FORM_TOKEN_BYTES,
@@ -33,6 +32,7 @@ from edgespec.serve.api_error import ApiError
 from edgespec.serve.parsing import Limits, read_json
 from edgespec.serve.pool import Member
 from edgespec.serve.running import Connections
+from edgespec.testing import ByteTokenizer
 
 
 def opened(address: str, head: str, body: bytes = b"", buffer: int = 0) -> socket.socket:

@@ -9,11 +9,11 @@ from typing import Any
 import httpx
 import pytest
 from decoding_cases import END, VOCAB
+from fake_backend import FakeBackend
 from queue_cases import CHAT, HELLO
 from serving_cases import Serve, Speaker
 from waiting import until
 
-from edgespec.backends.fake import FakeBackend
 from edgespec.log import PROMPTS
 from edgespec.serve import app
 from edgespec.serve.pool import Pool

@@ -21,12 +21,12 @@ from serving_cases import (
     events_of,
 )
 
-from edgespec.backends.fake import ByteTokenizer
 from edgespec.drafting.drafters.suffix import SuffixDrafter
 from edgespec.serve.api_error import ApiError
 from edgespec.serve.chat import ChatShape, read_chat, take_messages
 from edgespec.serve.parsing import Defaults, Fields, Limits, ServedModel
 from edgespec.serve.shapes import Output, ToldTokens
+from edgespec.testing import ByteTokenizer
 
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])

@@ -21,6 +21,7 @@ LAST = {
     "/v1/completions": r"data: \[DONE\]",
     "/v1/messages": "event: message_stop",
     "/v1/responses": r"event: response\.(completed|incomplete)",
+    "/api/chat": '"done":true',
 }
 
 

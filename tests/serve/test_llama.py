@@ -11,9 +11,9 @@ from decoding_cases import VOCAB
 from filling_cases import Filling
 from serving_cases import Serve, Speaker
 
-from edgespec.backends.fake import ByteTokenizer
 from edgespec.serve.api_error import ApiError
 from edgespec.serve.completions import Gap, fill_ids
+from edgespec.testing import ByteTokenizer
 
 
 class Coder(Speaker):

@@ -11,12 +11,13 @@ from typing import Any
 
 import httpx
 import pytest
+from fake_backend import FakeBackend
 from waiting import PATIENCE_S
 
-from edgespec.backends.fake import ByteTokenizer, FakeBackend
 from edgespec.decode.engine import Engine
 from edgespec.errors import UnsupportedError
 from edgespec.serve.server import Server, bind
+from edgespec.testing import ByteTokenizer
 
 # As where the extra was not installed: nothing of it is found, and importing it would fail.
 PROGRAM = """
@@ -28,11 +29,10 @@ importlib.util.find_spec = lambda name, *more: None if name in hidden else found
 sys.modules.update(dict.fromkeys(hidden))
 
 import edgespec
-from edgespec.backends.fake import FakeBackend
-from edgespec.decode.engine import Engine
+from edgespec.testing import scripted_engine
 
 try:
-    edgespec.Server(Engine(FakeBackend(lambda context: [0.0], 1)))
+    edgespec.Server(scripted_engine())
 except edgespec.MissingDependencyError as problem:
     print(problem, "|", problem.hint)
 """

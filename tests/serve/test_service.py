@@ -21,11 +21,11 @@ from serving_cases import Serve, Speaker
 from waiting import PATIENCE_S, until
 
 from edgespec.backends.base import AnswerFormat, Grammar
-from edgespec.backends.fake import ByteTokenizer
 from edgespec.decode.engine import Engine
 from edgespec.errors import UnsupportedError
 from edgespec.serve import service
 from edgespec.serve.server import Server
+from edgespec.testing import ByteTokenizer
 
 FORKED = """
 import asyncio, os, sys

@@ -10,14 +10,15 @@ from typing import Any
 import httpx
 import pytest
 from decoding_cases import END, VOCAB
+from fake_backend import FakeBackend
 from serving_cases import Connect, Serve
 
-from edgespec.backends.fake import ByteTokenizer, FakeBackend
 from edgespec.decode.generation import Chunk, FinishReason, Result
 from edgespec.decode.stats import Counters
 from edgespec.sampling.logprobs import TokenLogprob
 from edgespec.serve.api_error import ApiError
 from edgespec.serve.shapes import Choice, ToldTokens, ToolCall, sources, timings, usage
+from edgespec.testing import ByteTokenizer
 
 
 def choice(index: int = 0, reason: FinishReason = "stop", calls: Any = (), **counts: Any) -> Choice:

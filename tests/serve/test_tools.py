@@ -13,9 +13,9 @@ from decoding_cases import END
 from serving_cases import CALL, HELLO, TEMPLATE, WEATHER, Connect, Serve, Speaker
 
 from edgespec.backends.base import Logits
-from edgespec.backends.fake import ByteTokenizer
 from edgespec.serve.parsing import Fields, Limits
 from edgespec.serve.tools import Tools, resolve_reference, take_tools
+from edgespec.testing import ByteTokenizer
 
 
 def test_a_tool_is_called_and_its_result_told(serve: Serve, client: Connect) -> None:

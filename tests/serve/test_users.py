@@ -8,10 +8,10 @@ from typing import Any
 
 import httpx
 from decoding_cases import END, VOCAB
+from fake_backend import FakeBackend
 from serving_cases import Gated, Serve, letters
 from waiting import PATIENCE_S, until
 
-from edgespec.backends.fake import FakeBackend
 from edgespec.serve.parsing import Limits
 
 CHAT = "/v1/chat/completions"

@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from fake_backend import FakeBackend
 from planning_cases import INF, PLENTY, SPEC
 
-from edgespec.backends.fake import FakeBackend
 from edgespec.memory.plan.options import LLAMACPP
 from edgespec.memory.plan.plan import Plan
 from edgespec.memory.plan.request import Request

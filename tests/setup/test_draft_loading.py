@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fake_backend import FakeBackend
 from loading_cases import (
     CURVE,
     SPEC,
@@ -21,7 +22,6 @@ from random_gguf import Q8_0, write_model
 from tiny_folder import write_folder
 
 import edgespec
-from edgespec.backends.fake import FakeBackend
 from edgespec.drafting.drafters.combined import CombinedDrafter, _Source
 from edgespec.drafting.drafters.translated import TranslatingDrafter
 from edgespec.memory.plan import plan as plans

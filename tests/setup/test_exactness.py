@@ -6,9 +6,9 @@ from collections.abc import Callable
 from itertools import product
 
 import pytest
+from fake_backend import FakeBackend
 from planning_cases import SPEC
 
-from edgespec.backends.fake import FakeBackend
 from edgespec.errors import UnsupportedError
 from edgespec.memory.bytes.config import RunConfig
 from edgespec.setup import loading

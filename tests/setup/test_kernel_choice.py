@@ -97,6 +97,6 @@ def test_llama_cpp_is_handed_them_before_a_plan_that_may_use_them(
         calls.append(None)
         return "another version"
 
-    monkeypatch.setattr("edgespec.backends.llama.kernels.attach", attach)
+    monkeypatch.setattr("edgespec.backends.llama.kernels.refusal_of_kernels", attach)
     prepare_kernels(SPEC, replace(REQUEST, **changes))
     assert len(calls) == attached

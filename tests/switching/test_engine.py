@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from decoding_cases import Gate
+from fake_backend import FakeBackend
 from frozen_times import free_drafts
 from switching_cases import (
     LARGE_TABLE,
@@ -25,7 +26,6 @@ from switching_cases import (
 )
 from waiting import PATIENCE_S, in_thread, join, until
 
-from edgespec.backends.fake import FakeBackend
 from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
 from edgespec.decode.stats import LARGE, SMALL

@@ -10,7 +10,7 @@ from llama_cases import RecordingBackend, recording, settings
 from random_gguf import Q8_0, write_model
 
 from edgespec.backends.llama.backend import LlamaBackend
-from edgespec.backends.llama.kernels import attach
+from edgespec.backends.llama.kernels import refusal_of_kernels
 from edgespec.models.embedded import embedded_model
 from edgespec.models.spec import ModelSpec, read_model_spec
 
@@ -65,5 +65,5 @@ def reference(loaded_reference: LlamaBackend) -> LlamaBackend:
 @pytest.fixture(scope="session")
 def attached() -> None:
     """Where edgespec's kernels are, llama.cpp has them."""
-    if reason := attach():
+    if reason := refusal_of_kernels():
         pytest.skip(f"edgespec has no kernels here: {reason}")

@@ -19,7 +19,7 @@ from random_gguf import Q8_0
 
 import edgespec
 from edgespec.backends.llama.block_head import BlockHead
-from edgespec.backends.llama.head import FollowedBackend
+from edgespec.backends.llama.head import BackendWithHead
 from edgespec.decode.engine import Engine
 from edgespec.drafting.drafters.combined import CombinedDrafter
 from edgespec.drafting.drafters.model import HeadDrafter, HeadText
@@ -46,8 +46,8 @@ def pair(folder: Path, made: DFlash, arch: str = "llama") -> tuple[Path, Path]:
     return model, head
 
 
-def opened(model: Path, head: Path) -> tuple[FollowedBackend, BlockHead]:
-    backend = FollowedBackend(model, RunConfig(512, max_nodes=8, gpu_layers=0))
+def opened(model: Path, head: Path) -> tuple[BackendWithHead, BlockHead]:
+    backend = BackendWithHead(model, RunConfig(512, max_nodes=8, gpu_layers=0))
     spec = read_model_spec(head, heads=True)
     made = backend.open_head(lambda one: BlockHead(one, spec, RunConfig(512)))
     assert isinstance(made, BlockHead)

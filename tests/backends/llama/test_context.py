@@ -28,11 +28,11 @@ from llama_cases import (
 
 import edgespec
 from edgespec.backends.llama.backend import LlamaBackend
-from edgespec.backends.llama.library import LOG, library
+from edgespec.backends.llama.library import LIBRARY_LOG, library
 from edgespec.backends.tree import DraftTree
 from edgespec.errors import BackendError, ContextFullError, ModelNotFoundError, UnsupportedError
 from edgespec.memory.bytes.config import HOST, RunConfig
-from edgespec.memory.bytes.simulation import Bytes, Wanted, simulated
+from edgespec.memory.bytes.simulation import ContextRequest, DeviceBytes, simulated
 from edgespec.memory.plan.request import Request
 from edgespec.models.spec import ModelSpec
 from edgespec.quantize.context import EvalContext
@@ -42,9 +42,9 @@ from edgespec.setup.planning import make_run_plan
 pytestmark = pytest.mark.model
 
 
-def said(spec: ModelSpec, shape: RunConfig) -> Bytes:
+def said(spec: ModelSpec, shape: RunConfig) -> DeviceBytes:
     """What llama.cpp would allocate on the host."""
-    return simulated([Wanted(spec, shape)])[0][HOST]
+    return simulated([ContextRequest(spec, shape)])[0][HOST]
 
 
 def test_ctrl_c_ends_loading(model: Path) -> None:
@@ -110,7 +110,7 @@ def test_ctrl_c_while_llama_cpp_logs_is_not_lost(
             heard.append(1)
             signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(LOG, "write", write)
+    monkeypatch.setattr(LIBRARY_LOG, "write", write)
     with pytest.raises(KeyboardInterrupt):
         LlamaBackend(model, settings(256))
     with pytest.raises(KeyboardInterrupt):

@@ -22,7 +22,7 @@ import edgespec
 from edgespec.backends.llama.batch import Batch
 from edgespec.backends.llama.context import LlamaContext
 from edgespec.backends.llama.eagle_head import EagleHead
-from edgespec.backends.llama.head import FollowedBackend
+from edgespec.backends.llama.head import BackendWithHead
 from edgespec.backends.llama.hidden_rows import LayerRows
 from edgespec.decode.engine import Engine
 from edgespec.drafting.drafters.combined import CombinedDrafter
@@ -68,7 +68,7 @@ def test_drafts_are_accepted(
     model, head = pair(tmp_path, made, arch=arch)
     spec, read = read_model_spec(head, heads=True), layers_to_read(read_model_spec(model), LAYERS)
     settings = RunConfig(512, max_nodes=4, gpu_layers=0, read_layers=read)
-    backend = FollowedBackend(model, settings)
+    backend = BackendWithHead(model, settings)
     opened = backend.open_head(lambda one: EagleHead(one, spec, RunConfig(512)))
     drafter = HeadDrafter(HeadText(opened), Frozen([0.0, *[0.01] * 8]), 258)
     curve = Frozen([0.0, 1.0, 1.001, 1.002, 1.003])

@@ -25,13 +25,13 @@ from numpy.typing import NDArray
 import edgespec
 from edgespec.backends.base import Backend
 from edgespec.backends.llama.backend import LlamaBackend
-from edgespec.backends.llama.kernels import attach
+from edgespec.backends.llama.kernels import refusal_of_kernels
 from edgespec.backends.llama.recurrent import RecurrentBackend
 from edgespec.backends.tree import DraftTree
 from edgespec.measure.noise import find_divergence
 from edgespec.memory.bytes.config import RunConfig
 from edgespec.memory.bytes.footprint import weights_parts
-from edgespec.memory.bytes.simulation import Wanted, simulated
+from edgespec.memory.bytes.simulation import ContextRequest, simulated
 from edgespec.models.spec import read_model_spec
 
 pytestmark = pytest.mark.model
@@ -52,7 +52,7 @@ NOISE = 0.12  # root mean square of the difference, over that of the logits
 
 @pytest.fixture(scope="module", autouse=True)
 def attached() -> None:
-    if reason := attach():
+    if reason := refusal_of_kernels():
         pytest.skip(f"edgespec has no kernels here: {reason}")
 
 
@@ -121,7 +121,7 @@ def test_drafts_are_lossless(path: Path, exact: bool) -> None:
 
 def test_its_packed_weights_are_planned(path: Path) -> None:
     spec, shape = read_model_spec(path), RunConfig(512, 64, 1, mapped=False, kernels=True)
-    (answer,) = simulated([Wanted(spec, shape)])
+    (answer,) = simulated([ContextRequest(spec, shape)])
     planned = {part.name: part.nbytes for part in weights_parts(spec, shape, answer)}
     with opened(path, kernels=True) as backend:
         found = backend.memory_bytes()

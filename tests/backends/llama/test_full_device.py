@@ -11,7 +11,7 @@ import pytest
 from random_gguf import Q8_0, write_model
 
 from edgespec.backends.llama import context
-from edgespec.backends.llama.library import LOG
+from edgespec.backends.llama.library import LIBRARY_LOG
 from edgespec.errors import DoesNotFitError
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits the address space")
@@ -56,7 +56,7 @@ def test_a_device_that_is_full_is_an_error_with_a_hint(tmp_path: Path) -> None:
     "words", ["error loading model vocabulary: std::bad_alloc", "unable to allocate X"]
 )
 def test_no_memory_is_no_newer_architecture(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(LOG, "problem", lambda: words)
+    monkeypatch.setattr(LIBRARY_LOG, "problem", lambda: words)
     assert isinstance(context._failure("it cannot be loaded", "it is newer"), DoesNotFitError)
-    monkeypatch.setattr(LOG, "problem", lambda: "unknown architecture")
+    monkeypatch.setattr(LIBRARY_LOG, "problem", lambda: "unknown architecture")
     assert context._failure("it cannot be loaded", "it is newer").hint == "it is newer"

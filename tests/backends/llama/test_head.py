@@ -18,8 +18,8 @@ from random_gguf import F32, Q8_0, write_model
 
 import edgespec
 from edgespec.backends.llama.cache_head import CacheHead
-from edgespec.backends.llama.following import Following
-from edgespec.backends.llama.head import FollowedBackend
+from edgespec.backends.llama.following import DraftHead
+from edgespec.backends.llama.head import BackendWithHead
 from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
 from edgespec.drafting.drafters import make_drafter
@@ -31,7 +31,7 @@ from edgespec.errors import UnsupportedError
 from edgespec.memory.bytes.config import RunConfig
 from edgespec.memory.bytes.footprint import Component, footprint
 from edgespec.memory.bytes.head_footprint import block_footprint, wanted_block
-from edgespec.memory.bytes.simulation import Wanted, simulated
+from edgespec.memory.bytes.simulation import ContextRequest, simulated
 from edgespec.memory.plan.request import Request
 from edgespec.memory.times.curve import CostCurve
 from edgespec.models.spec import ModelSpec, read_model_spec
@@ -61,13 +61,13 @@ def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.fixture
-def backend(files: Files) -> Iterator[FollowedBackend]:
+def backend(files: Files) -> Iterator[BackendWithHead]:
     made = opened(files)
     yield made
     made.close()
 
 
-def head_of(backend: FollowedBackend) -> Following:
+def head_of(backend: BackendWithHead) -> DraftHead:
     assert backend.head is not None
     return backend.head
 
@@ -81,14 +81,14 @@ def read_anew(files: Files, text: list[int], token: int) -> Any:
     return row
 
 
-def assert_follows(backend: FollowedBackend, files: Files, text: list[int]) -> None:
+def assert_follows(backend: BackendWithHead, files: Files, text: list[int]) -> None:
     head = head_of(backend)
     assert head.followed == backend.length == len(text)
     row = head.begin(7)
     assert float(np.abs(row - read_anew(files, text, 7)).max()) < NOISE
 
 
-def test_a_head_follows_prompts_in_pieces(backend: FollowedBackend, files: Files) -> None:
+def test_a_head_follows_prompts_in_pieces(backend: BackendWithHead, files: Files) -> None:
     for start in range(0, len(TEXT), 10):
         backend.prefill(TEXT[start : start + 10])
     assert_follows(backend, files, TEXT)
@@ -109,7 +109,7 @@ def test_a_head_follows_prompts_in_small_batches(files: Files) -> None:
     fresh.close()
 
 
-def test_a_head_follows_rounds(backend: FollowedBackend, files: Files) -> None:
+def test_a_head_follows_rounds(backend: BackendWithHead, files: Files) -> None:
     """Rounds with drafts of its own, all wrong, half right or not drafted at all."""
     backend.prefill(TEXT[:20])
     head, at, turn = head_of(backend), 20, 0
@@ -129,7 +129,7 @@ def test_a_head_follows_rounds(backend: FollowedBackend, files: Files) -> None:
 
 
 def test_what_a_head_has_drafted_behind_is_not_read_again(
-    backend: FollowedBackend, files: Files
+    backend: BackendWithHead, files: Files
 ) -> None:
     """The next token's cell is there already, as the draft began with it; what was accepted is not.
 
@@ -152,7 +152,7 @@ def test_what_a_head_has_drafted_behind_is_not_read_again(
 
 
 def test_a_head_is_told_apart_from_one_that_missed_a_token(
-    backend: FollowedBackend, files: Files
+    backend: BackendWithHead, files: Files
 ) -> None:
     """What the comparisons above would show."""
     text = TEXT[:60]
@@ -164,7 +164,7 @@ def test_a_head_is_told_apart_from_one_that_missed_a_token(
 
 
 def test_a_head_that_nobody_asked_begins_anew_with_the_last_tokens(
-    backend: FollowedBackend, files: Files
+    backend: BackendWithHead, files: Files
 ) -> None:
     """Nothing is computed for it meanwhile; it then drafts as if the text began there."""
     if isinstance(backend.head, CacheHead):
@@ -188,7 +188,7 @@ def test_a_head_that_nobody_asked_begins_anew_with_the_last_tokens(
     assert head.followed == backend.length
 
 
-def test_a_head_goes_back_with_its_model(backend: FollowedBackend, files: Files) -> None:
+def test_a_head_goes_back_with_its_model(backend: BackendWithHead, files: Files) -> None:
     """The row of the last token is gone then; the tokens behind it are followed again."""
     backend.prefill(TEXT[:40])
     kept = backend.truncate(38)
@@ -203,7 +203,7 @@ def test_a_head_goes_back_with_its_model(backend: FollowedBackend, files: Files)
 
 
 def test_a_loaded_cache_is_one_that_the_head_has_not_read(
-    backend: FollowedBackend, files: Files, tmp_path: Path
+    backend: BackendWithHead, files: Files, tmp_path: Path
 ) -> None:
     backend.prefill(TEXT[:40])
     backend.save_cache(str(tmp_path / "cache"))
@@ -310,7 +310,7 @@ def test_a_plan_has_the_head_in_it(path: Path) -> None:
 
 
 def block_parts(spec: ModelSpec, shape: RunConfig) -> tuple[Component, ...]:
-    (_, answer) = simulated([Wanted(spec, shape), wanted_block(spec, shape)])
+    (_, answer) = simulated([ContextRequest(spec, shape), wanted_block(spec, shape)])
     return block_footprint(spec, shape, answer)
 
 
@@ -320,7 +320,7 @@ def test_weights_of_a_head_that_is_not_loaded_are_not_planned(path: Path) -> Non
     for head in (False, True):
         backend = opened(Files(path), has_head=False, mapped=False) if head else None
         shape = RunConfig(512, 64, 5, snapshots=4, mapped=False, head=head)
-        (answer,) = simulated([Wanted(spec, shape)])
+        (answer,) = simulated([ContextRequest(spec, shape)])
         parts = footprint(spec, shape, answer)
         planned = sum(one.nbytes for one in parts if "weights" in one.name)
         totals.append(planned)

@@ -23,7 +23,7 @@ from edgespec.backends.llama.library import ggml_function, library
 from edgespec.measure.noise import largest_invariant_step, prefill_is_invariant
 from edgespec.memory.bytes.config import RunConfig
 from edgespec.memory.bytes.footprint import weights_parts
-from edgespec.memory.bytes.simulation import Wanted, simulated
+from edgespec.memory.bytes.simulation import ContextRequest, simulated
 from edgespec.memory.device.kernels import attends
 from edgespec.models.embedded import embedded_model
 from edgespec.models.spec import read_model_spec
@@ -74,7 +74,7 @@ def test_a_model_says_the_same(backend: LlamaBackend) -> None:
 def test_bytes_are_those_that_were_planned(backend: LlamaBackend) -> None:
     spec = read_model_spec(embedded_model())
     shape = RunConfig(1024, 64, 8, threads=2, mapped=False, kernels=True)
-    (answer,) = simulated([Wanted(spec, shape)])
+    (answer,) = simulated([ContextRequest(spec, shape)])
     planned = {part.name: part.nbytes for part in weights_parts(spec, shape, answer)}
     loaded = backend.memory_bytes()
     assert loaded["weights_repacked"] == pytest.approx(planned["weights_repacked"], rel=1e-3)
@@ -143,7 +143,7 @@ address_of.restype = ctypes.POINTER(ctypes.c_void_p)
 before = address_of()[0]
 
 from edgespec.backends.llama import kernels
-reason = kernels.attach()
+reason = kernels.refusal_of_kernels()
 count = len(said)
 while len(said) < count + 2 and thread.is_alive():
     time.sleep(0.01)

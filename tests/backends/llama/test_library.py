@@ -225,7 +225,6 @@ def test_buffers_of_several_devices_have_their_labels() -> None:
         "common: buffer size = 12.50 MiB",
         "ggml: CPU compute buffer size of 12.5000 MiB, does not match expectation of 1.0 MiB",
         "load: CPU model buffer size = many MiB",
-        "llama_adapter: CPU LoRA buffer size = 12.50 MiB",
         "llama_context:        CPU  output buffer size =    12.50 MiB",
     ],
 )

@@ -34,7 +34,7 @@ from edgespec.measure.noise import find_divergence
 from edgespec.measure.timing import one_step
 from edgespec.memory.bytes.config import RunConfig
 from edgespec.memory.bytes.footprint import footprint
-from edgespec.memory.bytes.simulation import Wanted, simulated
+from edgespec.memory.bytes.simulation import ContextRequest, simulated
 from edgespec.memory.bytes.snapshots import most_snapshots
 from edgespec.memory.plan.request import Request
 from edgespec.memory.times.curve import CostCurve
@@ -250,7 +250,7 @@ def test_a_run_takes_what_was_planned(path: Path, snapshots: int) -> None:
     found = made.memory_bytes()
     made.close()
     shape = RunConfig(512, 64, 1 + snapshots, snapshots=snapshots)
-    (answer,) = simulated([Wanted(spec, shape)])
+    (answer,) = simulated([ContextRequest(spec, shape)])
     planned = {part.name: part.nbytes for part in footprint(spec, shape, answer)}
     for name in ("kv_cache", "compute"):
         assert found[name] == pytest.approx(planned[name], abs=2 * LOG_ROUNDING), name

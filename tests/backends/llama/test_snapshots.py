@@ -16,7 +16,7 @@ from hybrid_gguf import Shape, write_hybrid
 from random_gguf import Q8_0
 
 from edgespec.backends.llama.backend import LlamaBackend
-from edgespec.backends.llama.kernels import attach
+from edgespec.backends.llama.kernels import refusal_of_kernels
 from edgespec.backends.llama.library import ggml_function
 from edgespec.backends.llama.recurrent import RecurrentBackend
 from edgespec.backends.tree import DraftTree
@@ -24,7 +24,7 @@ from edgespec.decode.engine import Engine
 from edgespec.drafting.drafters import make_drafter
 from edgespec.measure.timing import snapshots_cost
 from edgespec.memory.bytes.config import RunConfig
-from edgespec.memory.bytes.simulation import Wanted, simulated
+from edgespec.memory.bytes.simulation import ContextRequest, simulated
 from edgespec.models.spec import read_model_spec
 
 pytestmark = pytest.mark.model
@@ -84,7 +84,7 @@ class Watched(RecurrentBackend):
 @pytest.mark.parametrize("kernels", [False, True])
 def test_steps_write_all_snapshots_whoever_computes(path: Path, kernels: bool) -> None:
     """As llama.cpp's graph says: kernels leave none of its operations out."""
-    if kernels and (reason := attach()):
+    if kernels and (reason := refusal_of_kernels()):
         pytest.skip(f"edgespec has no kernels here: {reason}")
     with closing(Watched(path, settings(kernels=kernels, snapshots=SNAPSHOTS))) as backend:
         backend.prefill(TEXT[:20])
@@ -99,7 +99,7 @@ def test_steps_write_all_snapshots_whoever_computes(path: Path, kernels: bool) -
 @pytest.mark.parametrize("kernels", [False, True])
 def test_rows_are_those_without_snapshots(path: Path, kernels: bool) -> None:
     """Bit for bit: wrong drafts behind each token, cut in every place."""
-    if kernels and (reason := attach()):
+    if kernels and (reason := refusal_of_kernels()):
         pytest.skip(f"edgespec has no kernels here: {reason}")
     chosen = settings(kernels=kernels)
     with (
@@ -153,7 +153,7 @@ def test_an_engine_gives_up_snapshots_that_its_drafts_are_not_worth(
         assert (engine.drafter is drafter) == is_kept
         kept = 1 + SNAPSHOTS if is_kept else 1
         shape = RunConfig(512, 64, 1 + SNAPSHOTS, snapshots=kept - 1)
-        (answer,) = simulated([Wanted(read_model_spec(path), shape)])
+        (answer,) = simulated([ContextRequest(read_model_spec(path), shape)])
         cache_bytes = backend.memory_bytes()["kv_cache"]
         assert cache_bytes == pytest.approx(answer["host"].cache, abs=0.02 * 2**20)
         again = engine.generate(fresh, max_tokens=40, speculate=False)

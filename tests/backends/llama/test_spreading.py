@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from edgespec.backends.llama.kernels import attach, spread_logits
+from edgespec.backends.llama.kernels import refusal_of_kernels, spread_logits
 from edgespec.backends.llama.library import ggml_function
 
 F32, I64 = 0, 27  # values of ggml_type
@@ -26,7 +26,7 @@ class Params(ctypes.Structure):
 
 @pytest.fixture(scope="module", autouse=True)
 def attached() -> None:
-    if reason := attach():
+    if reason := refusal_of_kernels():
         pytest.skip(f"edgespec has no kernels here: {reason}")
     spread_logits()
 

@@ -10,10 +10,10 @@ from time import monotonic, sleep
 
 import numpy as np
 import pytest
+from fake_backend import FakeBackend
 from random_gguf import Q4_0, write_model
 from waiting import PATIENCE_S
 
-from edgespec.backends.fake import FakeBackend
 from edgespec.backends.llama import context as llamacpp
 from edgespec.backends.llama import team
 from edgespec.backends.llama.backend import LlamaBackend

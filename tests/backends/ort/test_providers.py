@@ -14,6 +14,7 @@ import pytest
 pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
 
 from edgespec.backends.ort import providers as ort_providers
+from edgespec.backends.ort.compiled import open_sessions
 from edgespec.backends.ort.inputs import Step
 from edgespec.backends.ort.providers import (
     CPU_DEVICE,
@@ -115,8 +116,8 @@ def test_a_plugin_is_not_taken_for_a_device_it_does_not_have(
         (CPU_DEVICE, GQA, False, {0}),
         (OnnxDevice(OPENVINO, "gpu"), SPLIT, False, {0}),
         (OnnxDevice(OPENVINO, "npu"), SPLIT, False, {1, 8, 16, 32}),
-        (OnnxDevice(QNN, "npu"), SPLIT, True, {1, 8, 16, 32}),
         (OnnxDevice(DML, "gpu"), SPLIT, False, {0}),
+        (OnnxDevice(DML, "npu"), SPLIT, False, {1, 8, 16, 32}),
     ],
 )
 def test_each_device_gets_graphs_it_can_run(
@@ -127,6 +128,25 @@ def test_each_device_gets_graphs_it_can_run(
     assert {graph.plain for graph in graphs} == {is_plain}
     assert {graph.step for graph in graphs} == steps
     assert all(graph.capacity == (1024 if graph.step else 0) for graph in graphs)
+
+
+@pytest.mark.parametrize(
+    ("version", "is_plain"), [("1.26.0", True), ("2.6.9", True), ("2.7.0", False), ("3.0", False)]
+)
+def test_qnn_gets_packed_weights_where_its_compiler_takes_them(
+    version: str, is_plain: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.metadata.version", lambda _package: version)
+    graphs = graphs_for(OnnxDevice(QNN, "npu"), 1024).values()
+    assert {graph.plain for graph in graphs} == {is_plain}
+    assert {graph.step for graph in graphs} == {1, 8, 16, 32}
+
+
+def test_directml_is_told_that_an_npu_is_meant(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = use(monkeypatch, FakeRuntime([DML], counts={DML: 10}))
+    for kind, options in (("npu", {"device_filter": "npu"}), ("gpu", {})):
+        open_session(Path("m.onnx"), 1, choose(kind))
+        assert runtime.sessions[-1]["providers"] == [(DML, options), CPU_PROVIDER]
 
 
 def test_a_provider_is_named_and_never_left_to_a_policy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,7 +181,7 @@ def test_a_device_that_would_run_little_of_the_graph_is_refused(
 ) -> None:
     use(monkeypatch, FakeRuntime([DML], counts={DML: 89, CPU_PROVIDER: 11}))
     with pytest.raises(UnsupportedError, match="would run 89% of this graph on the GPU") as caught:
-        open_session(Path("m.onnx"), 1, choose("gpu"))
+        open_sessions([Path("m.onnx")], 1, choose("gpu"))
     assert "--device cpu" in caught.value.hint
 
 

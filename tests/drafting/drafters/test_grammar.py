@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 from branching import Branching
+from fake_backend import FakeBackend
 from frozen_times import Frozen, free_drafts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.backends.base import Logits
-from edgespec.backends.fake import FakeBackend
 from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
 from edgespec.drafting.drafters.base import Drafter, VerifyResult

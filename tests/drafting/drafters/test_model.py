@@ -30,8 +30,8 @@ from draft_model_cases import (
     rough,
     sampler_of,
 )
+from fake_backend import FakeBackend
 
-from edgespec.backends.fake import FakeBackend
 from edgespec.decode.engine import Engine
 from edgespec.drafting.drafters.model import ModelDrafter, calibration_of_places
 from edgespec.drafting.proposal import Proposal

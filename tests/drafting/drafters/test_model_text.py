@@ -23,10 +23,10 @@ from draft_model_cases import (
     rough,
     sampler_of,
 )
+from fake_backend import FakeBackend
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.backends.fake import FakeBackend
 from edgespec.decode.engine import Engine
 from edgespec.drafting.drafters.model import ModelDrafter
 from edgespec.drafting.proposal import EMPTY

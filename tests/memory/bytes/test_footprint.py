@@ -17,7 +17,7 @@ from edgespec.memory.bytes.footprint import (
     runtime_bytes,
     vocabulary_bytes,
 )
-from edgespec.memory.bytes.simulation import Bytes, Wanted
+from edgespec.memory.bytes.simulation import ContextRequest, DeviceBytes
 from edgespec.memory.device.kernels import missing_kernels
 from edgespec.memory.device.track import MOST_FREED_BYTES
 
@@ -54,14 +54,16 @@ def test_a_table_lies_beside_its_packed_copy_while_it_is_loaded() -> None:
 
     The header stays: 40 bytes for each of 1,000 tokens.
     """
-    plain, packed = shape(512, 64, mapped=False), Bytes(500, 72_608, 0, 0)
+    plain, packed = shape(512, 64, mapped=False), DeviceBytes(500, 72_608, 0, 0)
     assert loading_bytes(UNTIED, plain, packed) == 40_000 + 500 + 72_608 + 68_000
-    many = Bytes(200_000, 60_000, 0, 0)
+    many = DeviceBytes(200_000, 60_000, 0, 0)
     assert loading_bytes(UNTIED, plain, many) == 40_000 + 200_000 + 60_000 + 68_000
     late = 40_000 + 500 + 72_608 + 2_304
     assert loading_bytes(TIED, plain, packed) == late, "llama.cpp keeps the table"
     assert loading_bytes(UNTIED, replace(plain, mapped=True), packed) == 0
-    assert loading_bytes(UNTIED, plain, Bytes(140_000, 0, 0, 0)) == 0, "read to where it stays"
+    assert loading_bytes(UNTIED, plain, DeviceBytes(140_000, 0, 0, 0)) == 0, (
+        "read to where it stays"
+    )
 
 
 def test_the_largest_table_is_packed_first_and_its_buffer_is_given_back() -> None:
@@ -72,27 +74,27 @@ def test_the_largest_table_is_packed_first_and_its_buffer_is_given_back() -> Non
         tensor("blk.0.attn_q.weight", (64, 1_000_000), "Q4_0"),
         tensor("blk.1.attn_q.weight", (64, 1_000_000), "Q4_0"),
     )
-    answer = Bytes(0, 140_000_000, 0, 0)
+    answer = DeviceBytes(0, 140_000_000, 0, 0)
     assert loading_bytes(spec, plain, answer) == 40_000 + 140_000_000 + 36_000_000
     small = replace(spec, tensors={"output.weight": spec.tensors["output.weight"]})
-    assert loading_bytes(small, plain, Bytes(0, 68_000_000, 0, 0)) == 40_000 + 2 * 68_000_000
-    many = Bytes(0, 400_000_000, 0, 0)  # of matrices that are smaller
+    assert loading_bytes(small, plain, DeviceBytes(0, 68_000_000, 0, 0)) == 40_000 + 2 * 68_000_000
+    many = DeviceBytes(0, 400_000_000, 0, 0)  # of matrices that are smaller
     assert loading_bytes(small, plain, many) == 40_000 + 400_000_000 + MOST_FREED_BYTES
 
 
 def test_what_goes_to_a_worker_is_read_here_behind_all_else() -> None:
     away = (Device("worker", 1, "worker", "host:1"),)
     shape_ = shape(512, 64, mapped=False, devices=away)
-    assert loading_bytes(UNTIED, shape_, Bytes(500, 0, 0, 0)) == 40_000 + 500 + 68_000
+    assert loading_bytes(UNTIED, shape_, DeviceBytes(500, 0, 0, 0)) == 40_000 + 500 + 68_000
 
 
 def test_loading_counts_as_far_as_the_rest_is_smaller() -> None:
     one = shape(512, 64, mapped=False, max_nodes=1)
-    answer = {"host": Bytes(500, 72_608, 10_000, 5_000)}
+    answer = {"host": DeviceBytes(500, 72_608, 10_000, 5_000)}
     parts = {part.name: part.nbytes for part in footprint(UNTIED, one, answer)}
     before = sum(size for name, size in parts.items() if name not in ("loading", "runtime"))
     assert parts.get("loading", 0) == max(0, 40_000 + 500 + 72_608 + 68_000 - before)
-    large = {"host": Bytes(500, 72_608, 100_000, 5_000)}
+    large = {"host": DeviceBytes(500, 72_608, 100_000, 5_000)}
     assert "loading" not in {part.name for part in footprint(UNTIED, one, large)}
 
 
@@ -128,7 +130,7 @@ def test_tables_of_tokens_are_never_larger_than_planned(name: str) -> None:
     assert 40 << 20 < runtime_bytes(spec) - vocabulary_bytes(spec) < 100 << 20
 
 
-SAID = {"host": Bytes(1000, 200, 300, 40, 55), "gpu": Bytes(5000, 0, 600, 70)}
+SAID = {"host": DeviceBytes(1000, 200, 300, 40, 55), "gpu": DeviceBytes(5000, 0, 600, 70)}
 
 
 def test_a_run_is_its_parts() -> None:
@@ -155,7 +157,7 @@ def test_mapped_weights_are_the_whole_file_but_what_lies_on_devices() -> None:
 
 
 def test_parts_of_nothing_are_left_out() -> None:
-    names = {part.name for part in footprint(UNTIED, shape(), {"host": Bytes(1, 0, 0, 1)})}
+    names = {part.name for part in footprint(UNTIED, shape(), {"host": DeviceBytes(1, 0, 0, 1)})}
     assert names & {"weights_repacked", "drafter_tables", "kv_cache"} == set()
 
 
@@ -173,7 +175,7 @@ def test_the_cases_of_other_tests_lie_where_their_layers_do() -> None:
     """Of the head and one layer on the GPU only the layer has a cache; a tied table is copied."""
     for layers, on_gpu in ((1, 0), (2, 1), (3, 2)):
         run = shape(devices=(Device("gpu", layers, "GPU0"),))
-        (found,) = sizes_by_hand([Wanted(TIED, run)])
+        (found,) = sizes_by_hand([ContextRequest(TIED, run)])
         assert found["gpu"].cache == on_gpu * 1024 * 128
         assert found["host"].cache == (2 - on_gpu) * 1024 * 128
         assert found["gpu"].weights == 256 + 36_000 + on_gpu * (2304 + 256)

@@ -20,7 +20,7 @@ from random_gguf import Q8_0, write_model
 
 from edgespec.backends.llama import simulator
 from edgespec.backends.llama.backend import LlamaBackend
-from edgespec.backends.llama.head import FollowedBackend
+from edgespec.backends.llama.head import BackendWithHead
 from edgespec.backends.llama.head_files import open_head_file
 from edgespec.backends.llama.library import library
 from edgespec.backends.llama.recurrent import RecurrentBackend
@@ -31,8 +31,8 @@ from edgespec.memory.bytes.config import HOST, Device, RunConfig
 from edgespec.memory.bytes.head_footprint import wanted_block, wanted_head
 from edgespec.memory.bytes.projector import projector_parts
 from edgespec.memory.bytes.simulation import (
-    Bytes,
-    Wanted,
+    ContextRequest,
+    DeviceBytes,
     simulated,
     simulated_projector,
     simulating,
@@ -54,7 +54,7 @@ def forgetful(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(simulation, "_simulator", simulation._Simulator())
 
 
-def really(spec: ModelSpec, config: RunConfig) -> dict[str, Bytes]:
+def really(spec: ModelSpec, config: RunConfig) -> dict[str, DeviceBytes]:
     """What a backend that is loaded so allocates."""
     make = RecurrentBackend if config.snapshots else LlamaBackend
     backend = make(spec.path, replace(config, mapped=False, tied=spec.tied_embeddings))
@@ -82,7 +82,7 @@ PLAIN = RunConfig(1000, 64, 8, threads=2)
 )
 def test_a_model_takes_what_was_said(shape: RunConfig) -> None:
     spec = read_model_spec(embedded_model())
-    assert simulated([Wanted(spec, shape)])[0] == really(spec, shape)
+    assert simulated([ContextRequest(spec, shape)])[0] == really(spec, shape)
 
 
 def test_work_that_llama_cpp_does_not_tell_is_not_underestimated(
@@ -103,7 +103,7 @@ def test_a_hybrid_takes_what_was_said(arch: str, tmp_path: Path) -> None:
         for snapshots in (0, 4, 16):
             nodes = 1 + snapshots
             shape = RunConfig(512, 64, nodes, snapshots=snapshots, kernels=True)
-            assert simulated([Wanted(spec, shape)])[0] == really(spec, shape), snapshots
+            assert simulated([ContextRequest(spec, shape)])[0] == really(spec, shape), snapshots
 
 
 @pytest.mark.parametrize("arch", ["qwen35", "lfm2moe"])
@@ -114,13 +114,13 @@ def test_without_our_library_the_log_is_read(
     spec = read_model_spec(write_hybrid(tmp_path / "model.gguf", Shape(arch)))
     table = spec.tensors["token_embd.weight"].data_bytes if spec.tied_embeddings else 0
     context = SimulatedContext(replace(PLAIN, snapshots=4), table)
-    model = context.loaded(str(spec.path))
-    context.make(model, {}, None)
+    loaded = context.loaded(str(spec.path))
+    context.make(loaded, {}, None)
     exact = context.said()[HOST]
     monkeypatch.setattr(simulator, "allocated", missing_library)
     rounded = context.said()[HOST]
     context.close()
-    library().llama_model_free(model)
+    library().llama_model_free(loaded.model)
     assert rounded.cache == pytest.approx(exact.cache, abs=3 * 0.01 * 2**20)
     assert rounded.compute == pytest.approx(exact.compute, abs=0.01 * 2**20)
     weights = exact.weights + exact.packed
@@ -160,7 +160,7 @@ def test_mixtures_of_experts_have_their_real_sizes(name: str, tmp_path: Path) ->
     spec = read_model_spec(path)
     assert spec.weight_bytes == pytest.approx(weights, rel=0.05)
     for overrides in ((), (("ffn_.*_exps", HOST),)):
-        wanted = Wanted(spec, RunConfig(4096, 256, 8, overrides=overrides))
+        wanted = ContextRequest(spec, RunConfig(4096, 256, 8, overrides=overrides))
         found = simulated([wanted])[0][HOST]
         assert found.weights + found.packed == pytest.approx(spec.weight_bytes, rel=0.001)
         assert found.cache == cache
@@ -185,10 +185,10 @@ def test_a_head_and_its_model_take_what_was_said(
     assert head.reads is not None
     plain = replace(PLAIN, kernels=has_kernels)
     target = replace(plain, read_layers=head.reads.layers)
-    wanted = [Wanted(spec, target), wanted_head(head, target, plain)]
+    wanted = [ContextRequest(spec, target), wanted_head(head, target, plain)]
     said = simulated(wanted)
     settings = replace(plain, mapped=False, tied=spec.tied_embeddings)
-    backend = FollowedBackend(spec.path, settings)
+    backend = BackendWithHead(spec.path, settings)
     backend.open_head(lambda model: open_head_file(head, replace(plain, mapped=False), model))
     assert backend.head is not None
     assert list(said) == [allocated(backend._context), allocated(backend.head._context)]
@@ -202,7 +202,7 @@ def test_the_shipped_head_is_laid_out_beside_a_packed_table() -> None:
     spec, head = read_model_spec(embedded_model()), read_model_spec(path, heads=True)
     assert head.reads is not None
     target = replace(PLAIN, kernels=True, read_layers=head.reads.layers)
-    answers = simulated([Wanted(spec, target), wanted_head(head, target, target)])
+    answers = simulated([ContextRequest(spec, target), wanted_head(head, target, target)])
     assert answers[0][HOST].packed > 0.9 * spec.weight_bytes
     assert 0 < answers[1][HOST].weights + answers[1][HOST].packed <= head.weight_bytes
 
@@ -234,7 +234,7 @@ def test_one_process_answers_and_is_gone_afterwards(
 ) -> None:
     with simulating():
         for cells in (256, 512, 768):
-            simulated([Wanted(spec, RunConfig(cells, 64, 8))])
+            simulated([ContextRequest(spec, RunConfig(cells, 64, 8))])
         assert started[0].poll() is None
     assert len(started) == 1 and started[0].poll() is not None
 
@@ -243,30 +243,30 @@ def test_what_was_asked_before_starts_nothing(
     spec: ModelSpec, started: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In this process, and in a later one."""
-    first = simulated([Wanted(spec, PLAIN)])
-    assert simulated([Wanted(spec, PLAIN)]) == first
+    first = simulated([ContextRequest(spec, PLAIN)])
+    assert simulated([ContextRequest(spec, PLAIN)]) == first
     monkeypatch.setattr(simulation, "_simulator", simulation._Simulator())
-    assert simulated([Wanted(spec, PLAIN)]) == first
+    assert simulated([ContextRequest(spec, PLAIN)]) == first
     assert len(started) == 1
 
 
 def test_another_build_is_asked_anew(
     spec: ModelSpec, started: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    simulated([Wanted(spec, PLAIN)])
+    simulated([ContextRequest(spec, PLAIN)])
     monkeypatch.setattr(simulation, "_simulator", simulation._Simulator())
     monkeypatch.setattr(simulation, "_library", lambda: "another")
-    simulated([Wanted(spec, PLAIN)])
+    simulated([ContextRequest(spec, PLAIN)])
     assert len(started) == 2
 
 
 @pytest.mark.parametrize("document", [{}, {"answers": 3}, {"answers": {"x": 1}}])
 def test_damaged_answers_are_asked_anew(spec: ModelSpec, document: dict[str, Any]) -> None:
-    first = simulated([Wanted(spec, PLAIN)])
+    first = simulated([ContextRequest(spec, PLAIN)])
     simulator = simulation._Simulator()
     name = simulator._skeleton(spec).name
     cache.store("layouts", simulation._key(name), document)
-    assert simulator.answer([Wanted(spec, PLAIN)]) == first
+    assert simulator.answer([ContextRequest(spec, PLAIN)]) == first
 
 
 # ------------------------------------------------------------------------------ what fails
@@ -276,18 +276,20 @@ def test_a_file_that_llama_cpp_does_not_load_is_told_with_its_words(spec: ModelS
     kept = {name: one for name, one in spec.tensors.items() if "attn_q" not in name}
     broken = replace(spec, tensors=kept, fingerprint="broken")
     with pytest.raises(BackendError, match=r"cannot load model.gguf: .*attn_q.weight. not found"):
-        simulated([Wanted(broken, PLAIN)])
-    assert simulated([Wanted(spec, PLAIN)])[0][HOST].cache > 0, "and the next one is answered"
+        simulated([ContextRequest(broken, PLAIN)])
+    assert simulated([ContextRequest(spec, PLAIN)])[0][HOST].cache > 0, (
+        "and the next one is answered"
+    )
 
 
 def test_a_process_that_dies_is_told_in_a_sentence(
     spec: ModelSpec, started: list[subprocess.Popen[bytes]]
 ) -> None:
     with simulating():
-        simulated([Wanted(spec, PLAIN)])
+        simulated([ContextRequest(spec, PLAIN)])
         started[0].kill()
         started[0].wait()
-        assert simulated([Wanted(spec, RunConfig(512, 64, 8))])[0][HOST].cache > 0
+        assert simulated([ContextRequest(spec, RunConfig(512, 64, 8))])[0][HOST].cache > 0
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -295,7 +297,7 @@ def test_the_process_may_take_so_much_memory_and_no_more(
     spec: ModelSpec, started: list[subprocess.Popen[bytes]]
 ) -> None:
     with simulating():
-        simulated([Wanted(spec, PLAIN)])
+        simulated([ContextRequest(spec, PLAIN)])
         limits = Path(f"/proc/{started[0].pid}/limits").read_text()
     [data] = [line for line in limits.splitlines() if line.startswith("Max data size")]
     assert data.split()[3] == str(simulation.MOST_BYTES)
@@ -306,8 +308,8 @@ def test_a_header_that_would_take_too_much_is_told_in_a_sentence(spec: ModelSpec
     """Of 80 million tokens, at 40 bytes each and more."""
     huge = replace(spec, vocab_size=80_000_000, fingerprint="huge")
     with pytest.raises(BackendError, match="tables for this model take more than 2 GiB"):
-        simulated([Wanted(huge, PLAIN)])
-    assert simulated([Wanted(spec, PLAIN)])[0][HOST].cache > 0
+        simulated([ContextRequest(huge, PLAIN)])
+    assert simulated([ContextRequest(spec, PLAIN)])[0][HOST].cache > 0
 
 
 def test_a_process_that_takes_too_much_is_ended_and_told_in_a_sentence(
@@ -318,7 +320,7 @@ def test_a_process_that_takes_too_much_is_ended_and_told_in_a_sentence(
     monkeypatch.setattr(processes, "_LIMITS_ITSELF", False)
     monkeypatch.setattr(simulation._simulator._guest, "_limits", GuestLimits(1 << 20, 6.0, 60.0))
     with pytest.raises(BackendError, match=r"ended while it was asked about model\.gguf"):
-        simulated([Wanted(spec, PLAIN)])
+        simulated([ContextRequest(spec, PLAIN)])
     monkeypatch.undo()
     assert started[0].poll() is not None
 
@@ -328,8 +330,8 @@ def test_an_end_of_the_process_by_llama_cpp_is_told_in_a_sentence(tmp_path: Path
     shape = Shape("nemotron_h", 16)
     spec = read_model_spec(write_hybrid(tmp_path / "model.gguf", shape))
     with pytest.raises(BackendError, match=r"ended while it was asked about model\.gguf"):
-        simulated([Wanted(spec, RunConfig(512, 64, 8, snapshots=250))])
-    assert simulated([Wanted(spec, RunConfig(512, 64, 8))])[0][HOST].cache > 0
+        simulated([ContextRequest(spec, RunConfig(512, 64, 8, snapshots=250))])
+    assert simulated([ContextRequest(spec, RunConfig(512, 64, 8))])[0][HOST].cache > 0
 
 
 @pytest.mark.parametrize(
@@ -346,12 +348,12 @@ def test_a_pattern_that_is_none_is_told_in_a_sentence(
     """Also one without an end: its time is bounded, and the next question is answered."""
     start = time.monotonic()
     with pytest.raises(BackendError, match=told) as caught:
-        simulated([Wanted(spec, replace(PLAIN, overrides=((pattern, HOST),)))])
+        simulated([ContextRequest(spec, replace(PLAIN, overrides=((pattern, HOST),)))])
     assert "a pattern of --override-tensor may be no regular expression" in (
         caught.value.hint or ""
     )
     assert time.monotonic() - start < simulation._LIMITS.patience_s
-    assert simulated([Wanted(spec, PLAIN)])[0][HOST].cache > 0
+    assert simulated([ContextRequest(spec, PLAIN)])[0][HOST].cache > 0
 
 
 def test_patterns_reach_llama_cpp_the_same_way_twice(tmp_path: Path) -> None:
@@ -369,7 +371,7 @@ def test_patterns_reach_llama_cpp_the_same_way_twice(tmp_path: Path) -> None:
         backend = LlamaBackend(spec.path, replace(settings, overrides=overrides))
         real = allocated(backend._context)
         backend.close()
-        said = simulated([Wanted(spec, replace(placed, overrides=overrides))])[0]
+        said = simulated([ContextRequest(spec, replace(placed, overrides=overrides))])[0]
         assert said[HOST][:3] == real[HOST][:3]  # a buffer of results is counted by each of both
         found.append(real[HOST].packed)
     assert found[1] == 2 * found[2] > found[0] == 0
@@ -382,9 +384,9 @@ def survived(file: Path, header: bytes) -> str:
         spec = read_model_spec(file)
         shape = RunConfig(512, 64, 8, snapshots=4 if spec.has_snapshots else 0, kernels=True)
         with_block = replace(shape, head=True)
-        simulated([Wanted(spec, shape)])
+        simulated([ContextRequest(spec, shape)])
         if spec.num_prediction_layers:
-            simulated([Wanted(spec, with_block), wanted_block(spec, with_block)])
+            simulated([ContextRequest(spec, with_block), wanted_block(spec, with_block)])
     except EdgespecError as problem:
         return f"{problem}"
     return "bytes"

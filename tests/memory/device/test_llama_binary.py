@@ -92,7 +92,8 @@ def test_there_is_one_registry_with_all_that_was_registered(
     assert (done.returncode, done.stderr) == (0, "")
     files = [Path(line) for line in done.stdout.split()]
     names = [file.name.partition(".so")[0] for file in files]
-    assert sorted(names) == ["libggml", "libggml-base", "libggml-cpu", "libllama"]
+    assert len(names) == len({*names})
+    assert {*names} - {"libggml-rpc"} == {"libggml", "libggml-base", "libggml-cpu", "libllama"}
     assert {file.parent.resolve() for file in files} == {folder.resolve()}
 
 

@@ -19,7 +19,7 @@ from planning_cases import (
 )
 
 from edgespec.memory.bytes.config import RunConfig
-from edgespec.memory.bytes.simulation import Answer, Wanted
+from edgespec.memory.bytes.simulation import Allocation, ContextRequest
 from edgespec.memory.plan.layout import largest_fitting
 
 
@@ -65,7 +65,7 @@ def test_few_sizes_are_simulated(context: int | None, most: int) -> None:
     """Each is 20 ms of llama.cpp's: a plan asked of 21, and 30 under a budget."""
     asked = set[RunConfig]()
 
-    def sizes(wanted: Sequence[Wanted]) -> Sequence[Answer]:
+    def sizes(wanted: Sequence[ContextRequest]) -> Sequence[Allocation]:
         asked.update(replace(one.config, mapped=False) for one in wanted)
         return sizes_by_hand(wanted)
 

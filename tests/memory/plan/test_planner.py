@@ -22,7 +22,7 @@ from planning_cases import (
 
 from edgespec.errors import UnsupportedError
 from edgespec.memory.bytes.config import RunConfig
-from edgespec.memory.bytes.simulation import Answer, Wanted
+from edgespec.memory.bytes.simulation import Allocation, ContextRequest
 from edgespec.memory.device import host
 from edgespec.memory.plan.request import Request
 from edgespec.setup.planning import make_run_plan
@@ -53,7 +53,7 @@ def test_llama_cpp_is_asked_once_where_memory_is_no_limit() -> None:
     """Eleven contexts were simulated for a plan: 0.2 s for a model of 28 layers."""
     asked: set[RunConfig] = set()
 
-    def sizes(wanted: Sequence[Wanted]) -> Sequence[Answer]:
+    def sizes(wanted: Sequence[ContextRequest]) -> Sequence[Allocation]:
         asked.update(replace(one.config, mapped=False) for one in wanted)
         return sizes_by_hand(wanted)
 

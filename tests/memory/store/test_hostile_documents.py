@@ -8,11 +8,11 @@ import math
 from typing import Any
 
 import pytest
+from fake_backend import FakeBackend
 from frozen_times import Frozen, free_drafts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgespec.backends.fake import FakeBackend
 from edgespec.decode.engine import Engine
 from edgespec.decode.stats import LARGE, SMALL
 from edgespec.drafting.calibration import Calibration

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 
 import pytest
+from fake_backend import FakeBackend
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgespec.backends.fake import FakeBackend
 from edgespec.decode.engine import Engine
 from edgespec.decode.stats import LARGE, SMALL
 from edgespec.drafting.drafters import make_drafter

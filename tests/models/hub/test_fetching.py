@@ -14,7 +14,7 @@ from hub_server import COMMIT, Hub
 
 from edgespec.errors import DoesNotFitError, DownloadError, ModelFileError, ModelNotFoundError
 from edgespec.memory.bytes.config import RunConfig
-from edgespec.memory.bytes.simulation import Wanted, simulated
+from edgespec.memory.bytes.simulation import ContextRequest, simulated
 from edgespec.models.hub import caches, fetching, resolve
 from edgespec.models.spec import ModelSpec, read_model_spec
 
@@ -73,9 +73,9 @@ def test_a_plan_reads_headers_alone(repository: Hub, data: dict[str, bytes]) -> 
 def test_a_header_alone_is_planned_to_the_same_bytes(repository: Hub) -> None:
     wanted, shape = fetching.find(NAME, "F32"), RunConfig(512, 64, 8)
     with fetching.header_only(wanted) as ahead:
-        early = simulated([Wanted(ahead, shape)])
+        early = simulated([ContextRequest(ahead, shape)])
     whole = read_model_spec(fetching.fetch(wanted))
-    assert simulated([Wanted(whole, shape)]) == early
+    assert simulated([ContextRequest(whole, shape)]) == early
     assert early[0]["host"].weights + early[0]["host"].packed >= whole.weight_bytes > 0
 
 

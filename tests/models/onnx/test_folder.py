@@ -19,7 +19,7 @@ from edgespec.backends.tree import DraftTree
 from edgespec.errors import EdgespecError, ModelFileError, UnsupportedError
 from edgespec.memory.bytes.config import RunConfig
 from edgespec.memory.bytes.footprint import footprint
-from edgespec.memory.bytes.simulation import Wanted
+from edgespec.memory.bytes.simulation import ContextRequest
 from edgespec.memory.plan.request import Request
 from edgespec.models.onnx.folder import end_ids, read_folder_spec, read_model
 from edgespec.models.spec import ONNX_FORMAT, ModelSpec
@@ -254,7 +254,7 @@ def test_exact_is_refused(spec: ModelSpec) -> None:
 def test_gguf_footprints_are_as_before(spec: ModelSpec) -> None:
     """A folder's arithmetic is reached through `onnx_footprint` alone."""
     run, gguf = RunConfig(512, 32, 4), replace(spec, format="gguf")
-    (answer,) = sizes_by_hand([Wanted(gguf, run)])
+    (answer,) = sizes_by_hand([ContextRequest(gguf, run)])
     names = {part.name for part in footprint(gguf, run, answer)}
     assert "embeddings" not in names
 

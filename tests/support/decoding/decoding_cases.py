@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from fake_backend import FakeBackend
 from frozen_times import free_drafts
 from waiting import PATIENCE_S
 
 from edgespec.backends.base import Logits
-from edgespec.backends.fake import FakeBackend
 from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
 from edgespec.drafting.drafters.base import Drafter, VerifyResult

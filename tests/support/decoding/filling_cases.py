@@ -5,7 +5,7 @@ from __future__ import annotations
 from decoding_cases import END, VOCAB
 
 from edgespec.backends.base import FillTokens
-from edgespec.backends.fake import ByteTokenizer
+from edgespec.testing import ByteTokenizer
 
 PREFIX, SUFFIX, MIDDLE, REPOSITORY, FILE = 1, 2, 3, 4, 5  # control characters, as bytes
 

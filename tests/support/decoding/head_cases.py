@@ -17,7 +17,7 @@ from gemma4_gguf import (
 )
 from hybrid_gguf import Shape, write_hybrid
 
-from edgespec.backends.llama.head import FollowedBackend, FollowedRecurrentBackend
+from edgespec.backends.llama.head import BackendWithHead, RecurrentBackendWithHead
 from edgespec.backends.llama.head_files import open_head_file
 from edgespec.memory.bytes.config import RunConfig
 from edgespec.memory.plan.plan import Plan
@@ -59,15 +59,15 @@ class Files(NamedTuple):
     head: Path | None = None
 
 
-def opened(files: Files, *, has_head: bool = True, **changes: Any) -> FollowedBackend:
+def opened(files: Files, *, has_head: bool = True, **changes: Any) -> BackendWithHead:
     """A model, and its head unless there is none."""
     values = {"batch_size": 64, "max_nodes": DRAFTS + 1, "gpu_layers": 0, **changes}
     settings = RunConfig(512, head=files.head is None, **values)
     if read_model_spec(files.model).has_snapshots:
         settings = replace(settings, snapshots=settings.max_nodes - 1)
-        backend: FollowedBackend = FollowedRecurrentBackend(files.model, settings)
+        backend: BackendWithHead = RecurrentBackendWithHead(files.model, settings)
     else:
-        backend = FollowedBackend(files.model, settings)
+        backend = BackendWithHead(files.model, settings)
     if has_head and files.head is None:
         backend.open_head()
     elif has_head and files.head is not None:

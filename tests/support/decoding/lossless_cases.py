@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 from branching import Branching
 from decoding_cases import flat
+from fake_backend import FakeBackend
 from frozen_times import Frozen
 from hypothesis import strategies as st
 
 from edgespec.backends.base import Logits
-from edgespec.backends.fake import FakeBackend
 from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
 from edgespec.drafting.drafters import make_drafter

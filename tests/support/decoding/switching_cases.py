@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from fake_backend import FakeBackend
 from frozen_times import free_drafts
 from numpy.typing import NDArray
 from random_gguf import Q4_0, Q8_0, write_model
 
-from edgespec.backends.fake import FakeBackend
 from edgespec.decode.engine import Engine
 from edgespec.decode.stats import LARGE, SMALL
 from edgespec.drafting.drafters.suffix import SuffixDrafter

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
 
 import numpy as np
+from fake_backend import FakeBackend
 from frozen_times import Frozen
 from lossless_cases import Witness
 
-from edgespec.backends.fake import FakeBackend
 from edgespec.drafting.drafters.translated import TranslatingDrafter, Translation
 from edgespec.models.control_texts import ControlTexts
 

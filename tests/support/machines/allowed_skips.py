@@ -24,7 +24,6 @@ ALLOWED = {
 # The long run has what these lack.
 ALLOWED_IN_SHORT_RUNS = (
     "no Chromium here",
-    "llama.cpp was built without RPC",
     "training needs torch",
     "the export extra is not installed",
     "comes with the export extra",

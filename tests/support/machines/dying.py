@@ -8,7 +8,7 @@ import sys
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from edgespec.models.processes import stand_back
+from edgespec.models.processes import leave_stdout_and_interrupts
 
 DIED = 86
 LIMIT_S = 120.0
@@ -131,7 +131,7 @@ def ends_with_status_3(_parent: Connection) -> None:
 
 def chatters(parent: Connection) -> None:
     """Answer one call, printing from Python and from below it meanwhile."""
-    stand_back()
+    leave_stdout_and_interrupts()
     print("welcome\n" * 10_000, flush=True)
     os.write(1, b"welcome\n" * 10_000)
     _method, (model, *_) = parent.recv()

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from edgespec.memory.bytes.config import HOST, KV_TYPE_BYTES, RunConfig, padded
-from edgespec.memory.bytes.simulation import Bytes, Wanted
+from edgespec.memory.bytes.simulation import ContextRequest, DeviceBytes
 from edgespec.memory.device.accelerators import Accelerator
 from edgespec.memory.plan.machine import Machine, this_machine
 from edgespec.models.spec import ModelSpec
@@ -22,7 +22,9 @@ STATE_BYTES = 4 * 10**6  # of a recurrent state
 _F32 = 4
 
 
-def sizes_by_hand(wanted: Sequence[Wanted], *, repacks: bool = False) -> list[dict[str, Bytes]]:
+def sizes_by_hand(
+    wanted: Sequence[ContextRequest], *, repacks: bool = False
+) -> list[dict[str, DeviceBytes]]:
     return [_one(each.spec, each.config, repacks) for each in wanted]
 
 
@@ -54,7 +56,7 @@ def cache_bytes(spec: ModelSpec, shape: RunConfig, layer: int) -> int:
     return int(cells * spec.num_kv_heads[layer] * (key + value)) + state
 
 
-def _one(spec: ModelSpec, shape: RunConfig, repacks: bool) -> dict[str, Bytes]:
+def _one(spec: ModelSpec, shape: RunConfig, repacks: bool) -> dict[str, DeviceBytes]:
     places = _places(spec, shape)
     used = {HOST, *places, *(label for _, label in shape.overrides)}
     found = {label: [0, 0, 0, _compute(spec, shape)] for label in used}
@@ -71,7 +73,7 @@ def _one(spec: ModelSpec, shape: RunConfig, repacks: bool) -> dict[str, Bytes]:
             found[head][packs] += spec.tensors["token_embd.weight"].data_bytes
     for layer in range(spec.num_layers):
         found[places[layer]][2] += cache_bytes(spec, shape, layer)
-    return {label: Bytes(*sizes) for label, sizes in found.items()}
+    return {label: DeviceBytes(*sizes) for label, sizes in found.items()}
 
 
 def _overridden(shape: RunConfig, name: str) -> str:

@@ -12,9 +12,9 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
+from fake_backend import FakeBackend
 from planning_cases import model
 
-from edgespec.backends.fake import FakeBackend
 from edgespec.memory.times.curve import CostCurve
 
 VOCAB = 258

@@ -17,7 +17,7 @@ from laid_out import machine_with, sizes_by_hand
 from edgespec.errors import DoesNotFitError
 from edgespec.memory.bytes.config import RunConfig
 from edgespec.memory.bytes.footprint import Component, footprint
-from edgespec.memory.bytes.simulation import Wanted
+from edgespec.memory.bytes.simulation import ContextRequest
 from edgespec.memory.device.accelerators import Accelerator
 from edgespec.memory.plan.machine import Machine
 from edgespec.memory.plan.plan import Plan
@@ -182,7 +182,7 @@ def parts_by_hand(
 ) -> tuple[Component, ...]:
     """Components of a run of `SPEC`."""
     run = RunConfig(context_size, batch, nodes, **{"threads": 2, **shape})
-    (answer,) = sizes_by_hand([Wanted(SPEC, run)])
+    (answer,) = sizes_by_hand([ContextRequest(SPEC, run)])
     return footprint(SPEC, run, answer, drafter_bytes=tables)
 
 

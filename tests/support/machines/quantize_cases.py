@@ -1,10 +1,10 @@
-"""What tests of quantizing share: a conversation, old files, and the command with little work."""
+"""What tests of quantizing share: a conversation, matrices, and the command with little work."""
 
 from __future__ import annotations
 
-import struct
 from pathlib import Path
 
+import numpy as np
 import pytest
 from random_gguf import VOCABULARY
 from typer.testing import CliRunner, Result
@@ -13,19 +13,22 @@ from edgespec.cli.main import app
 from edgespec.files import comparison, quantizing
 from edgespec.memory.device import host
 from edgespec.models.gguf.ggml_types import GGML_TYPES
+from edgespec.models.gguf.writer import Value, write_gguf
 from edgespec.quantize import step_times
 from edgespec.quantize.texts import Chat
 
 CHAT = Chat(before=[1, 2], between=[3, 4], ends=frozenset({VOCABULARY - 1}), openings=[[5, 6]])
 
 
-def legacy(entries: dict[str, tuple[int, list[float]]]) -> bytes:
-    """An importance matrix in the old format: calls and sums by tensor."""
-    data = struct.pack("<i", len(entries))
-    for name, (calls, values) in entries.items():
-        data += struct.pack("<i", len(name)) + name.encode()
-        data += struct.pack(f"<ii{len(values)}f", calls, len(values), *values)
-    return data + struct.pack("<ii4s", 7, 4, b"data")
+def write_matrix(path: Path, entries: dict[str, tuple[int, list[float]]]) -> Path:
+    """An importance matrix of counts and sums by tensor."""
+    tensors = {}
+    for name, (count, sums) in entries.items():
+        tensors[f"{name}.in_sum2"] = np.array([sums], np.float32)
+        tensors[f"{name}.counts"] = np.array([[count]], np.float32)
+    keys: dict[str, Value] = {"imatrix.datasets": ["data"], "imatrix.chunk_count": 7}
+    write_gguf(path, keys, tensors)
+    return path
 
 
 def little_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

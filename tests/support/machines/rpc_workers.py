@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-NO_RPC = "llama.cpp was built without RPC: make install RPC=1"
+NO_RPC = "llama.cpp was built without RPC: make clean install"
 
 
 @dataclass(frozen=True)

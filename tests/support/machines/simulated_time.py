@@ -12,9 +12,9 @@ from queue import SimpleQueue
 from typing import Any
 
 import pytest
+from fake_backend import FakeBackend, NextLogits
 
 from edgespec.backends.base import Logits
-from edgespec.backends.fake import FakeBackend, NextLogits
 from edgespec.backends.tree import DraftTree
 from edgespec.decode import scheduler, step
 from edgespec.decode.engine import Engine

@@ -30,7 +30,7 @@ class Made:
         self.names: tuple[str, ...] = (name, f"{name}.gguf")
         self.kind, self.size = kind, size
         self.sizes: Sizes | None = None
-        self.about = about(2048, VOCAB)
+        self.about, self.spec = about(2048, VOCAB), None
         self.gate = threading.Event()
         self.gate.set()
         self.failure: Exception | None = None

@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from decoding_cases import END, ONE_HOT, VOCAB
+from fake_backend import FakeBackend
 from waiting import PATIENCE_S
 
 from edgespec.backends.base import Logits
-from edgespec.backends.fake import ByteTokenizer, FakeBackend
 from edgespec.backends.tree import DraftTree
 from edgespec.decode.generation import Result
 from edgespec.decode.stats import Counters
@@ -22,6 +22,7 @@ from edgespec.serve.answer_reader import AnswerReader
 from edgespec.serve.shapes import Delta, Shape, joined
 from edgespec.serve.tool_formats import HERMES
 from edgespec.serve.tool_reader import ToolReader
+from edgespec.testing import ByteTokenizer
 
 if TYPE_CHECKING:
     from anthropic import Anthropic

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from decoding_cases import END, ONE_HOT, VOCAB, flat
+from fake_backend import FakeBackend
 
 from edgespec.backends.base import Logits
-from edgespec.backends.fake import FakeBackend
 from edgespec.decode.engine import Engine
 from edgespec.decode.session import Session
 from edgespec.drafting.drafters.suffix import SuffixDrafter

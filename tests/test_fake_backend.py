@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from fake_backend import FakeBackend, markov
 
 from edgespec.backends.base import HoldsSequences
-from edgespec.backends.fake import FakeBackend, markov
 from edgespec.backends.tree import DraftTree
 from edgespec.errors import BackendError, ContextFullError, UnsupportedError
 

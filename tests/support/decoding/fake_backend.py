@@ -4,7 +4,7 @@ It keeps no tensors, so a test sees exactly what the loop asked for. Trees, roll
 limits behave as in the real backends; `steps` records how many nodes each step had, of all users,
 and `reads` how many tokens of texts were read in it, or without one.
 
-    >>> from edgespec.backends.fake import FakeBackend, markov
+    >>> from fake_backend import FakeBackend, markov
     >>> backend = FakeBackend(markov([[0.0, 9.0], [9.0, 0.0]]), vocab_size=2)   # 0, 1, 0, 1, ...
 """
 
@@ -20,7 +20,7 @@ import numpy as np
 from edgespec.backends.base import Capabilities, Logits, require_room
 from edgespec.backends.tree import DraftTree
 from edgespec.errors import BackendError, UnsupportedError
-from edgespec.models.control_texts import NO_CONTROLS
+from edgespec.testing import ByteTokenizer
 
 NextLogits = Callable[[tuple[int, ...]], Sequence[float]]
 
@@ -28,30 +28,6 @@ NextLogits = Callable[[tuple[int, ...]], Sequence[float]]
 def markov(table: Sequence[Sequence[float]]) -> NextLogits:
     """Logits that depend on the last token only; `table` is [V, V]."""
     return lambda context: table[context[-1]]
-
-
-class ByteTokenizer:
-    """One token per byte; ids above 255 have no text, and `end` ends a generation."""
-
-    bos_text = eos_text = ""
-    control_texts = NO_CONTROLS
-
-    def __init__(self, vocab_size: int, end: int = -1) -> None:
-        self.vocab_size = vocab_size
-        self._end = end
-
-    def encode(self, text: str, *, add_special: bool = True) -> list[int]:
-        """UTF-8 bytes as ids, wrapped into a smaller vocabulary where there is one."""
-        return [byte % self.vocab_size for byte in text.encode()]
-
-    def token_bytes(self, token: int) -> bytes:
-        return bytes([token]) if token < 256 and token != self._end else b""
-
-    def token_text(self, token: int) -> str:
-        return chr(token) if token < 256 else f"<{token}>"
-
-    def is_end(self, token: int) -> bool:
-        return token == self._end
 
 
 @dataclass(slots=True)

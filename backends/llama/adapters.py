@@ -1,0 +1,48 @@
+"""LoRA adapters beside a model in llama.cpp: their products are computed at each step."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from edgespec.backends.llama.library import LIBRARY_LOG
+from edgespec.errors import BackendError
+
+
+class Adapters:
+    """The adapters of a model, which are freed with it. Raises BackendError where one is not read.
+
+    Packed weights stay as they are: what an adapter adds is multiplied beside them.
+    """
+
+    def __init__(self, lib: ModuleType, model: Any, paths: Sequence[Path]) -> None:
+        read = lib._lib["llama_adapter_lora_init"]
+        read.restype, read.argtypes = ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_char_p]
+        self._set = lib._lib["llama_set_adapters_lora"]
+        of_context = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
+        self._set.restype, self._set.argtypes = ctypes.c_int32, of_context
+        self._handles = list[int]()
+        for path in paths:
+            handle = read(model, os.fsencode(path))
+            if not handle:
+                said = LIBRARY_LOG.problem() or "no reason"
+                raise BackendError(f"llama.cpp cannot read the adapter {path.name}: {said}")
+            self._handles.append(handle)
+
+    def set(self, context: Any, scales: Sequence[float]) -> None:
+        """How much of each the next steps of a context add; nothing is computed for a scale of 0.
+
+        Raises BackendError.
+        """
+        used = [(one, scale) for one, scale in zip(self._handles, scales, strict=True) if scale]
+        # llama.cpp reads both while it is called, and keeps no address of them.
+        handles = (ctypes.c_void_p * len(used))(*(one for one, _ in used))
+        values = (ctypes.c_float * len(used))(*(scale for _, scale in used))
+        if self._set(context, handles, len(used), values):
+            raise BackendError(
+                f"llama.cpp does not take an adapter: {LIBRARY_LOG.problem() or 'no reason'}"
+            )

@@ -1,0 +1,349 @@
+"""`/api/...`, Ollama's interface: from a request to what it wants, and its answers, as lines.
+
+Names of models may end with `:latest`, as its clients write them. What Ollama does to its library
+(`/api/pull`, `/api/create`, ...) is not here: `edgespec models` does it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from datetime import datetime, timezone
+from importlib.metadata import version
+from itertools import chain
+from time import monotonic, perf_counter, time
+from typing import TYPE_CHECKING, Any
+
+from edgespec.decode.generation import Chunk
+from edgespec.decode.options import GenerationOptions
+from edgespec.errors import EdgespecError
+from edgespec.models.spec import ModelSpec
+from edgespec.serve.answer_reader import think_tags
+from edgespec.serve.chat import (
+    ChatAsked,
+    prepared,
+    prompt_of,
+    take_logprobs,
+    take_messages,
+    take_thinking,
+)
+from edgespec.serve.completions import Gap, fill_ids
+from edgespec.serve.embeddings import EmbeddingService, take_texts
+from edgespec.serve.parsing import (
+    Fields,
+    ServedModel,
+    json_bytes,
+    schema_text,
+    take_model,
+    take_sampling,
+    take_stops,
+)
+from edgespec.serve.pool import EMBED, Member, Pool
+from edgespec.serve.shapes import Choice, Delta, Output, Shape, ToolCall, joined
+from edgespec.serve.tool_formats import HARMONY, format_of
+from edgespec.serve.tools import take_tools
+from edgespec.serve.worker import Prepared, Task
+from edgespec.setup.embedding import Text
+
+if TYPE_CHECKING:
+    from edgespec.serve.service import Service, Shared
+
+# The interface's, and not this program's: clients refuse to talk to what is too old for them.
+_VERSION = "0.13.0"
+_FAR_S = 3.2e9  # a century: a model that stays has no time at which it leaves
+_NOT_THERE = {
+    "template": "send a whole prompt, with raw",
+    "context": "send the conversation to /api/chat",
+    **dict.fromkeys(("width", "height", "steps"), "answers are text"),
+}
+
+
+def read_ollama_chat(body: Any, setup: ServedModel) -> ChatAsked | None:
+    """What `/api/chat` is asked for; None where the model alone is to be loaded. Raises ApiError.
+
+    That is what a request without messages asks for.
+    """
+    fields = Fields(body)
+    values = fields.list("messages", setup.limits.messages)
+    told = [_in_parts(value, f"messages[{index}]") for index, value in enumerate(values)]
+    messages = take_messages(Fields({"messages": told}), setup.limits) if told else []
+    asked = _asked(fields, setup, messages)
+    return asked if messages else None
+
+
+def _in_parts(value: Any, path: str) -> dict[str, Any]:
+    """A message as OpenAI's interface has it, whose images are parts of its content."""
+    message = Fields(value, path)
+    told = {name: message.pop(name) for name in ("role", "content", "thinking", "tool_calls")}
+    told["name"], told["tool_call_id"] = message.pop("tool_name"), message.pop("tool_call_id")
+    if images := message.list("images", 64):
+        sources = ({"type": "base64", "data": one} for one in images)
+        parts = [{"type": "image", "source": one} for one in sources]
+        told["content"] = [*parts, {"type": "text", "text": told["content"] or ""}]
+    message.end()
+    return told
+
+
+def read_ollama_prompt(body: Any, setup: ServedModel) -> tuple[ChatAsked, Gap, bool] | None:
+    """What `/api/generate` is asked for; None where there is no prompt, as above.
+
+    A prompt to be answered; or where it is raw, as the last value says, or has a text behind it, to
+    be continued.
+    """
+    fields = Fields(body)
+    prompt, suffix = fields.text("prompt", ""), fields.text("suffix", "")
+    raw, system = fields.flag("raw"), fields.text("system", "")
+    images = fields.pop("images")
+    if system and (raw or suffix):
+        fields.refuse("system", "has no place in a prompt that is raw, or has a suffix")
+    told = [{"role": "system", "content": system}] if system else []
+    told.append(_in_parts({"role": "user", "content": prompt, "images": images}, ""))
+    messages = take_messages(Fields({"messages": told}), setup.limits)
+    asked = _asked(fields, setup, messages)
+    return (asked, Gap(prompt, suffix), raw) if prompt or suffix or images else None
+
+
+def _asked(fields: Fields, setup: ServedModel, messages: Sequence[dict[str, Any]]) -> ChatAsked:
+    take_model(fields, setup)
+    limits, inner, form = setup.limits, fields.object("options"), fields.pop("format", "")
+    schema = {"type": "object"} if form == "json" else form
+    usual = setup.defaults.max_tokens
+    most = inner.whole("num_predict", -1 if usual is None else usual, -2, 1 << 31)
+    options = GenerationOptions(
+        max_tokens=setup.context_size if most < 0 else max(1, most),
+        sampling=take_sampling(inner, setup.defaults.sampling, limits),
+        stop=take_stops(inner, limits),
+        raw=True,
+        reuse=True,
+        logprobs=take_logprobs(fields, limits),
+        json_schema=schema_text(schema, "format", limits) if schema != "" else None,
+    )
+    inner.end()  # how a model is loaded (num_ctx, num_gpu) is the server's business
+    tools = take_tools(fields, limits)
+    budget, variables = take_thinking(fields, setup)
+    output = Output(streams=fields.flag("stream", True))
+    fields.refuse_set(_NOT_THERE)
+    fields.end()
+    return ChatAsked(messages, options, output, variables, tools, budget, most != 0)
+
+
+# -- what is answered ----------------------------------------------------------------------
+
+
+def prepare_ollama_chat(service: Service, body: Any, task: Task) -> Prepared | dict[str, Any]:
+    """The next message of a conversation. Raises ApiError, and as `Engine.stream`."""
+    asked = read_ollama_chat(body, service.setup)
+    shape = OllamaShape(service, task, is_chat=True)
+    return shape.loaded() if asked is None else _of_chat(service, asked, shape, task)
+
+
+def prepare_ollama_prompt(service: Service, body: Any, task: Task) -> Prepared | dict[str, Any]:
+    """An answer to a prompt, or its continuation. Raises ApiError, and as `Engine.stream`."""
+    found = read_ollama_prompt(body, service.setup)
+    shape = OllamaShape(service, task, is_chat=False)
+    if found is None:
+        return shape.loaded()
+    asked, gap, raw = found
+    raw = raw or service.prompts.template(with_tools=False) is None
+    if not raw and not gap.suffix:
+        return _of_chat(service, asked, shape, task)
+    service.prompts.check_length(gap.prefix, gap.suffix, param="prompt")
+    if gap.suffix:
+        ids = fill_ids(service.engine.backend.tokenizer, gap, None, "suffix")[0]
+    else:
+        ids = service.engine.encode(gap.prefix, raw=True)
+    made = service.generations(task, "", ids, asked.options, 1)
+    return Prepared(made, shape, asked.output.streams, names_events=True, writes=asked.writes)
+
+
+def _of_chat(service: Service, asked: ChatAsked, shape: OllamaShape, task: Task) -> Prepared:
+    talk, ids = prompt_of(service, asked)
+    return prepared(service, asked, talk, ids, shape, task, names_events=True)
+
+
+class OllamaShape(Shape):
+    """The answer to one request. Calls come whole, times are in nanoseconds.
+
+    Args:
+        task: whose request it is; from its beginning on times are counted.
+        is_chat: its parts are messages, else texts.
+    """
+
+    def __init__(self, service: Service, task: Task, *, is_chat: bool) -> None:
+        self._model, self._tokens = service.setup.names[0], service.told_tokens
+        self._task, self._is_chat = task, is_chat
+        self._load_s = perf_counter() - task.began_s  # the wait for a model, if there was one
+        self._begun: tuple[ToolCall, ...] = ()  # whose arguments are being written
+
+    def loaded(self) -> dict[str, Any]:
+        """The answer to who asked for the model alone."""
+        reason = "unload" if self._task.keep_alive_s == 0 else "load"
+        return {**self._part(Delta()), "done": True, "done_reason": reason}
+
+    def add(self, index: int, delta: Delta, chunks: Sequence[Chunk]) -> list[dict[str, Any]]:
+        """One line."""
+        self._begun = joined([*self._begun, *delta.calls])
+        over = tuple(one for one in self._begun if not one.is_open)
+        self._begun = tuple(one for one in self._begun if one.is_open)
+        told = self._tokens.entries([one for chunk in chunks for one in chunk.logprobs])
+        part = Delta(delta.content, delta.reasoning, over)
+        return [self._part(part, told)] if part or told else []
+
+    def end(self, choice: Choice) -> list[dict[str, Any]]:
+        """The reason, and what was counted."""
+        return [self._final(choice, Delta())]
+
+    def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
+        """All of it at once."""
+        one = choices[0]
+        part = Delta(one.content, one.reasoning, one.calls)
+        return self._final(one, part, self._tokens.entries(one.result.logprobs))
+
+    def _part(self, delta: Delta, logprobs: Sequence[Any] = ()) -> dict[str, Any]:
+        told: dict[str, Any] = {"thinking": delta.reasoning} if delta.reasoning else {}
+        if calls := [one for one in delta.calls if one.is_whole]:
+            named = [{"name": one.name, "arguments": json.loads(one.arguments)} for one in calls]
+            told["tool_calls"] = [{"function": function} for function in named]
+        head = {"model": self._model, "created_at": _time(time())}
+        if self._is_chat:
+            told = {"message": {"role": "assistant", "content": delta.content, **told}}
+        else:
+            told = {"response": delta.content, **told}
+        return {**head, **told, "done": False, **({"logprobs": logprobs} if logprobs else {})}
+
+    def _final(self, choice: Choice, delta: Delta, logprobs: Sequence[Any] = ()) -> dict[str, Any]:
+        reason, counters = choice.reason, choice.result.counters
+        return {
+            **self._part(delta, logprobs),
+            "done": True,
+            "done_reason": "length" if reason == "length" else "stop",
+            "total_duration": _ns(perf_counter() - self._task.began_s),
+            "load_duration": _ns(self._load_s),
+            "prompt_eval_count": counters.prompt_tokens,
+            "prompt_eval_duration": _ns(counters.prompt_s),
+            "eval_count": counters.generated_tokens,
+            "eval_duration": _ns(counters.decode_s),
+        }
+
+
+def _ns(seconds: float) -> int:
+    return round(seconds * 1e9)
+
+
+# -- embeddings ----------------------------------------------------------------------------
+
+
+def embed(service: EmbeddingService, body: Any, task: Task) -> Iterator[bytes]:
+    """Vectors of texts; of a `prompt`, as `/api/embeddings` has it, the only one.
+
+    The answer in pieces. Raises ApiError, and as `Embedder.embed`.
+    """
+    texts, dimensions, truncate, is_single = read_embed(body)
+    load_s = perf_counter() - task.began_s
+    with service.answering() as embedder:
+        made = embedder.embed(texts, dimensions=dimensions, truncate=truncate, cancel=task.cancel)
+    rows = made.rows.astype("<f4")
+    if is_single:
+        return iter([json_bytes({"embedding": rows[0].tolist()})])
+    told = {"model": service.name, "total_duration": _ns(perf_counter() - task.began_s)}
+    told |= {"load_duration": _ns(load_s), "prompt_eval_count": sum(made.num_tokens)}
+    vectors = (b","[:index] + json_bytes(row.tolist()) for index, row in enumerate(rows))
+    return chain([b'{"embeddings":['], vectors, [b"]," + json_bytes(told)[1:]])
+
+
+def read_embed(body: Any, _setup: Any = None) -> tuple[list[Text], int | None, bool, bool]:
+    """Texts, how many dimensions, whether texts are cut off, and whether there is one `prompt`."""
+    fields = Fields(body)
+    fields.ignore("model", "options")
+    is_single = "prompt" in fields
+    texts = take_texts(fields, "prompt" if is_single else "input")
+    dimensions = fields.whole("dimensions", 0, 1, 1 << 20) if "dimensions" in fields else None
+    truncate = fields.flag("truncate", True)
+    fields.end()
+    return texts, dimensions, truncate, is_single
+
+
+# -- the models that there are -------------------------------------------------------------
+
+
+def ollama_version(_pool: Pool, _shared: Shared, _member: Member) -> dict[str, str]:
+    """The version of the interface, and this program's."""
+    return {"version": _VERSION, "edgespec": version("edgespec")}
+
+
+def tags(pool: Pool, shared: Shared, _member: Member) -> dict[str, Any]:
+    """All models."""
+    return {"models": [_card(one, shared) for one in pool.members]}
+
+
+def running(pool: Pool, shared: Shared, _member: Member) -> dict[str, Any]:
+    """The models that are loaded, what they take, and until when they stay."""
+    models = []
+    for one in pool.members:
+        if one.loaded is not None:
+            idle_s = monotonic() - one.idle_since_s if one.is_idle else 0.0
+            until_s = time() + min(one.lives_s - idle_s, _FAR_S)
+            gpu = sum(size for name, size in (one.model.sizes or {}).items() if "gpu" in name)
+            more = {"expires_at": _time(until_s), "size": one.nbytes, "size_vram": gpu}
+            more["context_length"] = one.model.about["context_length"]
+            models.append(_card(one, shared) | more)
+    return {"models": models}
+
+
+def show(shared: Shared, member: Member, document: Any) -> dict[str, Any]:
+    """What a model is, can do, and how its answers are picked. Raises ApiError."""
+    take_model(Fields(document), member.model.setup)
+    spec, sampling = _spec_of(member), member.model.setup.defaults.sampling
+    template, info = "", dict[str, Any]()
+    if spec is not None:
+        of_arch = {
+            "context_length": spec.context_length,
+            "embedding_length": spec.embedding_size,
+            "block_count": spec.num_layers,
+            "attention.head_count": max(spec.num_heads, default=0),
+            "attention.head_count_kv": max(spec.num_kv_heads, default=0),
+        }
+        info = {"general.architecture": spec.arch, "general.parameter_count": spec.num_parameters}
+        info |= {f"{spec.arch}.{name}": value for name, value in of_arch.items()}
+        template = spec.chat_template or ""
+    can = ["embedding" if member.model.kind == EMBED else "completion"]
+    if template:  # one that knows no tools is told of them in a message
+        formats = [format_of(template)]
+        thinks = HARMONY in formats or think_tags(template, formats).closing in template
+        can += ["tools", *(["thinking"] if thinks else [])]
+    can += [name for name, has in member.model.about.get("modalities", {}).items() if has]
+    named = ("temperature", "top_k", "top_p", "min_p")
+    return {
+        "modelfile": f"FROM {member.name}\n",
+        "parameters": "\n".join(f"{name} {getattr(sampling, name)}" for name in named),
+        "template": template,
+        "model_info": info,
+        "capabilities": can,
+        **{name: _card(member, shared)[name] for name in ("details", "modified_at")},
+    }
+
+
+def _spec_of(member: Member) -> ModelSpec | None:
+    """What a model's file says; None for a broken one, which its load will tell."""
+    with suppress(EdgespecError):
+        return member.model.spec
+    return None
+
+
+def _card(member: Member, shared: Shared) -> dict[str, Any]:
+    """A model of a list. Its digest is its fingerprint, which copies of the file share."""
+    spec, details = _spec_of(member), dict[str, Any]()
+    made_s, size, digest = float(shared.started_s), member.nbytes, ""
+    if spec is not None:
+        count = spec.num_parameters
+        said = f"{count / 1e9:.3g}B" if count >= 1e9 else f"{count / 1e6:.4g}M"
+        details = {"format": spec.format, "family": spec.arch, "families": [spec.arch]}
+        details |= {"parameter_size": said, "quantization_level": spec.file_type}
+        made_s, size, digest = spec.path.stat().st_mtime, spec.file_bytes, spec.fingerprint
+    told = {"name": member.name, "model": member.name, "modified_at": _time(made_s), "size": size}
+    return {**told, "digest": digest, "details": details}
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, timezone.utc).isoformat().replace("+00:00", "Z")

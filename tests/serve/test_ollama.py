@@ -1,0 +1,238 @@
+"""Ollama's interface: by its own client, and beside what its documents show."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import ollama
+import pytest
+from bert_gguf import write_random_bert
+from pool_cases import Start
+from serving_cases import CALL, HELLO, WEATHER, Failing, Serve, Speaker
+from waiting import PATIENCE_S, in_thread, join, until
+
+from edgespec.decode.engine import Engine
+from edgespec.memory.plan.machine import this_machine
+from edgespec.memory.plan.request import Request
+from edgespec.serve.embeddings import EmbeddingService
+from edgespec.serve.model_file import ModelFile
+from edgespec.serve.parsing import Limits
+from edgespec.serve.pool import Member, Pool
+from edgespec.serve.server import Server
+from edgespec.serve.service import Shared
+from edgespec.setup.model_sets import Capacity
+
+Client = Callable[[str], Any]
+TIMES = {"total_duration", "load_duration", "prompt_eval_duration", "eval_duration"}
+COUNTS = {"prompt_eval_count", "eval_count"}
+END = {"done", "done_reason", *TIMES, *COUNTS}
+
+
+@pytest.fixture
+def client() -> Iterator[Client]:
+    """Ollama's client of the server at an address, closed with the test."""
+    with ExitStack() as opened:
+        yield lambda address: opened.enter_context(ollama.Client(host=address))
+
+
+def lines(address: str, path: str, **body: Any) -> list[dict[str, Any]]:
+    told = httpx.post(f"{address}{path}", json=body, timeout=PATIENCE_S)
+    assert told.headers["content-type"] == "application/x-ndjson"
+    assert told.text.endswith("\n")
+    return [json.loads(one) for one in told.text.splitlines()]
+
+
+@pytest.mark.model
+def test_its_own_client_gets_what_it_asks_for(
+    exact_engine: Engine, client: Client, tmp_path: Path
+) -> None:
+    """Fifteen calls to the embedded model, and vectors of one that makes some."""
+    with Server(exact_engine, names=["tiny"]) as server:
+        api = client(server.start())
+        short: dict[str, Any] = {"temperature": 0, "num_predict": 12}
+        found = api.list().models[0]
+        assert (found.model, found.details.family) == ("tiny", "llama") and found.size > 1 << 20
+        assert api.ps().models[0].context_length == exact_engine.backend.context_size
+        told = api.show("tiny:latest")
+        assert told.capabilities == ["completion", "tools"] and "im_start" in told.template
+        assert told.modelinfo["llama.block_count"] == 30
+        whole = api.chat("tiny", HELLO, options=short)
+        assert whole.message.content and whole.done_reason in ("stop", "length")
+        assert 0 < whole.eval_count <= 12 and whole.prompt_eval_count > 20
+        parts = [*api.chat("tiny", HELLO, options=short, stream=True)]
+        assert "".join(one.message.content for one in parts) == whole.message.content
+        assert [one.done for one in parts] == [False] * (len(parts) - 1) + [True]
+        schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+        form = api.chat("tiny", HELLO, format=schema, options={**short, "num_predict": 60})
+        assert isinstance(json.loads(form.message.content)["n"], int)
+        form = api.chat("tiny", HELLO, format="json", options=short)
+        assert form.message.content.startswith("{")
+        assert api.chat("tiny", HELLO, tools=[WEATHER], think=False, options=short).message
+        logged = api.chat("tiny", HELLO, logprobs=True, top_logprobs=2, options=short)
+        assert len(logged.logprobs[0].top_logprobs) == 2
+        kept = api.chat("tiny", HELLO, keep_alive="10m", options={**short, "stop": ["e"]})
+        assert "e" not in kept.message.content
+        answer = api.generate("tiny", "Hi", options=short)
+        assert answer.response == whole.message.content and answer.done
+        streamed = [*api.generate("tiny", "Hi", options=short, stream=True)]
+        assert "".join(one.response for one in streamed) == answer.response
+        raw = api.generate("tiny", "The sky is", raw=True, options=short)
+        assert raw.response and raw.prompt_eval_count < 6
+        assert api.generate("tiny").done_reason == "load"
+        told = api.generate("tiny", "Hi", system="Answer in one word.", options=short)
+        assert told.prompt_eval_count != answer.prompt_eval_count
+        with pytest.raises(ollama.ResponseError, match="makes no embeddings") as caught:
+            api.embed("tiny", "a text")
+        assert caught.value.status_code == 404
+    write_random_bert(tmp_path / "bert.gguf")
+    file = ModelFile(["bert"], tmp_path / "bert.gguf", Request(), this_machine(), _vectors_of)
+    pool = Pool([Member(file, is_pinned=True)], Capacity({"host": 1 << 40}, 1 << 40))
+    with Server.of_pool(pool, Shared(Limits())) as server:
+        api = client(server.start())
+        both = api.embed("bert", ["the cat sat", "a dog"])
+        assert len(both.embeddings) == 2 and both.prompt_eval_count > 4
+        one = api.embeddings("bert", "the cat sat")
+        assert one.embedding == pytest.approx(both.embeddings[0])
+        assert api.show("bert").capabilities == ["embedding"]
+
+
+def _vectors_of(model: ModelFile, embedder: Any) -> EmbeddingService:
+    return EmbeddingService(embedder, model.names[0])
+
+
+def test_lines_have_the_fields_of_its_documents(serve: Serve) -> None:
+    address = serve(Speaker("Hello!"))
+    *parts, last = lines(address, "/api/chat", messages=HELLO)
+    assert all(one.keys() == {"model", "created_at", "message", "done"} for one in parts)
+    assert "".join(one["message"]["content"] for one in parts) == "Hello!"
+    assert last.keys() == {"model", "created_at", "message"} | END
+    assert (last["done"], last["done_reason"]) == (True, "stop")
+    assert last["eval_count"] == len("Hello!") + 1
+    assert all(type(last[name]) is int and last[name] >= 0 for name in TIMES | COUNTS)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+Z", last["created_at"])
+    *parts, last = lines(address, "/api/generate", prompt="Hi", options={"num_predict": 3})
+    assert all(one.keys() == {"model", "created_at", "response", "done"} for one in parts)
+    assert "".join(one["response"] for one in parts) == "Hel"
+    assert last.keys() == {"model", "created_at", "response"} | END
+    assert last["done_reason"] == "length"
+    tags = httpx.get(f"{address}/api/tags").json()["models"]
+    card = {"name", "model", "modified_at", "size", "digest", "details"}
+    assert [one.keys() for one in tags] == [card]
+    more = {"expires_at", "size_vram", "context_length"}
+    assert httpx.get(f"{address}/api/ps").json()["models"][0].keys() == card | more
+    told = httpx.post(f"{address}/api/show", json={"model": "edgespec"}).json()
+    assert told.keys() >= {"modelfile", "parameters", "template", "details", "model_info"}
+    version = httpx.get(f"{address}/api/version").json()["version"]
+    assert tuple(map(int, version.split("."))) >= (0, 6, 4)  # the least that Copilot takes
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_calls_come_whole_and_go_back(serve: Serve, client: Client, streams: bool) -> None:
+    backend = Speaker(f"I look.\n{CALL}")
+    api = client(serve(backend))
+    asked: Any = {"model": "edgespec", "tools": [WEATHER], "stream": streams}
+    told = api.chat(messages=HELLO, **asked)
+    messages = [one.message for one in told] if streams else [told.message]
+    assert "".join(one.content for one in messages) == "I look."
+    calls = [call for one in messages for call in one.tool_calls or ()]
+    assert [(one.function.name, one.function.arguments) for one in calls] == [
+        ("weather", {"city": "Rome"})
+    ]
+    backend.ids = [*b"Take a coat."]
+    said = {"role": "assistant", "content": "", "tool_calls": calls}
+    rest = {"role": "tool", "tool_name": "weather", "content": "Rain"}
+    last = api.chat("edgespec", [*HELLO, said, rest], options={"num_predict": 12})
+    assert last.message.content == "Take a coat."
+
+
+def test_a_thought_is_beside_the_answer(serve: Serve, client: Client) -> None:
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}<think></think>"
+    api = client(serve(Speaker("<think>Hm.</think>Yes."), chat_template=template))
+    message = api.chat("edgespec", HELLO, think=True).message
+    assert (message.thinking, message.content) == ("Hm.", "Yes.")
+    assert api.generate("edgespec", "Hi").thinking == "Hm."
+    assert "thinking" not in api.show("edgespec").capabilities  # of no file
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "problem"),
+    [
+        ("chat", {"messages": 5}, "messages must be a list"),
+        ("chat", {"messages": [{"role": "owl", "content": "x"}]}, "messages[0].role must be one"),
+        ("chat", {"options": {"temperature": "hot"}}, "options.temperature must be a number"),
+        ("chat", {"options": {"num_predict": -3}}, "options.num_predict must be -2 to"),
+        ("chat", {"format": 5}, "format must be an object"),
+        ("chat", {"think": "often"}, "think must be one of"),
+        ("chat", {"keep_alive": "soon"}, "is no time such as 5m"),
+        ("chat", {"messages": [{"role": "user", "content": "", "images": ["?"]}]}, "is not taken"),
+        ("generate", {"prompt": "x", "template": "{{ .Prompt }}"}, "template is not supported"),
+        ("generate", {"prompt": "x", "context": [1]}, "context is not supported"),
+        ("generate", {"prompt": "x", "raw": True, "system": "y"}, "system has no place"),
+        ("show", {"model": "owl"}, 'there is no model "owl" here'),
+        ("pull", {"model": "owl"}, "POST /api/pull is not supported"),
+    ],
+)
+def test_what_is_wrong_is_an_error_of_the_interface(
+    serve: Serve, path: str, body: dict[str, Any], problem: str
+) -> None:
+    body = {"messages": HELLO, **body} if path == "chat" else body
+    told = httpx.post(f"{serve(Speaker())}/api/{path}", json=body)
+    assert told.status_code in (400, 404)
+    assert problem in told.json()["error"] and told.json().keys() == {"error"}
+
+
+def test_keys_are_asked_for_as_elsewhere(serve: Serve) -> None:
+    address = serve(Speaker(), keys=("secret",))
+    for path in ("tags", "ps", "version"):
+        assert httpx.get(f"{address}/api/{path}").status_code == 401
+    told = httpx.post(f"{address}/api/chat", json={"messages": HELLO})
+    assert told.status_code == 401 and told.json() == {"error": "the API key is missing or wrong"}
+    with ollama.Client(host=address, headers={"Authorization": "Bearer secret"}) as api:
+        assert api.list().models[0].model == "edgespec"
+
+
+def test_what_fails_in_a_stream_is_its_last_line(serve: Serve) -> None:
+    *parts, last = lines(serve(Failing()), "/api/chat", messages=HELLO)
+    assert parts and last.keys() == {"error"} and "the server failed" in last["error"]
+
+
+def lines_after_a_wait(gate: threading.Event, address: str, model: str) -> list[dict[str, Any]]:
+    """Of who waited ten times as long as it takes until other interfaces send a comment."""
+    gate.clear()
+    ask = partial(lines, address, "/api/chat", model=model, messages=HELLO)
+    thread, found = in_thread(ask)
+    time.sleep(0.2)
+    gate.set()
+    join(thread)
+    told: list[dict[str, Any]] = found[0]
+    return told
+
+
+def test_who_waits_for_a_model_is_sent_nothing_that_is_no_line(start: Start) -> None:
+    server = start(limits=Limits(comment_s=0.02))
+    *parts, last = lines_after_a_wait(server.models["b"].gate, server.address, "b:latest")
+    assert "".join(one["message"]["content"] for one in parts) == "I am b."
+    assert last["total_duration"] > last["load_duration"] > 1e8
+
+
+def test_who_waits_for_a_token_is_sent_nothing_that_is_no_line(serve: Serve) -> None:
+    held = Speaker("Hello!")
+    told = lines_after_a_wait(held.gate, serve(held, limits=Limits(comment_s=0.02)), "edgespec")
+    assert "".join(one["message"]["content"] for one in told) == "Hello!"
+
+
+def test_models_are_listed_loaded_and_unloaded(start: Start, client: Client) -> None:
+    api = client(start().address)
+    assert api.generate("b:latest").done_reason == "load"
+    assert [one.model for one in api.ps().models] == ["b"] and len(api.list().models) == 3
+    assert api.generate("b", keep_alive=0).done_reason == "unload"
+    until(lambda: not api.ps().models)
