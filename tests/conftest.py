@@ -177,16 +177,9 @@ class _WholeTeams:
 
 @pytest.fixture(autouse=True)
 def whole_teams(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps have all of their threads, whatever else computes while tests run."""
+    """Steps have all of their threads, whatever else computes while tests run: nobody looks."""
     monkeypatch.setattr("edgespec.backends.llama.context.TEAMS", _WholeTeams())
-
-
-@pytest.fixture(autouse=True)
-def brief_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Loads look at the speed of steps for a moment: what they find decides no test."""
-    monkeypatch.setattr("edgespec.measure.timing._LOOK_SECONDS", 0.0)  # see `whole_teams`
-    for module in ("loading", "draft_loading"):
-        monkeypatch.setattr(f"edgespec.setup.{module}._CURVE_SECONDS", 0.1)
+    monkeypatch.setattr("edgespec.measure.timing._LOOK_SECONDS", 0.0)
 
 
 @pytest.fixture
