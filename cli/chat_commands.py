@@ -151,6 +151,9 @@ def _stats(chat: Chat, _argument: str) -> None:
             f"{speed:.1f} tokens/s",
         ),
     ]
+    if totals.read_ahead:
+        said = f"{totals.read_ahead} tokens before they were sent, {totals.read_in_vain} in vain"
+        rows.append(("read", said))
     if chat.last.spans:
         rows.insert(1, ("models", models_text(chat.last)))
     if hidden := chat.session.hidden_turns:

@@ -17,6 +17,7 @@ from edgespec.cli.answer_options import set_text
 from edgespec.cli.answer_writer import is_dumb
 from edgespec.cli.chat_commands import COMMANDS
 from edgespec.cli.chat_loop import Chat
+from edgespec.cli.read_ahead import ReadAhead
 from edgespec.cli.render import error, note, printable
 from edgespec.errors import UnsupportedError
 from edgespec.memory.store.cache import cache_directory
@@ -38,12 +39,14 @@ def _is_typed() -> bool:
     return sys.stdin.isatty() and (sys.stdout.isatty() or sys.stderr.isatty())
 
 
-def read_messages(chat: Chat) -> Iterator[str]:
+def read_messages(chat: Chat, ahead: ReadAhead) -> Iterator[str]:
     """Messages and commands until there are no more; empty ones are left out.
+
+    What a person types is read `ahead`.
 
     Raises KeyboardInterrupt when Ctrl-C was typed twice.
     """
-    return _typed(chat) if _is_typed() else _lines()
+    return _typed(chat, ahead) if _is_typed() else _lines()
 
 
 def _lines() -> Iterator[str]:
@@ -58,8 +61,8 @@ def _lines() -> Iterator[str]:
         raise typer.Exit(1)
 
 
-def _typed(chat: Chat) -> Iterator[str]:
-    session = _PlainEditor() if is_dumb() else _prompt_session(chat)
+def _typed(chat: Chat, ahead: ReadAhead) -> Iterator[str]:
+    session = _PlainEditor() if is_dumb() else _prompt_session(chat, ahead)
     note(f"{set_text(chat.session.sampling)}; /params changes it")
     note("/help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves")
     asked = False
@@ -68,6 +71,7 @@ def _typed(chat: Chat) -> Iterator[str]:
         asked = asked or line.is_after_stop
         line.is_after_stop = False
         draft, line.draft = line.draft, ""
+        ahead.begins(draft)
         try:
             text = session.prompt(_PROMPT, default=draft)
         except EOFError:
@@ -82,6 +86,8 @@ def _typed(chat: Chat) -> Iterator[str]:
                 asked = True
                 note("Ctrl-C again leaves")
             continue
+        finally:
+            ahead.stop()
         asked = False
         if stray := _NOT_UTF8.search(text):
             problem = f"the message is not UTF-8 text: it has the byte 0x{ord(stray[0]) & 0xFF:02x}"
@@ -110,7 +116,7 @@ class _PlainEditor:
         raise EOFError
 
 
-def _prompt_session(chat: Chat) -> Any:
+def _prompt_session(chat: Chat, ahead: ReadAhead) -> Any:
     """A line editor with a history and a bottom line, drawn on stderr if that is a terminal."""
     from prompt_toolkit import PromptSession
     from prompt_toolkit.completion import WordCompleter
@@ -118,7 +124,7 @@ def _prompt_session(chat: Chat) -> Any:
     from prompt_toolkit.styles import Style
 
     output = create_output(stdout=sys.stderr if sys.stderr.isatty() else sys.stdout)
-    return PromptSession(
+    session: Any = PromptSession(
         history=_history(),
         multiline=True,
         enable_suspend=True,
@@ -130,6 +136,8 @@ def _prompt_session(chat: Chat) -> Any:
         style=Style.from_dict({"bottom-toolbar": "noreverse"}),
         output=output,
     )
+    session.default_buffer.on_text_changed += lambda buffer: ahead.typed(buffer.text)
+    return session
 
 
 def _keys() -> Any:

@@ -36,6 +36,8 @@ class Totals:
     tokens: int = 0
     rounds: int = 0
     decode_s: float = 0.0
+    read_ahead: int = 0  # tokens that were read before a message was sent
+    read_in_vain: int = 0  # of these, the ones that no message had
 
     def add(self, result: Result) -> None:
         self.answers += 1
@@ -82,6 +84,7 @@ class Chat:
         self.totals = Totals()
         self.next_line = NextLine()
         self.file: Path | None = None
+        self._ahead = 0  # tokens that were read of the next message
         self.images: list[Image] = []  # that the next message shows
         self._color = color
         self.plan, self.engine = self._load(model, request)
@@ -111,6 +114,7 @@ class Chat:
                 assert content is not None, "there is a text"
                 turn = self.session.stream(content, **how)
             self.images = []
+            before = self.session.used_tokens
             if turn.dropped_turns:
                 note(f"[the context is full: {turn.dropped_turns} turns are out of sight now]")
             if self.totals.answers and not sys.stdin.isatty():
@@ -118,9 +122,18 @@ class Chat:
             show_answer(with_progress(turn), self._color)
         self.last = turn.result
         self.totals.add(turn.result)
+        used = max(0, turn.result.counters.reused_tokens - before)
+        self.totals.read_in_vain += max(0, self._ahead - used)
+        self._ahead = 0
         self.next_line.is_after_stop = turn.result.finish_reason == "cancelled"
         if ending := self._ending(turn.result):
             note(f"[{ending}]")
+
+    def read_ahead(self, text: str, cancel: threading.Event) -> None:
+        """Read what the next message begins with, as far as it is typed. Raises as a session."""
+        count = self.session.prepare(text, cancel=cancel)
+        self._ahead += count
+        self.totals.read_ahead += count
 
     def _content(self, text: str | None) -> Content | None:
         """What is sent: a text, with images before it."""

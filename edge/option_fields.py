@@ -149,6 +149,11 @@ def size_bytes(text: str) -> int:
     return int(size)
 
 
+def size_or_none(text: str) -> int:
+    """Bytes of a size, which may be 0 without a unit. Raises as `size_bytes`."""
+    return 0 if text.strip() == "0" else size_bytes(text)
+
+
 def texts_of(text: str) -> tuple[str, ...]:
     """The parts between commas."""
     return tuple(one.strip() for one in text.split(",") if one.strip())

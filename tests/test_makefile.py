@@ -1,14 +1,17 @@
-"""`make`: which Python it takes before anything is installed, and how it compiles llama.cpp."""
+"""`make`: which Python it takes before anything is installed, and what it compiles."""
 
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from edgespec.memory.device import host
 
 MAKEFILE = Path(__file__).parents[1] / "Makefile"
 pytestmark = pytest.mark.skipif(
@@ -39,7 +42,7 @@ def make(
     for name in ("edge", "backends", "memory", "quantize", "cli", "models"):
         (folder / name).mkdir(exist_ok=True)
     return subprocess.run(
-        ["make", target, *arguments],
+        [shutil.which("make") or "make", target, *arguments],
         cwd=folder,
         env={**os.environ, **variables},
         capture_output=True,
@@ -87,6 +90,32 @@ def test_an_environment_of_another_python_than_the_one_that_is_named_is_made_ane
     python(tmp_path / ".venv" / "bin" / "python", (3, 11))
     done = make(tmp_path, f"PYTHON={python(tmp_path / 'new', (3, 12))}")
     assert "is of another Python (3.11): made anew" in done.stderr
+
+
+@pytest.mark.parametrize("compiler", ["c++", ""])
+def test_ready_wheels_are_taken_and_without_a_compiler_edgespecs_own(
+    tmp_path: Path, compiler: str
+) -> None:
+    """A path with the usual programs and no compiler, or one that is there."""
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    needed = "sh sed cut cksum cat find sort grep head tail date mkdir rm touch sleep uname test"
+    for name in needed.split():
+        (programs / name).symlink_to(shutil.which(name) or "/bin/false")
+    if compiler:
+        (programs / compiler).symlink_to("/bin/true")
+    python(tmp_path / ".venv" / "bin" / "python", (3, 12), f'echo "$@" >>{tmp_path}/said')
+    (tmp_path / "dist").mkdir()
+    (tmp_path / "dist" / "llama_cpp_python-1-py3-none-any.whl").touch()
+    done = make(tmp_path, PATH=str(programs))
+    if "avx2" not in host.cpu_flags() and platform.machine() == "x86_64":
+        assert "with the wheels in dist" not in done.stderr
+        return
+    installed = (tmp_path / "said").read_text().splitlines()[-1]
+    assert "with the wheels in dist" in done.stderr
+    assert installed.startswith("-m pip install --find-links dist ")
+    assert ("edgespec[demo,hub,serve]" in installed) == (not compiler)
+    assert ("-e .[demo,hub,serve]" in installed) == bool(compiler)
 
 
 # Writes down what it is asked for; a wheel is a file of that name, and installed without a trace.

@@ -199,18 +199,31 @@ class LlamaSequence:
         cut = [first for first, count, _ in self._images if first < length < first + count]
         return min(cut, default=length)
 
-    def save_cache(self, path: str) -> int:
+    @property
+    def splits_cache(self) -> bool:
+        """As of `KeepsCache`: cells of a window are gone, and those of an image take others."""
+        return self._context.spare is not None and not self._images and not self._context.window
+
+    def save_cache(self, path: str, start: int = 0, end: int | None = None) -> int:
         """Write the cells to a new file, and states behind them; how many bytes it has.
 
-        Tensors go out one by one.
+        Tensors go out one by one. A part is written under a sequence id of its own.
         """
         self._drop_uncommitted()
-        ids = (self._context.lib.llama_token * self._length)(*self._tokens[: self._length])
+        tokens, number = self._tokens[start : self._length if end is None else end], self.number
+        if is_part := len(tokens) < self._length:
+            assert self.splits_cache and self._context.spare is not None
+            number = self._context.spare
+            self._context.remove(number, 0)  # which a window that drafts has left there
+            self._context.copy(self.number, number, start, start + len(tokens))
+        ids = (self._context.lib.llama_token * len(tokens))(*tokens)
         size_bytes = int(
             self._context.lib.llama_state_seq_save_file(
-                self._context.handle, os.fsencode(path), self.number, ids, self._length
+                self._context.handle, os.fsencode(path), number, ids, len(tokens)
             )
         )
+        if is_part:
+            self._context.remove(number, 0)
         if not size_bytes:
             raise BackendError(
                 f"llama.cpp cannot write its cache: {LIBRARY_LOG.problem() or 'no reason'}"
@@ -222,26 +235,38 @@ class LlamaSequence:
         return self._images
 
     def load_cache(
-        self, path: str, tokens: Sequence[int], images: Sequence[Sequence[int]] = ()
+        self,
+        path: str,
+        tokens: Sequence[int],
+        images: Sequence[Sequence[int]] = (),
+        start: int = 0,
     ) -> None:
-        """Replace the cells and states by those of `save_cache`."""
-        self.truncate(0)
+        """Replace the cells and states by those of `save_cache`, or those from `start` on."""
+        self.truncate(start)
+        number = self._context.spare if start else self.number
+        assert self._length == start and number is not None, "a cache that can be split"
         ids = (self._context.lib.llama_token * len(tokens))()
         count = ctypes.c_size_t()
         read_bytes = self._context.lib.llama_state_seq_load_file(
             self._context.handle,
             os.fsencode(path),
-            self.number,
+            number,
             ids,
             len(tokens),
             ctypes.byref(count),
         )
-        if not read_bytes or list(ids[: count.value]) != list(tokens):
+        end, is_read = start + len(tokens), bool(read_bytes)
+        if start:
+            self._context.copy(number, self.number, start, end)
+            self._context.remove(number, 0)
+        if not is_read or list(ids[: count.value]) != list(tokens):
+            self.truncate(0)
             self._empty()
             raise BackendError(
                 f"llama.cpp cannot read its cache: {LIBRARY_LOG.problem() or 'no reason'}"
             )
-        self._length, self._tokens, self._images = len(tokens), list(tokens), list(images)
+        self._length, self._images = end, list(images)
+        self._tokens = [*self._tokens[:start], *tokens]
         if self.settings.states:
             self._shared.states.read(self.number, path, read_bytes, self._length)
 

@@ -48,6 +48,7 @@ class LlamaContext:
     buffer_bytes: dict[str, int]  # that llama.cpp says it allocated
     contention = 1.0  # how many times more threads the settings have than the last step had
     vision: Vision | None = None  # where it has a projector
+    spare: int | None = None  # a sequence id for parts of a cache, where it can be split
     outputs: BlockOutputs | None = None  # of the layers that its head reads
     scales: Sequence[float] = ()  # of its adapters, in the next step
     _adapters: Adapters | None = None
@@ -215,8 +216,11 @@ class LlamaContext:
         params = self.lib.llama_context_default_params()
         # The last ids are for branches of trees, of whichever user. With one more than there are,
         # llama.cpp begins with rows of logits for the largest step: others would lie beside them.
-        branches = max(settings.max_leaves * self.capabilities.tree, settings.window)
+        has_one_place = not settings.exact or settings.users == 1  # for cells of all sequences
+        splits = settings.disk_cache_bytes > 0 and self.capabilities.truncate and has_one_place
+        branches = max(settings.max_leaves * self.capabilities.tree, settings.window, splits)
         sequences = min(settings.users + branches, _MOST_SEQUENCES)
+        self.spare = sequences - 1 if splits and sequences == settings.users + branches else None
         set_params(
             params,
             n_ctx=settings.cache_cells,
@@ -228,7 +232,7 @@ class LlamaContext:
             n_threads=settings.threads,
             n_threads_batch=settings.threads,
             flash_attn_type=_FLASH_ATTENTION_ON,
-            kv_unified=not settings.exact or settings.users == 1,
+            kv_unified=has_one_place,
             type_k=GGML_NUMBERS[settings.kv_type_k.upper()],
             type_v=GGML_NUMBERS[settings.kv_type_v.upper()],
             no_perf=True,

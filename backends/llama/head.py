@@ -195,11 +195,15 @@ class BackendWithHead(LlamaBackend):
         return kept
 
     def load_cache(
-        self, path: str, tokens: Sequence[int], images: Sequence[Sequence[int]] = ()
+        self,
+        path: str,
+        tokens: Sequence[int],
+        images: Sequence[Sequence[int]] = (),
+        start: int = 0,
     ) -> None:
-        super().load_cache(path, tokens, images)
+        super().load_cache(path, tokens, images, start)
         if self.head is not None:  # which has not read them; the text begins where it does
-            self.head.skip(len(tokens))
+            self.head.skip(self.length)
 
     def close(self) -> None:
         if self.head is not None:

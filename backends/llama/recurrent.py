@@ -105,16 +105,20 @@ class RecurrentBackend(LlamaBackend):
     def _has_window(self, length: int) -> bool:
         return False
 
-    def save_cache(self, path: str) -> int:
+    def save_cache(self, path: str, start: int = 0, end: int | None = None) -> int:
         """Write the state behind the committed tokens, and the cells of the other layers."""
         self._take_back()
-        return super().save_cache(path)
+        return super().save_cache(path, start, end)
 
     def load_cache(
-        self, path: str, tokens: Sequence[int], images: Sequence[Sequence[int]] = ()
+        self,
+        path: str,
+        tokens: Sequence[int],
+        images: Sequence[Sequence[int]] = (),
+        start: int = 0,
     ) -> None:
         """As in LlamaBackend; snapshots are not in the file."""
-        super().load_cache(path, tokens, images)
+        super().load_cache(path, tokens, images, start)
         self._cells, self._back = self._length, 0
 
     def _decoder(self) -> Callable[[Batch, int], None]:

@@ -19,6 +19,7 @@ from edgespec.decode.generation import (
     Result,
     TextStream,
 )
+from edgespec.decode.kept import PrefixKeeper
 from edgespec.decode.options import GenerationOptions
 from edgespec.decode.scheduler import Scheduler, never
 from edgespec.decode.sequence import Job, Target
@@ -28,6 +29,7 @@ from edgespec.decode.stream import Stream, chunks_of
 from edgespec.drafting.drafters.base import Drafter
 from edgespec.drafting.ledger import RoundHistory
 from edgespec.errors import ContextFullError, UnsupportedError
+from edgespec.memory.store.prefixes import PrefixStore
 from edgespec.memory.times.curve import CostCurve
 from edgespec.models.chat import ChatMessage, Message, check_roles, prompt_text
 from edgespec.models.images import Image, images_of, parts_of
@@ -119,6 +121,7 @@ class Engine(Target):
         self._slots = Slots(backend)
         self._scales = self._slots.scales  # of its adapters, if nothing else is asked for
         self._scheduler = Scheduler(self._slots, curve=curve, splits=reuses_cache)
+        self._kept: PrefixKeeper | None = None
 
     @property
     def users(self) -> int:
@@ -207,6 +210,8 @@ class Engine(Target):
     ) -> Stream:
         """The continuation of a prompt's ids. What finds calls in the answer is a `reader`."""
         job = self._job(ids, asked, self.shown("", asked.shown).places(ids))
+        if self._kept is not None:
+            self._kept.look_up(job)
         chunks = self._scheduler.chunks(job)
         return Stream(job, chunks, self._scheduler.drop_cancelled, reader)
 
@@ -380,6 +385,15 @@ class Engine(Target):
             raw=raw,
         )
 
+    def keep_prefixes(self, store: PrefixStore) -> None:
+        """Keep what the cache holds in a store from now on, and go on from what is there."""
+        bytes_of = self.backend.tokenizer.token_bytes
+        self._kept = PrefixKeeper(store, self._slots, self._scheduler, bytes_of)
+
+    def respelled(self, ids: list[int], salt: str = "") -> list[int]:
+        """Ids of the same text, as those of a text that a store has, where it has most of it."""
+        return ids if self._kept is None else self._kept.respelled(ids, salt)
+
     def memory_bytes(self) -> dict[str, int]:
         """Bytes the engines of the model and of its drafter say they allocated, by component."""
         of_drafter: dict[str, int] = self.drafter.memory_bytes() if self.drafter is not None else {}
@@ -416,6 +430,9 @@ class Engine(Target):
             if self._on_close is not None:
                 stack.callback(self._on_close)
                 self._on_close = None
+            if self._kept is not None:
+                stack.callback(self._kept.close)
+                self._kept = None
 
     def _free_backend(self) -> None:
         self.backend.close()
@@ -440,7 +457,14 @@ class Engine(Target):
         """As of `Target`."""
         if self.users == 1:
             self._give_up_snapshots(job)
+        if self._kept is not None:
+            self._kept.put_back(job)
         super().begin(job)
+
+    def end(self, job: Job) -> None:
+        """As of `Target`."""
+        if self._kept is not None:
+            self._kept.has_ended()
 
     def _give_up_snapshots(self, job: Job) -> None:
         """Keep none, and with that draft no more, where drafts were not worth what they cost.

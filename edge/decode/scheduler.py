@@ -138,6 +138,11 @@ class Scheduler:
                 with self._lock:
                     self._change.notify_all()
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody is answered, waits, or works on the cache."""
+        return not (self._running or self._waiting) and self._owner is None
+
     def check(self) -> None:
         """Raise UnsupportedError where the engine cannot be used any more, or not from here."""
         if not self.is_of_this_process:

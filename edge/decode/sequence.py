@@ -34,6 +34,7 @@ from edgespec.drafting.proposal import (
     build_tree,
     likeliest_chain,
 )
+from edgespec.memory.store.prefixes import Piece
 from edgespec.memory.times.curve import CostCurve
 from edgespec.memory.times.speed import NO_DIFFERENCE
 from edgespec.prefix import common_prefix_length
@@ -151,6 +152,7 @@ class Job:
     num_reused: int = 0  # of these, without having been read now
     grammar: Grammar | None = None
     reuse: bool = False  # what the cache already holds of the prompt
+    stored: Piece | None = None  # which has more of the prompt than the cache had
     ahead: bool = False  # it is read before anybody asks, in small pieces
     writers: Writers = ALONE
     images: Mapping[int, ImageRun] = field(default_factory=dict)  # by where they begin

@@ -11,15 +11,13 @@ free, so that the shortened conversation is prefilled seldom. The system message
 from __future__ import annotations
 
 import base64
-import hashlib
-import json
 import os
-import struct
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 from edgespec.backends.base import KeepsCache, Tokenizer, sequences_of
 from edgespec.decode.engine import Engine, ShownImages
@@ -27,6 +25,7 @@ from edgespec.decode.generation import Chunk, PartReader, Result
 from edgespec.decode.options import GenerationOptions, Tool
 from edgespec.decode.stream import Stream, chunks_of
 from edgespec.errors import BackendError, ContextFullError, SessionFileError, UnsupportedError
+from edgespec.memory.store.cache_file import read_session, write_session
 from edgespec.models.chat import ChatMessage, Message, plain_message
 from edgespec.models.images import (
     images_of,
@@ -36,7 +35,6 @@ from edgespec.models.images import (
     shown_in,
     with_parts,
 )
-from edgespec.models.writing import reason, whole_file
 from edgespec.prefix import common_prefix_length
 from edgespec.sampling.params import SamplingParams
 
@@ -400,7 +398,8 @@ class Session:
         else:
             text = engine.prompt_text(said)
         images = shown_in(text, self._images.values())
-        ids = self._known.encode(text, engine.shown("", images))
+        respelled = partial(engine.respelled, salt=asked.cache_salt)
+        ids = self._known.encode(text, engine.shown("", images), respelled)
         ids = engine.encode(ids, images=images)
         asked = replace(asked, images=(*asked.images, *images))
         return _Prompt(text, ids, hidden, asked, make_reader)
@@ -516,13 +515,21 @@ class KnownText:
     # (characters, ids), ascending; at the ends of prompts and answers
     places: list[tuple[int, int]] = field(default_factory=list)
 
-    def encode(self, text: str, tokenizer: Tokenizer | ShownImages) -> list[int]:
-        """Ids of a prompt's text: known ones where it is the same."""
+    def encode(
+        self,
+        text: str,
+        tokenizer: Tokenizer | ShownImages,
+        respelled: Callable[[list[int]], list[int]] = list,
+    ) -> list[int]:
+        """Ids of a prompt's text: known ones where it is the same.
+
+        Of one that is not known at all they are `respelled`: others may know it.
+        """
         chars, ids = self._part_of(text)
         rest = tokenizer.encode(text[chars:], add_special=False) if chars else []
         if chars and (not rest or tokenizer.token_bytes(rest[0]) == b""):
             return [*ids, *rest]  # text is cut alike on both sides of a control token
-        return tokenizer.encode(text)
+        return respelled(tokenizer.encode(text))
 
     def learn(
         self,
@@ -561,84 +568,3 @@ class KnownText:
         self.text += text
         self.ids += ids
         self.places.append((len(self.text), len(self.ids)))
-
-
-_MAGIC = b"edgespec session\x01"
-_FOOTER = struct.Struct("<17sQQ32s")  # magic, bytes of the cache, bytes of the JSON, digest
-_BLOCK_BYTES = 1 << 20
-_HINT = "name a file that /save or Session.save wrote"
-
-
-def write_session(
-    path: Path, document: dict[str, Any], write_cache: Callable[[str], int] | None = None
-) -> None:
-    """Replace `path` by a session file, or leave it as it is.
-
-    `write_cache` writes the cache to the path it is given and returns how many bytes it wrote.
-    Raises SessionFileError when the file cannot be written.
-    """
-    try:
-        with whole_file(path, private=True) as partial:
-            cache_bytes = write_cache(os.fspath(partial)) if write_cache is not None else 0
-            with partial.open("r+b") as file:
-                _finish(file, cache_bytes, json.dumps(document).encode())
-    except OSError as problem:
-        raise SessionFileError(
-            f"cannot write {path}: {reason(problem)}", hint="name a file in a folder of yours"
-        ) from problem
-
-
-def read_session(path: Path) -> tuple[dict[str, Any], int]:
-    """The document of a session file, and how many bytes of cache come first.
-
-    Raises SessionFileError for a file that is missing, damaged, or of another kind.
-    """
-    try:
-        with open(path, "rb") as file:
-            return _read(path, file)
-    except OSError as problem:
-        raise SessionFileError(f"cannot read {path}: {problem.strerror}", hint=_HINT) from problem
-
-
-def _finish(file: IO[bytes], cache_bytes: int, document: bytes) -> None:
-    """Append document and footer behind the cache."""
-    file.truncate(cache_bytes)
-    digest = _digest(file, cache_bytes)
-    file.seek(cache_bytes)
-    digest.update(document)
-    file.write(document)
-    file.write(_FOOTER.pack(_MAGIC, cache_bytes, len(document), digest.digest()))
-
-
-def _read(path: Path, file: IO[bytes]) -> tuple[dict[str, Any], int]:
-    size = os.fstat(file.fileno()).st_size
-    if size < _FOOTER.size:
-        raise SessionFileError(f"{path} is not a session of edgespec", hint=_HINT)
-    file.seek(size - _FOOTER.size)
-    magic, cache_bytes, json_bytes, wanted = _FOOTER.unpack(file.read(_FOOTER.size))
-    if magic != _MAGIC:
-        raise SessionFileError(f"{path} is not a session of edgespec, or is cut off", hint=_HINT)
-    if cache_bytes + json_bytes + _FOOTER.size != size or json_bytes > 256 << 20:
-        raise SessionFileError(f"{path} is damaged: its sizes do not add up")
-    digest = _digest(file, cache_bytes)
-    text = file.read(json_bytes)
-    digest.update(text)
-    if digest.digest() != wanted:
-        raise SessionFileError(f"{path} is damaged: its checksum is wrong")
-    try:
-        document = json.loads(text)
-    except (ValueError, RecursionError) as problem:
-        raise SessionFileError(f"{path} is damaged: {problem}") from problem
-    if not isinstance(document, dict):
-        raise SessionFileError(f"{path} is damaged: it holds no conversation")
-    return document, cache_bytes
-
-
-def _digest(file: IO[bytes], size: int) -> hashlib._Hash:
-    """SHA-256 of the first `size` bytes; the file stands behind them afterwards."""
-    digest = hashlib.sha256()
-    file.seek(0)
-    while size > 0 and (block := file.read(min(size, _BLOCK_BYTES))):
-        digest.update(block)
-        size -= len(block)
-    return digest

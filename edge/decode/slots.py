@@ -11,7 +11,7 @@ who begins with the same tokens, under the same salt, shares those cells.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from edgespec.backends.base import (
     Adapts,
@@ -96,6 +96,9 @@ class Slots:
             # Whether sequences with the same beginning hold it in the same cells.
             self._cells, self.shares = whole.cells, whole.shares_cells
         self._numbers = itertools.count(1)
+
+    def __iter__(self) -> Iterator[Slot]:
+        return iter(self._slots)
 
     @property
     def has_free(self) -> bool:
@@ -191,6 +194,17 @@ class Slots:
         """Whether a text of this salt that is being read will have more of `text` than is there."""
         known = max(slot.common(text[:-1], salt) for slot in self._slots)
         return any(common_prefix_length(other, text[:-1], known) > known for other in coming)
+
+    def hold(self, slot: Slot, count: int) -> bool:
+        """Promise a slot `count` cells that no other one has; False, as before, without room."""
+        before = slot.shared, slot.promised, slot.most
+        slot.shared, slot.promised, slot.most = [], max(slot.promised, count), max(slot.most, count)
+        running = [one for one in self._slots if not one.is_free]
+        if not self._is_safe([(one.most - one.promised, one.held()) for one in running]):
+            slot.shared, slot.promised, slot.most = before
+            return False
+        self._make_room()
+        return True
 
     def give_back(self, slot: Slot) -> None:
         """Its answer has ended; what its cells hold stays, while there is room."""

@@ -30,9 +30,11 @@ from edgespec.models.early_exit import (
     read_made_for,
     target_hash,
 )
+from edgespec.models.gguf.ggml_types import GGML_NUMBERS
 from edgespec.models.gguf.reader import Gguf
 from edgespec.models.gguf.shards import read_gguf_shards
 from edgespec.models.gguf.values import read_ids, read_numbers, read_strings
+from edgespec.models.gguf.writer import Raw, Value, key_bytes, write_raw
 from edgespec.models.heads import DRAFTED
 from edgespec.models.onnx.weights import raw_rows
 from edgespec.models.spec import ModelSpec
@@ -43,6 +45,7 @@ _CONTROL, _BYTE = 3, 6  # kinds of tokens
 _SPECIAL = ("bos", "eos", "eot", "unknown", "padding")
 _TOKENS = "tokenizer.ggml.tokens"
 _TYPES = "tokenizer.ggml.token_type"
+_SCORES, _MERGES = "tokenizer.ggml.scores", "tokenizer.ggml.merges"
 _COPIED = ("tokenizer.ggml.model", "tokenizer.ggml.pre", "tokenizer.chat_template")
 _FLAGS = ("add_bos_token", "add_eos_token", "add_space_prefix")
 
@@ -90,32 +93,32 @@ def write_exit(
     Raises MissingDependencyError without the gguf package, UnsupportedError where it cannot be
     written.
     """
-    gguf = _import_gguf()
-    writer = gguf.GGUFWriter(None, target.arch)
-    _add_metadata(writer, target, exit_layer + 1, token_ids)
-    _add_target(writer, PREFIX, target)
-    writer.add_uint32(f"{PREFIX}.exit_layer", exit_layer)
-    writer.add_array(f"{PREFIX}.token_ids", token_ids.tolist())
-    writer.add_string(f"{PREFIX}.report", json.dumps(dict(report)))
+    keys: dict[str, Value] = {
+        **_metadata(target, exit_layer + 1, token_ids),
+        **_target_keys(PREFIX, target),
+        f"{PREFIX}.exit_layer": exit_layer,
+        f"{PREFIX}.token_ids": token_ids,
+        f"{PREFIX}.report": json.dumps(dict(report)),
+    }
+    tensors: list[Raw] = []
     for shard in read_gguf_shards(target.path):
         for tensor in shard.tensors:
             if _is_copied(tensor.name, exit_layer):
-                shape = (*reversed(tensor.dims[1:]), -1)
-                rows = np.ascontiguousarray(raw_rows(shard.path, tensor).reshape(shape))
-                kind = getattr(gguf.GGMLQuantizationType, tensor.type.name)
-                writer.add_tensor(tensor.name, rows, raw_dtype=kind)
-    for name, values in block.items():
-        _add_trained(gguf, writer, f"blk.{exit_layer}.{name}", values)
-    _add_trained(gguf, writer, "token_embd.weight", head)
-    _add_trained(gguf, writer, "output_norm.weight", norm)
-    _save(writer, path)
+                rows = np.ascontiguousarray(raw_rows(shard.path, tensor)).reshape(-1)
+                kind = GGML_NUMBERS[tensor.type.name]
+                tensors.append((tensor.name, tensor.dims, kind, rows.data))
+    tensors += [_trained(f"blk.{exit_layer}.{name}", values) for name, values in block.items()]
+    tensors += [_trained("token_embd.weight", head), _trained("output_norm.weight", norm)]
+    _save(path, keys, tensors)
 
 
-def _add_target(writer: Any, prefix: str, target: ModelSpec) -> None:
+def _target_keys(prefix: str, target: ModelSpec) -> dict[str, Value]:
     """The model that a file drafts for."""
-    writer.add_uint32(f"{prefix}.version", VERSION)
-    writer.add_string(f"{prefix}.target", target_hash(target))
-    writer.add_string(f"{prefix}.target_name", target.path.name)
+    return {
+        f"{prefix}.version": VERSION,
+        f"{prefix}.target": target_hash(target),
+        f"{prefix}.target_name": target.path.name,
+    }
 
 
 def _is_copied(name: str, exit_layer: int) -> bool:
@@ -124,101 +127,82 @@ def _is_copied(name: str, exit_layer: int) -> bool:
     return name == "rope_freqs.weight" or (first == "blk" and int(number) < exit_layer)
 
 
-def _save(writer: Any, path: Path) -> None:
-    """Write what a GGUFWriter was given; the file appears only when complete.
-
-    Raises UnsupportedError where it cannot be written.
-    """
+def _save(path: Path, keys: Mapping[str, Value], tensors: Sequence[Raw]) -> None:
+    """Write a file that appears only when complete. Raises UnsupportedError where it cannot."""
     try:
         with whole_file(path) as partial:
-            try:
-                writer.write_header_to_file(partial)
-                writer.write_kv_data_to_file()
-                writer.write_tensors_to_file()
-            finally:
-                writer.close()
+            write_raw(partial, *key_bytes(keys), tensors)
     except OSError as problem:
         raise UnsupportedError(
             f"cannot write {path}: {reason(problem)}", hint="name another file"
         ) from problem
 
 
-def _add_metadata(
-    writer: Any, target: ModelSpec, num_blocks: int, token_ids: NDArray[np.int32]
-) -> None:
+def _metadata(target: ModelSpec, num_blocks: int, token_ids: NDArray[np.int32]) -> dict[str, Value]:
     file = read_gguf_shards(target.path)[0]
-    writer.add_name(f"early exit of {target.name}")
     changed = {"block_count": num_blocks, "vocab_size": len(token_ids)}
     changed["context_length"] = min(CONTEXT, target.context_length or CONTEXT)
-    for key, value in file.metadata.items():
-        name = key.removeprefix(f"{target.arch}.")
-        if name == key or name in changed:
-            continue
-        _add_scalar(writer, key, value)
-    for name, number in changed.items():
-        writer.add_uint32(f"{target.arch}.{name}", number)
-    _add_tokenizer(writer, file, token_ids)
+    kept = {
+        key: _scalar(key, value)
+        for key, value in file.metadata.items()
+        if key.startswith(f"{target.arch}.") and key[len(target.arch) + 1 :] not in changed
+    }
+    return {
+        "general.architecture": target.arch,
+        "general.name": f"early exit of {target.name}",
+        **kept,
+        **{f"{target.arch}.{name}": number for name, number in changed.items()},
+        **_tokenizer(file, token_ids),
+    }
 
 
-def _add_scalar(writer: Any, key: str, value: Any) -> None:
-    if isinstance(value, bool):
-        writer.add_bool(key, value)
-    elif isinstance(value, int):
-        writer.add_uint32(key, value)
-    elif isinstance(value, float):
-        writer.add_float32(key, value)
-    elif isinstance(value, str):
-        writer.add_string(key, value)
-    else:
-        raise UnsupportedError(f"an early exit cannot be made: '{key}' differs by layer")
+def _scalar(key: str, value: Any) -> Value:
+    if isinstance(value, bool | int | float | str):
+        return value
+    raise UnsupportedError(f"an early exit cannot be made: '{key}' differs by layer")
 
 
-def _add_tokenizer(writer: Any, file: Gguf, token_ids: NDArray[np.int32]) -> None:
+def _tokenizer(file: Gguf, token_ids: NDArray[np.int32]) -> dict[str, Value]:
     """The target's tokenizer with the chosen tokens alone, so that llama.cpp loads it."""
     metadata = file.metadata
-    for key in (*_COPIED, *(f"tokenizer.ggml.{flag}" for flag in _FLAGS)):
-        if key in metadata:
-            _add_scalar(writer, key, metadata[key])
+    copied = (*_COPIED, *(f"tokenizer.ggml.{flag}" for flag in _FLAGS))
+    keys = {key: _scalar(key, metadata[key]) for key in copied if key in metadata}
     tokens = list(read_strings(file.path, metadata.get(_TOKENS)))
-    chosen = [tokens[token] for token in token_ids]
-    writer.add_token_list(chosen)
+    keys[_TOKENS] = chosen = [tokens[token] for token in token_ids]
     kinds = read_numbers(file.path, metadata.get(_TYPES))
     if len(kinds):
-        writer.add_token_types([int(kinds[token]) for token in token_ids])
-    scores = read_numbers(file.path, metadata.get("tokenizer.ggml.scores"))
+        keys[_TYPES] = np.array([kinds[token] for token in token_ids], np.int32)
+    scores = read_numbers(file.path, metadata.get(_SCORES))
     if len(scores):
-        writer.add_token_scores([float(scores[token]) for token in token_ids])
+        keys[_SCORES] = np.array([scores[token] for token in token_ids], np.float32)
     there = set(chosen)
-    merges = list(read_strings(file.path, metadata.get("tokenizer.ggml.merges")))
+    merges = list(read_strings(file.path, metadata.get(_MERGES)))
     kept = [merge for merge in merges if {merge.replace(b" ", b""), *merge.split(b" ")} <= there]
     if merges:
-        writer.add_token_merges(kept or merges[:1])
-    for key in _SPECIAL:
-        name = f"tokenizer.ggml.{key}_token_id"
+        keys[_MERGES] = kept or merges[:1]
+    for special in _SPECIAL:
+        name = f"tokenizer.ggml.{special}_token_id"
         place = np.flatnonzero(token_ids == metadata.get(name, -1))
         if len(place):
-            writer.add_uint32(name, int(place[0]))
+            keys[name] = int(place[0])
+    return keys
 
 
-def _add_trained(gguf: Any, writer: Any, name: str, values: NDArray[np.float32]) -> None:
+def _trained(name: str, values: NDArray[np.float32]) -> Raw:
     """Matrices in 8 bits, which cost nothing and have a kernel of ours; vectors as they are."""
-    kinds = gguf.GGMLQuantizationType
+    dims = values.shape[::-1]
     if values.ndim == 1:
-        writer.add_tensor(name, values)
-        return
-    kind = kinds.F16 if values.shape[1] % _BLOCK else kinds.Q8_0
-    writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
-
-
-def _import_gguf() -> Any:
-    """The package that writes GGUF files. Raises MissingDependencyError without it."""
+        return name, dims, GGML_NUMBERS["F32"], values.astype(np.float32).tobytes()
+    if values.shape[1] % _BLOCK:
+        return name, dims, GGML_NUMBERS["F16"], values.astype(np.float16).tobytes()
     try:
-        import gguf
+        from gguf import GGMLQuantizationType, quants
     except ImportError as error:
         raise MissingDependencyError(
             "writing a drafter needs the gguf package", hint="pip install 'edgespec[train]'"
         ) from error
-    return gguf
+    rows = quants.quantize(values, GGMLQuantizationType.Q8_0)
+    return name, dims, GGML_NUMBERS["Q8_0"], rows.tobytes()
 
 
 # -- heads ---------------------------------------------------------------------------------
@@ -292,32 +276,31 @@ def write_head(
     Raises MissingDependencyError without the gguf package, UnsupportedError where it cannot be
     written.
     """
-    gguf = _import_gguf()
-    writer = gguf.GGUFWriter(None, ARCHITECTURE)
-    writer.add_name(f"head of {target.name}")
-    _add_shape(writer, target, shape, block)
-    writer.add_array(f"{ARCHITECTURE}.target_layers", list(layers))
-    writer.add_uint32(f"{ARCHITECTURE}.target_hidden_size", target.embedding_size)
-    writer.add_bool(f"{ARCHITECTURE}.norm_before_residual", False)
-    writer.add_bool(f"{ARCHITECTURE}.norm_before_fc", True)
     everything = np.arange(target.vocab_size, dtype=np.int32)
-    _add_tokenizer(writer, read_gguf_shards(target.path)[0], everything)
-    _add_target(writer, HEAD_PREFIX, target)
-    writer.add_string(f"{HEAD_PREFIX}.report", json.dumps(dict(report)))
-    for name, values in {"output_norm.weight": norm, "output.weight": head, **block}.items():
-        is_inside = name in block and name not in _OUTSIDE
-        _add_trained(gguf, writer, f"blk.0.{name}" if is_inside else name, values)
-    writer.add_tensor(DRAFTED, token_ids.astype(np.int64))
-    _save(writer, path)
+    keys: dict[str, Value] = {
+        "general.architecture": ARCHITECTURE,
+        "general.name": f"head of {target.name}",
+        **_shape(target, shape, block),
+        f"{ARCHITECTURE}.target_layers": np.array(layers, np.int32),
+        f"{ARCHITECTURE}.target_hidden_size": target.embedding_size,
+        f"{ARCHITECTURE}.norm_before_residual": False,
+        f"{ARCHITECTURE}.norm_before_fc": True,
+        **_tokenizer(read_gguf_shards(target.path)[0], everything),
+        **_target_keys(HEAD_PREFIX, target),
+        f"{HEAD_PREFIX}.report": json.dumps(dict(report)),
+    }
+    tensors = [_trained("output_norm.weight", norm), _trained("output.weight", head)]
+    for name, values in block.items():
+        tensors.append(_trained(name if name in _OUTSIDE else f"blk.0.{name}", values))
+    ids = token_ids.astype(np.int64)
+    tensors.append((DRAFTED, ids.shape, GGML_NUMBERS["I64"], ids.tobytes()))
+    _save(path, keys, tensors)
 
 
-def _add_shape(
-    writer: Any,
-    target: ModelSpec,
-    shape: Hyperparameters,
-    block: Mapping[str, NDArray[np.float32]],
-) -> None:
-    integers = {
+def _shape(
+    target: ModelSpec, shape: Hyperparameters, block: Mapping[str, NDArray[np.float32]]
+) -> dict[str, Value]:
+    found: dict[str, Value] = {
         "block_count": 1,
         "context_length": target.context_length,
         "embedding_length": shape.width,
@@ -328,8 +311,7 @@ def _add_shape(
         "attention.value_length": shape.head_length,
         "rope.dimension_count": shape.head_length,
         "vocab_size": target.vocab_size,
+        "attention.layer_norm_rms_epsilon": float(shape.epsilon),
+        "rope.freq_base": float(shape.rope_base),
     }
-    for key, value in integers.items():
-        writer.add_uint32(f"{ARCHITECTURE}.{key}", value)
-    writer.add_float32(f"{ARCHITECTURE}.attention.layer_norm_rms_epsilon", shape.epsilon)
-    writer.add_float32(f"{ARCHITECTURE}.rope.freq_base", shape.rope_base)
+    return {f"{ARCHITECTURE}.{name}": value for name, value in found.items()}

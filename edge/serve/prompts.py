@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from edgespec.backends.vocabulary import TextBound
@@ -79,10 +80,12 @@ class Prompts:
         """
         self.check_length(text)
         shown = self._engine.shown("", images)
+        salt = CACHE_SALT.get()
         with self._lock:
-            known = self._known_of(text, CACHE_SALT.get())
+            known = self._known_of(text, salt)
             known = KnownText(known.text, [*known.ids], [*known.places])
-        return self._engine.encode(known.encode(text, shown), images=images)
+        respelled = partial(self._engine.respelled, salt=salt)
+        return self._engine.encode(known.encode(text, shown, respelled), images=images)
 
     def learn(self, text: str, prompt_ids: Sequence[int], result: Result, salt: str = "") -> None:
         """Keep the ids of what was said, for texts of the same salt."""

@@ -12,8 +12,6 @@ from dataclasses import fields, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
-import psutil
-
 from edgespec.backends.base import AnswerFormat, MakesGrammars
 from edgespec.decode.engine import Engine
 from edgespec.decode.generation import Result
@@ -21,7 +19,7 @@ from edgespec.decode.options import GenerationOptions
 from edgespec.decode.stats import Counters
 from edgespec.errors import ContextFullError, UnsupportedError
 from edgespec.log import PROMPTS, REQUEST_ID
-from edgespec.memory.device.energy import energy_meter
+from edgespec.memory.device.energy import energy_meter, is_on_battery
 from edgespec.memory.device.track import peak_resident_bytes, resident_bytes
 from edgespec.memory.plan.plan import Plan
 from edgespec.prefix import common_prefix_length
@@ -400,17 +398,11 @@ def status(pool: Pool, shared: Shared, member: Member) -> dict[str, Any]:
             "planned": {} if plan is None else plan.component_bytes,
             "allocated": {} if loaded is None else loaded.memory_bytes(),
         },
-        "on_battery": _is_on_battery(),
+        "on_battery": is_on_battery(),
         "draft_failure": loaded.engine.draft_failure if isinstance(loaded, Service) else None,
         "totals": shared.totals.as_json(),
         "plan": {} if plan is None else plan.as_json(),
     }
-
-
-def _is_on_battery() -> bool:
-    look = getattr(psutil, "sensors_battery", lambda: None)  # not on every system
-    battery = look()
-    return battery is not None and battery.power_plugged is False
 
 
 def _queue(pool: Pool) -> tuple[int, int]:

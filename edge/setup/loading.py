@@ -41,6 +41,7 @@ from edgespec.memory.plan.options import LLAMACPP, ONNX, LoadOptions, said_as_ar
 from edgespec.memory.plan.plan import Plan
 from edgespec.memory.plan.request import Request
 from edgespec.memory.store import cache
+from edgespec.memory.store.prefixes import PrefixStore
 from edgespec.memory.store.texts import add_texts, remembered_texts
 from edgespec.memory.times.curve import CostCurve
 from edgespec.models.chat import prepare_template
@@ -50,6 +51,7 @@ from edgespec.models.hub.resolve import model_file
 from edgespec.models.onnx.folder import read_model
 from edgespec.models.projector import read_projector
 from edgespec.models.spec import ONNX_FORMAT, ModelSpec, content_hash, read_model_spec
+from edgespec.models.writing import reason
 from edgespec.progress import Progress
 from edgespec.setup import stored
 from edgespec.setup.at_exit import close_at_exit
@@ -249,9 +251,22 @@ def _load_one(
             spec=spec,
             on_close=partial(_close, learning),
         )
+        if plan.disk_cache_bytes and reuses_cache:
+            _keep_prefixes(engine, spec, plan)
         engine.rest()  # from measuring: whoever generates may be another thread
         stack.pop_all()
         return engine
+
+
+def _keep_prefixes(engine: Engine, spec: ModelSpec, plan: Plan) -> None:
+    """Keep what the cache holds on disk, where it can be written to."""
+    try:
+        store = PrefixStore(engine.cache_key, spec.path.name, plan.disk_cache_bytes)
+    except OSError as problem:
+        said = f"no prefixes are kept, {problem.filename} cannot be written: {reason(problem)}"
+        warn(said, EdgespecWarning, stacklevel=2)
+    else:
+        engine.keep_prefixes(store)
 
 
 def _close(learning: Learning) -> None:

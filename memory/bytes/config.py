@@ -13,6 +13,7 @@ KV_TYPE_BYTES = {
 }
 KV_FLOATS = ("f32", "bf16", "f16")  # types that lose nothing that could be measured
 MEBIBYTE = 1 << 20
+PIECE_TOKENS = 512  # of a piece of a cache that is written to disk, at most
 _CELL_PADDING = 256  # llama.cpp rounds caches up to this many cells
 
 
@@ -87,6 +88,7 @@ class RunConfig:
     window: bool = False  # the model may draft for itself, under a sequence id of its own
     whole: bool = False  # layers that slide keep all cells, so that it can go back
     states: int = 0  # copies of recurrent or sliding layers' states that are kept at most
+    disk_cache_bytes: int = 0  # for pieces of its cache, which have a sequence id of their own
     projector: Path | None = None  # with which it sees images
     image_tokens: int | None = None  # most of one, where the projector leaves it open
     lora: tuple[tuple[Path, float], ...] = ()  # adapters, and the scales that they begin with

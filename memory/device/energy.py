@@ -257,3 +257,12 @@ def _microjoules(path: Path) -> float:
     """In joules; 0 where there is no number."""
     text = read_text(path)
     return int(text) * 1e-6 if text.isdecimal() else 0.0
+
+
+def is_on_battery() -> bool:
+    """Whether the machine has a battery and nothing charges it."""
+    import psutil
+
+    look = getattr(psutil, "sensors_battery", lambda: None)  # not on every system
+    battery = look()
+    return battery is not None and battery.power_plugged is False

@@ -15,6 +15,7 @@ from edgespec.memory.bytes.config import (
     GPU,
     HOST,
     KV_TYPE_BYTES,
+    PIECE_TOKENS,
     WORKER,
     Device,
     RunConfig,
@@ -60,6 +61,8 @@ _GPU_BATCH = 512  # a GPU is idle on smaller ones
 _CPU_BATCHES = ((1024, 64), (0, 128))  # from this width on
 # What llama.cpp writes of a cell, and of a layer, besides values, when it copies a state.
 _CELL_HEADER, _LAYER_HEADER = 16, 64
+# Of the disk cache: what is hashed at once, and its index; a token's number in lists of a text.
+_HASHED_BYTES, _INDEX_TOKEN_BYTES = 3 << 20, 64
 
 
 Losses = Mapping[str, float]  # KL divergence in nats from f16, by type of cache
@@ -345,6 +348,8 @@ class Layout:
             yield Component("schemas", size, is_ceiling=True)
         if self.states:
             yield Component("states", self.states * self.state_bytes, is_ceiling=True)
+        if self._disk_cache_bytes:
+            yield Component("disk cache", self._piece_bytes(context), is_ceiling=True)
         if self.projector is not None:
             on_gpu = bool(self.gpu_layers and self.machine.accelerators and self._uses_gpu)
             serves = self.request.serves
@@ -352,6 +357,26 @@ class Layout:
             yield from parts
         if held := self._held_bytes():
             yield Component("process", held)
+
+    @property
+    def _disk_cache_bytes(self) -> int:
+        """Of disk, for prefixes of one model; none where two take turns, or without llama.cpp."""
+        is_one = self.switch_spec is None and self.backend != ONNX
+        return (self.request.disk_cache_bytes or 0) if is_one else 0
+
+    def _piece_bytes(self, context: int) -> int:
+        """What is in memory of a piece of the cache that is written or read, and of its index.
+
+        llama.cpp copies a layer's keys or values at once: of a piece, or of a cache that cannot be
+        split.
+        """
+        spec = self.spec
+        is_whole = spec.keeps_state or spec.sliding_window or (self.exact and self.users > 1)
+        sizes = KV_TYPE_BYTES[self.kv_type_k], KV_TYPE_BYTES[self.kv_type_v]
+        layers = zip(spec.num_kv_heads, spec.key_length, spec.value_length, strict=True)
+        row = max(heads * max(key * sizes[0], value * sizes[1]) for heads, key, value in layers)
+        cells = context if is_whole or self.projector else min(context, PIECE_TOKENS)
+        return round(row * cells) + _INDEX_TOKEN_BYTES * context * self.users + _HASHED_BYTES
 
     @cached_property
     def state_bytes(self) -> int:
@@ -505,6 +530,7 @@ class Layout:
             read_layers=self._read_by_head if draft_max else (),
             window="window" in self.drafter.split(",") and draft_max > 0,
             states=self.states,
+            disk_cache_bytes=self._disk_cache_bytes,
             projector=self.projector.path if self.projector else None,
             image_tokens=self.image_tokens,
             lora=self.lora,

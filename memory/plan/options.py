@@ -19,6 +19,7 @@ from edgespec.option_fields import (
     option,
     options_of,
     size_bytes,
+    size_or_none,
     texts_of,
 )
 
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
         image_max_tokens: int | None
         lora: Sequence[str]
         remember: bool
+        disk_cache_bytes: int | None
         users: int | None
 
 
@@ -139,6 +141,9 @@ class LoadOptions:
         lora: FILE[=SCALE] of a LoRA adapter of the model; the scale is 1. More: one text for each.
             A generation's `lora` has other scales.
         remember: Keep prompts and answers on disk, to draft from them later.
+        disk_cache_bytes: Most disk for what the KV cache held, over restarts: 4GiB, or 0 for none.
+            Default: 4GiB for chat where the disk has four times that free, else none. More: in
+            bytes, of all models. None is none, as 0.
         users: Answers at the same time, on one cache: a number or auto. More: None is auto.
     """
 
@@ -176,6 +181,9 @@ class LoadOptions:
     image_max_tokens: int | None = option(None, low=1, high=1 << 16)
     lora: Sequence[str] = option((), several=True, for_one=True)
     remember: bool = option(False, panel=DRAFTS)
+    disk_cache_bytes: int | None = option(
+        None, called="--disk-cache", read=size_or_none, low=0, high=1 << 62
+    )
     users: int | None = option(
         1,
         none="auto",

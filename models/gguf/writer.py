@@ -1,4 +1,4 @@
-"""Writes small GGUF files: importance matrices, tensors as parts of a split model, skeletons."""
+"""Writes GGUF files: importance matrices, drafters, parts of a split model, skeletons."""
 
 from __future__ import annotations
 
@@ -18,20 +18,28 @@ ALIGNMENT = 32
 _VERSION = 3
 _NO_TOKENIZER = "none"  # llama.cpp's word for a model without one
 _ALIGNMENT_KEY = b"general.alignment"
-_U16, _U32, _I32, _STRING, _ARRAY = 2, 4, 5, 8, 9
+_U16, _U32, _I32, _FLOAT, _BOOL, _STRING, _ARRAY = 2, 4, 5, 6, 7, 8, 9
 _F32 = 0
 
-Value: TypeAlias = str | int | Sequence[str]
-Raw: TypeAlias = tuple[str, Sequence[int], int, bytes]  # name, dims fastest first, type, data
+Value: TypeAlias = (
+    "str | bool | int | float | Sequence[str | bytes] | NDArray[np.int32 | np.float32]"
+)
+# Name, dims fastest first, type, and bytes of its data.
+Raw: TypeAlias = tuple[str, Sequence[int], int, bytes | memoryview]
 
 
 def write_gguf(
     path: Path, metadata: Mapping[str, Value], tensors: Mapping[str, NDArray[np.float32]]
 ) -> None:
-    """Write strings, lists of strings, u32 and f32 tensors."""
-    keys = b"".join(_string(key) + _value(value) for key, value in metadata.items())
+    """Write f32 tensors."""
     raw = [(n, t.shape[::-1], _F32, t.tobytes()) for n, t in tensors.items()]
-    write_raw(path, len(metadata), keys, raw)
+    write_raw(path, *key_bytes(metadata), raw)
+
+
+def key_bytes(metadata: Mapping[str, Value]) -> tuple[int, bytes]:
+    """How many keys, and their bytes: integers are u32, floats f32, arrays of their type."""
+    entries = [_string(key) + _value(value) for key, value in metadata.items()]
+    return len(entries), b"".join(entries)
 
 
 def write_raw(path: Path, num_keys: int, keys: bytes, tensors: Sequence[Raw]) -> None:
@@ -121,15 +129,21 @@ def _key_of(entry: bytes) -> bytes:
     return entry[8 : 8 + length]
 
 
-def _string(text: str) -> bytes:
-    data = text.encode()
+def _string(text: str | bytes) -> bytes:
+    data = text.encode() if isinstance(text, str) else text
     return struct.pack("<Q", len(data)) + data
 
 
 def _value(value: Value) -> bytes:
     if isinstance(value, str):
         return struct.pack("<I", _STRING) + _string(value)
+    if isinstance(value, bool):
+        return struct.pack("<I?", _BOOL, value)
     if isinstance(value, int):
         return struct.pack("<II", _U32, value)
-    head = struct.pack("<IIQ", _ARRAY, _STRING, len(value))
-    return head + b"".join(map(_string, value))
+    if isinstance(value, float):
+        return struct.pack("<If", _FLOAT, value)
+    if isinstance(value, Sequence):
+        return struct.pack("<IIQ", _ARRAY, _STRING, len(value)) + b"".join(map(_string, value))
+    kind = _FLOAT if value.dtype.kind == "f" else _I32
+    return struct.pack("<IIQ", _ARRAY, kind, len(value)) + value.tobytes()

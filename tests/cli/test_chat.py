@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -226,6 +227,43 @@ def test_what_is_typed_during_an_answer_is_the_next_line(measured: str) -> None:
     person.sends("/undo")
     person.sees("took back: typed ahead")
     person.child.close(force=True)
+
+
+@pytest.mark.slow
+def test_what_is_typed_is_read_before_it_is_sent(person: Person) -> None:
+    """However slow the machine is: it is tried with longer and longer pauses."""
+    for pause_s in (1, 4, 16, 64):
+        person.waits()
+        person.types("Repeat: " + f"blue and green {pause_s} " * 12)
+        threading.Event().wait(pause_s)
+        person.types("now\r")
+        person.sends("/stats")
+        told = re.search(r"(\d+) tokens, (\d+) of them reused", person.sees("this chat"))
+        assert told is not None
+        if int(told[1]) - int(told[2]) < 12:
+            break
+    else:
+        pytest.fail("the message was read when it was sent")
+    assert "tokens before they were sent" in person.sees("in vain")
+
+
+@pytest.mark.slow
+def test_a_chat_keeps_what_it_read_for_the_next_one(measured: str, tmp_path: Path) -> None:
+    """By itself where the disk has room, and not with `--disk-cache 0`."""
+    ignored = shutil.ignore_patterns("prefixes", "lock*")
+    cache = shutil.copytree(measured, tmp_path / "cache", ignore=ignored)
+    environment = {**os.environ, "EDGESPEC_CACHE": str(cache)}
+    by_itself = shutil.disk_usage(cache).free > 16 << 30
+    for arguments, is_kept in ((("--disk-cache", "0"), False), ((), by_itself)):
+        done = subprocess.run(
+            [sys.executable, *COMMAND, "-n", "4", "--system", "Be of use. " * 60, *arguments],
+            input=b"Say hello.\n",
+            capture_output=True,
+            env=environment,
+            timeout=PATIENCE_S,
+        )
+        assert done.returncode == 0, done.stderr.decode()
+        assert bool([*cache.glob("prefixes/*/*.cells")]) == is_kept
 
 
 def test_a_dumb_terminal_gets_no_escapes(measured: str) -> None:

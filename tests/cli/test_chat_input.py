@@ -15,13 +15,14 @@ import typer
 from edgespec.cli import chat_input
 from edgespec.cli.chat_input import interface_bytes, read_messages
 from edgespec.cli.chat_loop import NextLine
+from edgespec.cli.read_ahead import OFF, ReadAhead
 from edgespec.sampling.params import SamplingParams
 
 
 def piped(monkeypatch: pytest.MonkeyPatch, data: bytes) -> list[str]:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data), encoding="utf-8"))
     assert interface_bytes() == 0  # no line editor is loaded
-    return list(read_messages(None))  # type: ignore[arg-type]
+    return list(read_messages(None, None))  # type: ignore[arg-type]
 
 
 def test_each_line_is_a_message_and_empty_ones_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,7 +34,7 @@ def test_a_line_that_is_no_text_is_told_and_the_others_are_answered(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a\xffb\nc\r\n")))
-    messages = read_messages(None)  # type: ignore[arg-type]
+    messages = read_messages(None, None)  # type: ignore[arg-type]
     assert next(messages) == "c"
     assert "error: stdin is not UTF-8 text: byte 1 is 0xff" in capsys.readouterr().err
     with pytest.raises(typer.Exit):
@@ -76,10 +77,10 @@ def test_bytes_that_are_no_text_are_told_where_they_are_typed_and_the_rest_is_ke
 
     monkeypatch.setattr(chat_input, "_is_typed", lambda: True)
     monkeypatch.setattr(chat_input, "is_dumb", lambda: False)
-    monkeypatch.setattr(chat_input, "_prompt_session", lambda _chat: Editor())
+    monkeypatch.setattr(chat_input, "_prompt_session", lambda _chat, _ahead: Editor())
     session = SimpleNamespace(sampling=SamplingParams())
     chat: Any = SimpleNamespace(next_line=NextLine(), session=session)
-    assert list(read_messages(chat)) == ["café au lait"]
+    assert list(read_messages(chat, ReadAhead(chat, OFF))) == ["café au lait"]
     assert offered == ["", "caf au lait", ""]
     told = capsys.readouterr().err
     assert "error: the message is not UTF-8 text: it has the byte 0xe9\n" in told
@@ -94,5 +95,5 @@ def test_a_terminal_without_an_editor_reads_bytes(
     monkeypatch.setattr(chat_input, "is_dumb", lambda: True)
     session = SimpleNamespace(sampling=SamplingParams())
     chat: Any = SimpleNamespace(next_line=NextLine(), session=session)
-    assert list(read_messages(chat)) == ["ok"]
+    assert list(read_messages(chat, ReadAhead(chat, OFF))) == ["ok"]
     assert "it has the byte 0xff" in capsys.readouterr().err

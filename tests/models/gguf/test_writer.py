@@ -13,16 +13,26 @@ from edgespec.models.gguf.writer import Value, keys_of, write_gguf, write_raw
 KEYS: dict[str, Value] = {
     "general.architecture": "tést",
     "test.count": 7,
+    "test.flag": True,
+    "test.share": 0.25,
     "test.names": ["", "a", "lönger"],
+}
+ARRAYS: dict[str, Value] = {
+    "test.bytes": [b"plain", "ö".encode()],
+    "test.ids": np.array([3, -1], np.int32),
+    "test.scores": np.array([0.5, -2.0], np.float32),
 }
 ONE = np.arange(6, dtype=np.float32).reshape(2, 3)  # 24 bytes: the next one is moved
 TWO = np.arange(5, dtype=np.float32)
 
 
 def test_another_program_reads_what_was_written(tmp_path: Path) -> None:
-    write_gguf(path := tmp_path / "small.gguf", KEYS, {"one": ONE, "two": TWO})
+    write_gguf(path := tmp_path / "small.gguf", {**KEYS, **ARRAYS}, {"one": ONE, "two": TWO})
     reader = GGUFReader(path)
-    assert {name: reader.fields[name].contents() for name in KEYS} == KEYS
+    contents = {name: reader.fields[name].contents() for name in (*KEYS, *ARRAYS)}
+    assert {name: contents[name] for name in KEYS} == KEYS
+    assert contents["test.bytes"] == ["plain", "ö"]
+    assert (contents["test.ids"], contents["test.scores"]) == ([3, -1], [0.5, -2.0])
     found = {tensor.name: tensor.data for tensor in reader.tensors}
     np.testing.assert_array_equal(found["one"], ONE)
     np.testing.assert_array_equal(found["two"], TWO)

@@ -1,0 +1,204 @@
+"""Texts of an engine's cache on disk: put back before a prompt is read, written behind answers.
+
+The engine asks when a job is made, begins and ends; what there is, and how it is kept, the store
+knows (`edgespec.memory.store.prefixes`). A text is written once nobody has been answered for a
+moment, a piece at a time: who comes meanwhile waits for one piece.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from warnings import warn
+
+from edgespec.backends.base import KeepsCache
+from edgespec.decode.scheduler import Scheduler
+from edgespec.decode.sequence import Job
+from edgespec.decode.slots import Slot, Slots
+from edgespec.errors import BackendError, EdgespecError, EdgespecWarning
+from edgespec.memory.bytes.config import PIECE_TOKENS
+from edgespec.memory.store.prefixes import Piece, PrefixStore, ends_of
+from edgespec.models.writing import reason
+from edgespec.prefix import common_prefix_length
+
+LOG = logging.getLogger("edgespec.decode")
+_QUIET_S = 0.5  # without an answer, before texts are written
+_LEAST_TOKENS = 128  # of a text that is kept
+_FEW_TOKENS = 16  # by which a text that is kept has grown, and is written again
+# Tokens that are put back have to be at least one in so many of those in their files: a token is
+# read in 1 to 3 ms, and its cells are checked and put back in 0.02 to 0.05 ms.
+_MOST_READ = 20
+
+
+class _Left(Exception):
+    """The cache is used again, or holds another text by now."""
+
+
+class PrefixKeeper:
+    """What is kept of one engine's cache.
+
+    Args:
+        bytes_of: of a token of the engine's vocabulary.
+    """
+
+    def __init__(
+        self,
+        store: PrefixStore,
+        slots: Slots,
+        scheduler: Scheduler,
+        bytes_of: Callable[[int], bytes],
+    ) -> None:
+        self._store, self._slots, self._scheduler = store, slots, scheduler
+        self._bytes_of = bytes_of
+        self._timer: threading.Timer | None = None
+        self._is_closed = False
+        self._change = threading.Lock()  # of the timer
+        self._writing = threading.Lock()
+
+    # -- before a prompt is read -----------------------------------------------------------
+
+    def respelled(self, ids: list[int], salt: str) -> list[int]:
+        """Ids of the same text, in which a text that is kept has its own ids."""
+        places = {digest: place for place, digest in ends_of(ids, self._bytes_of)}
+        found = self._store.find_text(places, salt)
+        return ids if found is None else [*found[0], *ids[found[1] :]]
+
+    def look_up(self, job: Job) -> None:
+        """Tell a job what is kept of its prompt, where that is worth its while, and undamaged."""
+        text = job.prompt[:-1]
+        if not job.reuse or len(text) < _LEAST_TOKENS:
+            return
+        size = job.target.backend.context_size
+        here = max(slot.common(text, job.salt) for slot in self._slots)
+        while (found := self._store.find(text, job.salt, size)) and _is_worth(*found, here):
+            if self._store.is_whole(found[0]):
+                job.stored = found[0]
+                return
+
+    def put_back(self, job: Job) -> None:
+        """Let the sequence of a job that begins hold what is kept of its prompt."""
+        slot, piece = job.slot, job.stored
+        if piece is None or slot is None:
+            return
+        text, backend = job.prompt[:-1], slot.backend
+        common = _common(piece, text)
+        if not _is_worth(piece, common, slot.reach(text, job.salt)):
+            return
+        if not isinstance(backend, KeepsCache) or not self._slots.hold(slot, piece.end):
+            return
+        try:
+            for one in piece.chain:
+                backend.load_cache(str(one.path), one.tokens.tolist(), one.images, one.start)
+        except BackendError as problem:  # one was removed meanwhile
+            LOG.info("%s: the prompt is read", problem)
+            backend.truncate(0)
+            return
+        self._store.touch(piece)
+
+    # -- behind an answer ------------------------------------------------------------------
+
+    def has_ended(self) -> None:
+        """An answer has ended: what is new is written when nobody is answered any more."""
+        with self._change:
+            if self._timer is not None:
+                self._timer.cancel()
+            if not self._is_closed:
+                self._timer = threading.Timer(_QUIET_S, self._write)
+                self._timer.daemon = True
+                self._timer.start()
+
+    def _write(self) -> None:
+        """In a thread of its own."""
+        try:
+            with self._writing:
+                for slot in self._slots:
+                    self._keep(slot, self._held)
+        except _Left:
+            self.has_ended()
+        except EdgespecError:
+            pass  # the engine is closed, which writes the rest
+        except OSError as problem:
+            self._give_up(problem)
+
+    def close(self) -> None:
+        """Write what is left, for who has the cache for good."""
+        with self._change:
+            self._is_closed = True
+            if self._timer is not None:
+                self._timer.cancel()
+        with self._writing:
+            try:
+                for slot in self._slots:
+                    self._keep(slot, _unheld)
+            except OSError as problem:
+                self._give_up(problem)
+
+    def _give_up(self, problem: OSError) -> None:
+        self._is_closed = True
+        said = f"no more prefixes are kept on disk: {reason(problem)}"
+        warn(said, EdgespecWarning, stacklevel=2)
+
+    @contextmanager
+    def _held(self) -> Iterator[None]:
+        """The cache, which nobody else wants. Raises _Left."""
+        scheduler = self._scheduler
+        if not scheduler.is_idle:
+            raise _Left
+        with scheduler.exclusive(lambda: not scheduler.is_idle) as is_held:
+            if not is_held:
+                raise _Left
+            yield
+
+    def _keep(self, slot: Slot, held: Callable[[], AbstractContextManager[None]]) -> None:
+        """Write what is new of the text in a slot."""
+        backend, salt = slot.backend, slot.salt
+        if not isinstance(backend, KeepsCache):
+            return
+        with held():
+            text = list(backend.tokens[: backend.length - backend.pending])
+            images, splits = list(backend.images), backend.splits_cache
+        if len(text) < _LEAST_TOKENS:
+            return
+        size = backend.context_size
+        parent, start = self._store.find(text, salt, size) or (None, 0)
+        if len(text) - start < _FEW_TOKENS:
+            return
+        if not splits:
+            parent, start = None, 0
+
+        def write(first: int, end: int, path: str) -> int:
+            with held():
+                if slot.salt != salt or list(backend.tokens[:end]) != text[:end]:
+                    raise _Left
+                return backend.save_cache(path, first, end)
+
+        ends = ends_of(text, self._bytes_of, is_open=True)
+        step = PIECE_TOKENS if splits else len(text)
+        for first in range(start, len(text), step):
+            end = min(first + step, len(text))
+            parent = self._store.add(
+                *(parent, first, text[first:end], salt),
+                partial(write, first, end),
+                images=images,
+                ends=[one for one in ends if first < one[0] <= end],
+            )
+        if not splits and parent is not None:
+            self._store.remove_parts_of(parent)
+
+
+@contextmanager
+def _unheld() -> Iterator[None]:
+    yield
+
+
+def _common(piece: Piece, text: Sequence[int]) -> int:
+    """Tokens of a text that a piece and those before it have."""
+    return common_prefix_length(piece.text, text)
+
+
+def _is_worth(piece: Piece, common: int, here: int) -> bool:
+    """Whether to put back `common` tokens, where the cache has `here` of them."""
+    return common - here > max(_FEW_TOKENS, piece.end // _MOST_READ)

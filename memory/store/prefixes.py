@@ -1,0 +1,361 @@
+"""What a KV cache held, kept on disk under a budget: texts that begin alike go on from there.
+
+A text is kept in pieces, each in a file: the cells of some of its tokens, and the name of the piece
+before them. So a text that has grown adds a small file, and texts with a beginning in common have
+its pieces in common. A cache that cannot be written in parts is one piece.
+
+A piece lies in the folder of the model, settings and library that its cells are of, readable by its
+owner alone. Its name is a digest of its document: tokens, the piece before, and whose it is. Before
+it is used its cells are held against their checksum. The pieces used least recently go first, those
+at the ends of texts before those that others go on from.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+import threading
+import time
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edgespec.errors import SessionFileError, UnsupportedError
+from edgespec.memory.store import cache
+from edgespec.memory.store.cache_file import read_document, read_session, write_parts
+from edgespec.models.writing import reason, remove_dead, whole_file
+from edgespec.prefix import common_prefix_length
+
+USUAL_BYTES = 4 << 30  # of disk, where nobody says how many
+_ROOM = 4  # times that has to be free on a disk, for it to be taken unasked
+_SUFFIX = ".cells"
+_FOLDER = "prefixes"
+_OPEN = (-1 << 31).to_bytes(4, "little", signed=True)  # in place of a token that ends a message
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Piece:
+    """The cells of some tokens of a text, in a file.
+
+    Args:
+        parent: the piece before; None where the text begins with this one.
+        start: tokens of the text before it, of which all are in the pieces before.
+        images: as of `KeepsCache`; only where the text is one piece.
+        ends: places of the text in this piece where a message ends or begins, each with a digest of
+            the text up to there: the same for the same text in other tokens.
+    """
+
+    path: Path
+    parent: Piece | None
+    start: int
+    tokens: array[int]
+    images: Sequence[Sequence[int]]
+    ends: Sequence[tuple[int, str]]
+    owner: str
+
+    @property
+    def end(self) -> int:
+        """Tokens of the text up to its end."""
+        return self.start + len(self.tokens)
+
+    @property
+    def parent_name(self) -> str:
+        """Of the file of the piece before; "" for none."""
+        return "" if self.parent is None else self.parent.path.name
+
+    @property
+    def chain(self) -> list[Piece]:
+        """All pieces of the text, the first one first."""
+        found: list[Piece] = []
+        one: Piece | None = self
+        while one is not None:
+            found.append(one)
+            one = one.parent
+        return found[::-1]
+
+    @property
+    def text(self) -> list[int]:
+        """All tokens of the text up to its end."""
+        found: list[int] = []
+        for one in self.chain:
+            found[one.start :] = one.tokens
+        return found
+
+
+class PrefixStore:
+    """Pieces of one model with one cache, for any number of threads and processes.
+
+    Args:
+        key: what cells have to be made with to be read back.
+        model: of the file, to be shown.
+        budget_bytes: of all pieces on this machine, whatever they are of.
+    """
+
+    def __init__(self, key: str, model: str, budget_bytes: int) -> None:
+        self._root = cache.cache_directory() / _FOLDER
+        self._folder = self._root / _hex(key.encode())
+        self._model, self.budget_bytes = model, budget_bytes
+        self._pieces: dict[str, Piece | None] = {}  # by name; None is none that can be used
+        self._lock = threading.Lock()
+        for folder in (self._root, self._folder):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for folder in self._root.iterdir():
+            remove_dead(folder)  # what was being written when its process was killed
+
+    # -- finding ---------------------------------------------------------------------------
+
+    def find(self, text: Sequence[int], salt: str, most: int) -> tuple[Piece, int] | None:
+        """The piece that has most of a text's beginning, and how many tokens of it.
+
+        Of pieces that end within `most` tokens.
+        """
+        wanted, owner = array("i", text), _owner(salt)
+        best: tuple[Piece, int] | None = None
+        below: dict[str, list[Piece]] = {}
+        for piece in self._all():
+            if piece.owner == owner and piece.end <= most:
+                below.setdefault(piece.parent_name, []).append(piece)
+        waiting = below.get("", [])
+        while waiting:
+            piece = waiting.pop()
+            size = common_prefix_length(piece.tokens, wanted[piece.start : piece.end])
+            common = piece.start + size
+            if size and (best is None or common > best[1]):
+                best = piece, common
+            waiting += [one for one in below.get(piece.path.name, ()) if one.start <= common]
+        return best
+
+    def find_text(self, places: Mapping[str, int], salt: str) -> tuple[Sequence[int], int] | None:
+        """The tokens of the longest text that a text has, by the digests of its `places`.
+
+        And how many of that text's tokens they stand for.
+        """
+        owner, best = _owner(salt), 0
+        found: tuple[Piece, int] | None = None
+        for piece in self._all():
+            for length, digest in piece.ends if piece.owner == owner else ():
+                if places.get(digest, 0) > best:
+                    best, found = places[digest], (piece, length)
+        return None if found is None else (found[0].text[: found[1]], best)
+
+    def is_whole(self, piece: Piece) -> bool:
+        """Whether a piece and those before it are undamaged; a damaged one is removed."""
+        for one in piece.chain:
+            try:
+                read_session(one.path)
+            except SessionFileError:
+                self.remove(one)
+                return False
+        return True
+
+    def touch(self, piece: Piece) -> None:
+        """It is used now, and so are those before it: what goes first is the last of them."""
+        now = time.time_ns()
+        for place, one in enumerate(reversed(piece.chain)):
+            with suppress(OSError):
+                os.utime(one.path, ns=(now, now + 1000 * place))
+
+    def _all(self) -> list[Piece]:
+        """What is there now, pieces of other processes included; parents come first."""
+        with self._lock:
+            names = set[str]()
+            with suppress(OSError):
+                names = {one for one in os.listdir(self._folder) if one.endswith(_SUFFIX)}
+            for name in self._pieces.keys() - names:
+                del self._pieces[name]
+            self._read(names - self._pieces.keys())
+            found: dict[str, Piece] = {}
+            for piece in sorted(filter(None, self._pieces.values()), key=lambda one: one.start):
+                if piece.parent is None or piece.parent_name in found:
+                    found[piece.path.name] = piece
+            return list(found.values())
+
+    def _read(self, names: Iterable[str]) -> None:
+        """Take pieces from their documents. One whose parent is not there may be read later."""
+        documents = {}
+        for name in names:
+            self._pieces[name] = None
+            with suppress(OSError, SessionFileError, ValueError, KeyError, TypeError):
+                text = read_document(self._folder / name)
+                if _name(text) == name:
+                    document = json.loads(text)
+                    documents[name] = int(document["start"]), document
+        for name, (start, document) in sorted(documents.items(), key=lambda one: one[1][0]):
+            parent = self._pieces.get(document["parent"]) if start else None
+            if start and parent is None:
+                del self._pieces[name]
+                continue
+            with suppress(OSError, ValueError, KeyError, TypeError, OverflowError):
+                self._pieces[name] = self._piece(self._folder / name, parent, document)
+
+    def _piece(self, path: Path, parent: Piece | None, document: Mapping[str, Any]) -> Piece:
+        tokens = array("i", document["tokens"])
+        ends = [(int(length), str(digest)) for length, digest in document["ends"]]
+        images, owner = document["images"], document["owner"]
+        return Piece(path, parent, int(document["start"]), tokens, images, ends, owner)
+
+    # -- keeping ---------------------------------------------------------------------------
+
+    def add(
+        self,
+        parent: Piece | None,
+        start: int,
+        tokens: Sequence[int],
+        salt: str,
+        write: Callable[[str], int],
+        *,
+        images: Sequence[Sequence[int]] = (),
+        ends: Sequence[tuple[int, str]] = (),
+    ) -> Piece:
+        """Keep a piece, whose cells `write` puts into a file and says how many bytes they are.
+
+        Raises OSError where it cannot be written or is larger than the budget, and as `write`.
+        """
+        document = {
+            "model": self._model,
+            "parent": None if parent is None else parent.path.name,
+            "start": start,
+            "tokens": list(tokens),
+            "images": [list(one) for one in images],
+            "ends": list(ends),
+            "owner": _owner(salt),
+        }
+        text = json.dumps(document).encode()
+        path = self._folder / _name(text)
+        with self._lock:
+            known = self._pieces.get(path.name)
+        if known is not None and path.exists():
+            return known
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # others may have cleared it
+        with whole_file(path, synced=False, private=True) as partial:
+            write_parts(partial, text, write)
+            self._make_room(partial.stat().st_size, parent)
+        piece = self._piece(path, parent, document)
+        with self._lock:
+            self._pieces[path.name] = piece
+        self.touch(piece)
+        return piece
+
+    def _make_room(self, nbytes: int, kept: Piece | None) -> None:
+        """Remove what was used least recently until there is room; not `kept` and those before."""
+        if nbytes > self.budget_bytes:
+            raise OSError(errno.EFBIG, "a text is larger than the budget of the disk cache")
+        own = set() if kept is None else {one.path for one in kept.chain}
+        found = list(_files(self._root))
+        total = sum(size for _, size, _ in found)
+        for _, size, path in sorted(found):
+            if total + nbytes <= self.budget_bytes:
+                return
+            if path not in own:
+                with suppress(OSError):
+                    path.unlink()
+                total -= size
+        if total + nbytes > self.budget_bytes:
+            raise OSError(errno.EFBIG, "a text is larger than the budget of the disk cache")
+
+    def remove_parts_of(self, piece: Piece) -> None:
+        """Forget texts of one piece each that another one of them goes on from."""
+        for one in self._all():
+            size = len(one.tokens)
+            is_part = one.path != piece.path and one.parent is None and one.owner == piece.owner
+            if is_part and one.tokens == piece.tokens[:size]:
+                self.remove(one)
+
+    def remove(self, piece: Piece) -> None:
+        """Forget a piece; those that go on from it are of no use any more."""
+        for one in self._all():
+            if any(piece.path == before.path for before in one.chain):
+                with suppress(OSError):
+                    one.path.unlink()
+
+
+def usual_budget() -> int:
+    """Bytes of disk to take unasked: none where the disk is small."""
+    place = cache.cache_directory()
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    try:
+        free = shutil.disk_usage(place).free
+    except OSError:
+        return 0
+    return USUAL_BYTES if free >= _ROOM * USUAL_BYTES else 0
+
+
+def kept_bytes() -> dict[str, int]:
+    """Bytes of what is kept, by the names of the models."""
+    found: dict[str, int] = {}
+    for _, size, path in _files(cache.cache_directory() / _FOLDER):
+        try:
+            model = str(json.loads(read_document(path))["model"])
+        except (OSError, SessionFileError, ValueError, KeyError, TypeError):
+            model = ""
+        found[model] = found.get(model, 0) + size
+    return found
+
+
+def forget() -> None:
+    """Delete all of it. Raises UnsupportedError where something cannot be deleted."""
+    root = cache.cache_directory() / _FOLDER
+    try:
+        for _, _, path in _files(root):
+            path.unlink(missing_ok=True)
+    except OSError as problem:
+        raise UnsupportedError(
+            f"cannot delete {problem.filename}: {reason(problem)}", hint="delete it yourself"
+        ) from problem
+    for folder in root.iterdir() if root.is_dir() else ():
+        remove_dead(folder)
+
+
+def ends_of(
+    tokens: Sequence[int], bytes_of: Callable[[int], bytes], *, is_open: bool = False
+) -> list[tuple[int, str]]:
+    """Where control tokens of a text stand, before and behind them, and digests of it up to there.
+
+    The digests of equal texts are equal, whatever tokens their words are; an image stands for
+    itself. `is_open`: the end of the text is such a place, too, as of one whose answer has ended.
+    """
+    digest, words, found = b"", list[bytes](), list[tuple[int, str]]()
+    for place, token in enumerate(tokens):
+        if token >= 0 and (data := bytes_of(token)):
+            words.append(data)
+            continue
+        if words:
+            found.append((place, _hex(digest + b"".join(words) + _OPEN)))
+        digest = _digest(digest + b"".join(words) + token.to_bytes(4, "little", signed=True))
+        words.clear()
+        found.append((place + 1, digest.hex()))
+    if is_open and words:
+        found.append((len(tokens), _hex(digest + b"".join(words) + _OPEN)))
+    return found
+
+
+def _files(root: Path) -> Iterator[tuple[int, int, Path]]:
+    """All pieces: when each was used, its bytes and its path."""
+    for path in root.glob(f"*/*{_SUFFIX}"):
+        with suppress(OSError):
+            told = path.stat()
+            yield told.st_mtime_ns, told.st_size, path
+
+
+def _owner(salt: str) -> str:
+    """Whose a text is, which does not tell the salt."""
+    return _hex(b"owner " + salt.encode())
+
+
+def _name(document: bytes) -> str:
+    return f"{_hex(document)}{_SUFFIX}"
+
+
+def _hex(data: bytes) -> str:
+    return _digest(data).hex()
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=16).digest()

@@ -1,0 +1,159 @@
+"""Prefixes that are kept on disk: who comes after a restart reads what is new, and nothing else."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+from decoding_cases import END
+from keeping_cases import Keeping, keeping_engine
+from waiting import until
+
+from edgespec.decode import kept
+from edgespec.decode.engine import Engine
+from edgespec.decode.session import Session
+from edgespec.errors import EdgespecWarning
+from edgespec.models.chat import ChatMessage
+
+LONG = "words and words " * 60
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path))
+    monkeypatch.setattr(kept, "_QUIET_S", 0.01)
+    return tmp_path / "prefixes"
+
+
+def num_read(engine: Engine, prompt: str, **options: object) -> int:
+    """Tokens of a prompt that an engine reads."""
+    counters = engine.generate(prompt, reuse=True, **options).counters  # type: ignore[arg-type]
+    return counters.prompt_tokens - counters.reused_tokens
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*/*.cells"))
+
+
+@pytest.mark.parametrize("splits", [True, False])
+def test_a_conversation_goes_on_after_a_restart(_folder: Path, splits: bool) -> None:
+    def talk(engine: Engine, *said: str, messages: list[ChatMessage] | None = None) -> Session:
+        session = Session(engine, system=None if messages else LONG, messages=messages or ())
+        for one in said:
+            session.send(one)
+        return session
+
+    with keeping_engine() as never_stopped:
+        expected = talk(never_stopped, "one", "two", "three").messages
+    for one in files(_folder):
+        one.unlink()
+    with keeping_engine(splits=splits) as engine:
+        first = talk(engine, "one", "two")
+    assert len(files(_folder)) == 1 or splits
+    assert all(one.stat().st_mode & 0o777 == 0o600 for one in files(_folder))
+    with keeping_engine(splits=splits) as engine:
+        again = talk(engine, "three", messages=first.messages)
+        assert again.messages == expected
+        backend = engine.backend
+        assert isinstance(backend, Keeping)
+        assert backend.prefilled == len("\n<u>three\n<a>")
+
+
+def test_it_is_written_while_the_server_lives_and_nobody_is_answered(_folder: Path) -> None:
+    """A process that is killed has left it."""
+    engine = keeping_engine(users=2)
+    engine.generate(LONG)
+    until(lambda: len(files(_folder)) == 2)
+    with keeping_engine() as other:
+        assert num_read(other, LONG) == 1
+    engine.close()
+
+
+def test_who_is_answered_does_not_wait_for_what_is_written(
+    _folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A piece is all that is waited for; the rest is written when it is quiet again."""
+    saving, go_on = threading.Event(), threading.Event()
+    save = Keeping.save_cache
+
+    def slow(self: Keeping, path: str, start: int = 0, end: int | None = None) -> int:
+        saving.set()
+        assert go_on.wait(10)
+        return save(self, path, start, end)
+
+    monkeypatch.setattr(Keeping, "save_cache", slow)
+    with keeping_engine(users=2) as engine:
+        engine.generate(LONG * 3)
+        assert saving.wait(10)
+        stream = engine.stream("another", max_tokens=10)
+        thread = threading.Thread(target=lambda: list(stream))
+        thread.start()
+        go_on.set()
+        thread.join(10)
+        assert not thread.is_alive()
+        until(lambda: sum(one.stat().st_size for one in files(_folder)) > len(LONG * 3))
+
+
+def test_texts_of_others_are_not_found(_folder: Path) -> None:
+    with keeping_engine() as engine:
+        engine.generate(LONG, cache_salt="a")
+    with keeping_engine() as engine:
+        size = len(engine.encode(LONG))
+        assert num_read(engine, LONG) == size
+        assert num_read(engine, LONG, cache_salt="b") == size
+        assert engine.respelled([*LONG.encode(), END], "b") == [*LONG.encode(), END]
+        assert num_read(engine, LONG, cache_salt="a") == 1
+    with keeping_engine(key="another model") as engine:
+        assert num_read(engine, LONG, cache_salt="a") == size
+    names = b"".join(one.read_bytes() for one in files(_folder))
+    assert b'"a"' not in names  # the owner's name does not tell the salt
+
+
+def test_the_same_text_in_other_tokens_is_found(_folder: Path) -> None:
+    """Two tokens stand for the same letters here, as a model may spell an answer in its own way."""
+    with keeping_engine() as engine:
+        kept_ids = engine.encode([*LONG.encode(), *b"<u>", END, *b"abc", END, *b"more"])
+        engine.generate(kept_ids)
+
+    def token_bytes(_self: object, token: int) -> bytes:
+        return b"b" if token == ord("x") else bytes([token]) if token < END else b""
+
+    with keeping_engine() as engine:
+        tokenizer = type(engine.backend.tokenizer)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(tokenizer, "token_bytes", token_bytes)
+            engine._kept._bytes_of = engine.backend.tokenizer.token_bytes  # type: ignore[union-attr]
+            other = [ord("x") if one == ord("b") else one for one in kept_ids]
+            assert other != kept_ids and engine.respelled([*other, END]) == [*kept_ids, END]
+            assert engine.respelled(other[:-1]) == kept_ids[:-1]
+
+
+def test_what_is_damaged_is_read_from_the_prompt_instead(_folder: Path) -> None:
+    with keeping_engine() as engine:
+        engine.generate(LONG)
+    for one in files(_folder):
+        data = one.read_bytes()
+        one.write_bytes(data[:9] + bytes([data[9] ^ 1]) + data[10:])
+    with keeping_engine() as engine:
+        assert num_read(engine, LONG) == len(engine.encode(LONG))
+        assert not files(_folder)
+
+
+def test_a_full_disk_is_told_once_and_answers_go_on(
+    _folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: Keeping, path: str, start: int = 0, end: int | None = None) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Keeping, "save_cache", full)
+    with pytest.warns(EdgespecWarning, match="no more prefixes are kept on disk: No space left"):
+        with keeping_engine() as engine:
+            assert engine.generate(LONG).text
+    assert not files(_folder)
+
+
+def test_short_texts_are_not_kept(_folder: Path) -> None:
+    with keeping_engine() as engine:
+        engine.generate("short")
+    assert not files(_folder)
