@@ -102,6 +102,7 @@ def test_functions_are_imported_without_the_package_around_them() -> None:
     program = (
         "import sys\n"
         "from edgespec.backends.llama.library import LIBRARY_LOG, library\n"
+        "from edgespec.backends.llama.kernels import model_params\n"
         "from edgespec.backends.llama.vision import mtmd\n"
         "lib, images = library(), mtmd()\n"
         "assert not {'jinja2', 'llama_cpp.llama'} & {*sys.modules}\n"
@@ -112,7 +113,7 @@ def test_functions_are_imported_without_the_package_around_them() -> None:
         "from llama_cpp import Llama, mtmd_cpp\n"
         "assert (llama_cpp.llama_cpp, mtmd_cpp, llama_cpp.Llama) == (lib, images, Llama)\n"
         "assert not hasattr(llama_cpp, 'nothing')\n"
-        "lib.llama_model_load_from_file(b'/none.gguf', lib.llama_model_default_params())\n"
+        "lib.llama_model_load_from_file(b'/none.gguf', model_params())\n"
         "assert '/none.gguf' in LIBRARY_LOG.problem(), 'it has a listener of its own'\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
