@@ -11,7 +11,7 @@ import typer
 from edgespec.cli import options
 from edgespec.cli.answer_options import FormatOptions, SamplingOptions
 from edgespec.cli.answer_writer import color_option
-from edgespec.cli.options import PROMPT
+from edgespec.cli.options import PROMPT, TOOLS
 from edgespec.cli.read_ahead import AUTO, OFF, ON, ReadAhead
 from edgespec.cli.render import error
 from edgespec.errors import EdgespecError
@@ -43,6 +43,12 @@ def chat(
         "Read what is typed before it is sent: on, off, or auto (not on battery).",
         choices=(AUTO, ON, OFF),
         panel=PROMPT,
+    ),
+    mcp: Path | None = option(
+        None, "JSON file with mcpServers, whose tools the model may call.", panel=TOOLS
+    ),
+    allow: list[str] | None = option(
+        None, "Call this tool without asking; *: all. From a pipe others are not.", panel=TOOLS
     ),
     color: str = color_option(),
 ) -> None:
@@ -80,6 +86,8 @@ def chat(
         session.stop, session.shift = tuple(stop or ()), not no_shift
         if load is not None:
             talk.load(load)
+        if mcp is not None:
+            talk.take_tools(mcp, allow or ())
         failed = False
         for text in read_messages(talk, ReadAhead(talk, read_ahead)):
             try:

@@ -5,27 +5,32 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgespec.cli import options
 from edgespec.cli.answer_writer import NONE, keys_held, repeats, show_answer, with_progress
-from edgespec.cli.render import note, size_text
+from edgespec.cli.render import note, printable, size_text
 from edgespec.cli.start import cancel_on_interrupt, load_engine
-from edgespec.decode.session import Content, Session
+from edgespec.decode.session import Content, Session, Turn
 from edgespec.errors import UnsupportedError
 from edgespec.memory.device.track import peak_resident_bytes
 from edgespec.models.onnx.folder import read_model
 
 if TYPE_CHECKING:
+    from edgespec.cli.tool_servers import ToolServers
     from edgespec.decode.engine import Engine
     from edgespec.decode.generation import Result
     from edgespec.memory.plan.plan import Plan
     from edgespec.memory.plan.request import Request
     from edgespec.models.images import Image
+
+
+_MOST_ROUNDS = 8  # of calls, behind a message
 
 
 @dataclass
@@ -86,6 +91,7 @@ class Chat:
         self.file: Path | None = None
         self._ahead = 0  # tokens that were read of the next message
         self.images: list[Image] = []  # that the next message shows
+        self.tools: ToolServers | None = None
         self._color = color
         self.plan, self.engine = self._load(model, request)
         try:
@@ -99,20 +105,49 @@ class Chat:
 
     def __exit__(self, *_error: object) -> None:
         self.engine.close()
+        if self.tools is not None:
+            self.tools.close()
+
+    def take_tools(self, file: Path, allowed: Sequence[str]) -> None:
+        """Start the servers of a file, whose tools answers may call from now on."""
+        from edgespec.cli.tool_servers import ToolServers
+        from edgespec.decode.engine import Engine
+        from edgespec.serve.tool_calls import conversation
+
+        Engine.with_tools = conversation
+        # Of a result: a character is a quarter of a token or more, and two results fit.
+        self.tools = ToolServers(file, allowed, most_chars=self.engine.backend.context_size)
+        self.session.tools = tuple(self.tools.tools)
+        names = [tool["function"]["name"] for tool in self.tools.tools]
+        note(f"[tools: {printable(', '.join(names)) or 'none'}]")
 
     # -- messages --------------------------------------------------------------------------
 
     def say(self, text: str | None, *, instead: bool = False) -> None:
         """Send a message and show the answer; `instead` of the last message, None repeats it."""
         self.next_line.replaces = False
-        with stoppable() as cancel:
-            how = {"speculate": self.speculate, "cancel": cancel, **self._format}
-            content = self._content(text)
+        content = self._content(text)
+
+        def ask(**how: Any) -> Turn:
             if text is None or instead:
-                turn = self.session.retry(content, **how)
-            else:
-                assert content is not None, "there is a text"
-                turn = self.session.stream(content, **how)
+                return self.session.retry(content, **how)
+            assert content is not None, "there is a text"
+            return self.session.stream(content, **how)
+
+        self._show(ask)
+        for rounds_left in reversed(range(_MOST_ROUNDS)):
+            assert self.last is not None, "there is an answer"
+            if self.tools is None or not (calls := self.last.tool_calls):
+                break
+            results = [call.result(self.tools.result(call)) for call in calls]
+            # With the last round there is nothing to do with further calls.
+            choice: dict[str, Any] = {} if rounds_left else {"tool_choice": "none"}
+            self._show(partial(self.session.stream, results, **choice))
+
+    def _show(self, ask: Callable[..., Turn]) -> None:
+        """An answer, as it comes."""
+        with stoppable() as cancel:
+            turn = ask(speculate=self.speculate, cancel=cancel, **self._format)
             self.images = []
             before = self.session.used_tokens
             if turn.dropped_turns:
@@ -190,7 +225,9 @@ class Chat:
 
     def load(self, path: Path) -> None:
         """Go on with a saved conversation."""
+        tools = self.session.tools
         self.session = Session.load(self.engine, path)
+        self.session.tools = tools
         self.file = path
         held = "" if self.engine.backend.length else ", which is read again with the next message"
         note(f"[{len(self.session.messages)} messages{held}]")

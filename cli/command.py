@@ -17,7 +17,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from edgespec.cli.llama_options import other_options
 from edgespec.cli.log import log_options, start_log
-from edgespec.cli.options import LOG, MEMORY, OTHERS, OUTPUT, PROMPT, SERVER, takes_options
+from edgespec.cli.options import LOG, MEMORY, OTHERS, OUTPUT, PROMPT, SERVER, TOOLS, takes_options
 from edgespec.cli.render import note
 from edgespec.memory.plan.options import DRAFTS
 from edgespec.paths import text_of
@@ -26,7 +26,7 @@ _Function = TypeVar("_Function", bound=Callable[..., None])
 _ARGUMENTS = "Arguments"
 # Titles of groups of options, in this order; others come last.
 TITLES = (
-    *(PROMPT, SERVER, "Sampling", "Form of the answer", MEMORY, DRAFTS),
+    *(PROMPT, SERVER, TOOLS, "Sampling", "Form of the answer", MEMORY, DRAFTS),
     OUTPUT,
 )
 # What stands for a value in help, by what the library calls its type.

@@ -35,7 +35,7 @@ MAX_TOKENS, ENDLESS = 512, 1 << 31  # of an answer: usually, and up to the end o
 _MOST_LAYERS = 512  # of a model, in llama.cpp
 _MOST_SHOWN = 1 << 16  # a larger limit tells a person nothing
 PLAIN = "plain"  # another word for the drafter "none"
-PROMPT, SERVER, OUTPUT = "Model and prompt", "Server", "Output"  # titles in help
+PROMPT, SERVER, TOOLS, OUTPUT = "Model and prompt", "Server", "Tools", "Output"  # titles in help
 MEMORY, OTHERS, LOG = "Memory and device", "Options", "Log"
 JsonOption = Annotated[
     bool,

@@ -1,0 +1,46 @@
+"""A server of tools, by the `mcp` package: some that work, and some that do not."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+from mcp.server.mcpserver import MCPServer
+
+server = MCPServer("tools")
+
+
+def weather(city: str) -> str:
+    """The weather of a city."""
+    return f"Rain in {city}"
+
+
+def read_file(path: str) -> str:
+    """The text of a file."""
+    with open(path, encoding="utf-8") as file:
+        return file.read()
+
+
+def hang() -> str:
+    """Never answers."""
+    time.sleep(600)
+    return ""
+
+
+def die() -> str:
+    """Ends the server."""
+    os._exit(1)
+
+
+def flood() -> str:
+    """Sends far more than anybody wants."""
+    return "x" * (200 << 20)
+
+
+for tool in (weather, read_file, hang, die, flood):
+    server.add_tool(tool)
+
+if __name__ == "__main__":
+    print("a line for people", file=sys.stderr)
+    server.run()
