@@ -165,7 +165,7 @@ class Guest:
             finally:
                 answered.set()
             if "problem" in answer:
-                self._replace()  # it has no memory left to be trusted with
+                self.end()  # it has no memory left to be trusted with
                 raise GuestEndedError(answer["problem"])
         return answer["answer"]
 
@@ -175,12 +175,6 @@ class Guest:
             if self._ended is not None:
                 self._ended()
             self._process = self._ended = None
-
-    def _replace(self) -> None:
-        """End the process, and start the one that the next question finds ready."""
-        self.end()
-        with suppress(BackendError):  # which the next question tells
-            self._started()
 
     @property
     def pid(self) -> int | None:
@@ -209,11 +203,11 @@ class Guest:
     def _problem(
         self, process: subprocess.Popen[bytes], limits: GuestLimits, reasons: list[str]
     ) -> GuestEndedError:
-        """Why a process gave no answer; it is gone then, and another one is there."""
+        """Why a process gave no answer; it is gone then."""
         with suppress(subprocess.TimeoutExpired):
             process.wait(_LOOK_S)
         status = process.returncode
-        self._replace()
+        self.end()
         if sys.platform != "win32" and status == -signal.SIGPROF:
             reasons.append(_too_long(limits.seconds))
         if reasons:

@@ -21,24 +21,28 @@ if TYPE_CHECKING:
 # with two threads take a tenth of the time. Read when the first library with OpenMP is loaded.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-# Of files that take half a minute or more. With several processes no long one is left to the end.
+# Of files that take 20 s of processor time or more, or wait. No long one is left to the end.
 LONGEST_FIRST = (
-    "backends/kernels/test_products.py",
+    "test_lossless_sampled.py",
     "serve/test_fuzz.py",
     "serve/test_load.py",
     "test_wheel.py",
-    "test_lossless.py",
-    "test_lossless_sampled.py",
+    "backends/llama/test_head.py",
     "cli/test_run.py",
-    "cli/test_bench.py",
-    "cli/test_quantize.py",
-    "test_users.py",
-    "backends/kernels/test_attention.py",
+    "backends/llama/test_lossless.py",
     "cli/test_chat.py",
-    "cli/test_drafters.py",
-    "memory/plan/test_planner_properties.py",
-    "backends/llama/test_branches.py",
-    "backends/llama/test_backend.py",
+    "cli/test_images.py",
+    "memory/bytes/test_simulation.py",
+    "backends/llama/test_recurrent.py",
+    "test_lossless.py",
+    "setup/test_draft_loading.py",
+    "serve/test_model_file.py",
+    "quantize/test_fit.py",
+    "drafting/test_draft_failures.py",
+    "cli/test_quantize.py",
+    "backends/llama/test_context.py",
+    "test_users.py",
+    "cli/test_serve.py",
 )
 
 
@@ -173,8 +177,9 @@ class _WholeTeams:
 
 @pytest.fixture(autouse=True)
 def whole_teams(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps have all of their threads, whatever else computes while tests run."""
+    """Steps have all of their threads, whatever else computes while tests run: nobody looks."""
     monkeypatch.setattr("edgespec.backends.llama.context.TEAMS", _WholeTeams())
+    monkeypatch.setattr("edgespec.measure.timing._LOOK_SECONDS", 0.0)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from edgespec.backends.llama.context import LlamaContext
 from edgespec.errors import BackendError
-from edgespec.memory.device.llama_binary import PACKAGE
+from edgespec.memory.device.llama_binary import PACKAGE, import_functions
 
 if TYPE_CHECKING:
     import numpy as np
@@ -56,15 +56,14 @@ class NextRows:
     """
 
     def __init__(self, context: LlamaContext, width: int, *, masked: bool = False) -> None:
-        from llama_cpp import llama_cpp_ext
-
         self._get = _function(context.lib, _GET_NEXT, ctypes.c_void_p, ctypes.c_void_p)
         self._handle, self.width = context.handle, width
         settings = context.settings
         kept = settings.max_nodes if masked else settings.batch_size + settings.max_nodes
         self.nbytes = 4 * width * kept
         self._view = _View(kept, width)
-        llama_cpp_ext.llama_set_embeddings_nextn(context.handle, True, masked)
+        extension = import_functions("llama_cpp_ext")
+        extension.llama_set_embeddings_nextn(context.handle, True, masked)
 
     def rows(self, count: int) -> Rows:
         """Those of the first `count` tokens: a view that the next step overwrites."""

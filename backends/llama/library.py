@@ -141,7 +141,7 @@ def library() -> ModuleType:
 @functools.cache
 def _initialised() -> ModuleType:
     try:
-        from llama_cpp import llama_cpp
+        llama_cpp: Any = llama_binary.import_functions("llama_cpp")
     except ImportError as error:
         raise MissingDependencyError(
             f"llama-cpp-python cannot be imported: {error}",

@@ -7,13 +7,10 @@ It is one of its own because llama.cpp may end the process over an odd header: a
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 import os
-import sys
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple
 
 from edgespec.backends.base import Capabilities
@@ -52,7 +49,6 @@ _MOST_TYPES = 64  # kinds of memory that llama.cpp tells of
 
 def main() -> None:
     """Answer requests until there are no more."""
-    _import_without_the_rest()
     contexts = _Contexts()
 
     def answer(request: dict[str, Any]) -> Any:
@@ -65,16 +61,6 @@ def main() -> None:
             return {"error": _TOO_MUCH if no_memory else f"{problem}"}
 
     answer_questions(answer)
-
-
-def _import_without_the_rest() -> None:
-    """llama-cpp-python's functions, without the package around them: it takes half a second."""
-    found = importlib.util.find_spec("llama_cpp")
-    if found is None or found.origin is None:
-        return
-    package = ModuleType("llama_cpp")
-    package.__path__ = [str(Path(found.origin).parent)]
-    sys.modules["llama_cpp"] = package
 
 
 def _buffers(projector: str, most_tokens: int, on_gpu: bool, weight_bytes: int) -> dict[str, int]:

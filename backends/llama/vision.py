@@ -27,6 +27,7 @@ from edgespec.backends.llama.library import LIBRARY_LOG, interrupts_kept, librar
 from edgespec.backends.llama.team import TEAMS
 from edgespec.errors import BackendError, MissingDependencyError, UnsupportedError
 from edgespec.memory.bytes.projector import KEPT_BYTES, Buffers
+from edgespec.memory.device.llama_binary import import_functions
 from edgespec.models.gguf.access import read_part
 from edgespec.models.gguf.reader import Gguf
 from edgespec.models.images import Image, Sound
@@ -328,12 +329,11 @@ def mtmd() -> ModuleType:
     """libmtmd's low-level module. Raises MissingDependencyError, and as `library`."""
     library()
     try:
-        from llama_cpp import mtmd_cpp
+        mtmd_cpp = import_functions("mtmd_cpp")
     except (ImportError, OSError, RuntimeError, FileNotFoundError) as problem:
         raise MissingDependencyError(
             f"llama-cpp-python has no libmtmd, which images need: {problem}",
             hint="pip install --force-reinstall --no-deps llama-cpp-python==0.3.36",
         ) from problem
     mtmd_cpp.mtmd_helper_log_set(library().edgespec_log_callback, None)
-    module: ModuleType = mtmd_cpp
-    return module
+    return mtmd_cpp

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import importlib
 import importlib.util
 import os
 import re
 import sys
+import threading
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
@@ -79,6 +81,41 @@ def _package() -> Path | None:
     """The folder of llama-cpp-python, which is located and not imported."""
     found = importlib.util.find_spec("llama_cpp")
     return Path(found.origin).parent if found is not None and found.origin else None
+
+
+def import_functions(name: str) -> ModuleType:
+    """A module of llama-cpp-python that declares C functions, without the package around it.
+
+    That imports Jinja2 and more that is not used here, which takes 0.2 s, and leaves two files
+    open. It is imported as soon as anybody asks the package for something else. Raises as `import`.
+    """
+    if "llama_cpp" not in sys.modules and (spec := importlib.util.find_spec("llama_cpp")):
+        sys.modules["llama_cpp"] = _later(spec)
+    importlib.import_module("llama_cpp")  # fails where that was forbidden
+    return importlib.import_module(f"llama_cpp.{name}")
+
+
+def _later(spec: ModuleSpec) -> ModuleType:
+    """A package whose own code runs when it is asked for what is no module that was imported."""
+    package = importlib.util.module_from_spec(spec)
+    lock, begun = threading.RLock(), threading.Event()
+
+    def attribute(name: str) -> Any:
+        is_asked_of_any = name.startswith("__") and name != "__all__"  # by what walks all modules
+        if not is_asked_of_any and spec.loader is not None:
+            with lock:
+                if not begun.is_set():
+                    begun.set()
+                    spec.loader.exec_module(package)
+                    functions = sys.modules["llama_cpp.llama_cpp"]
+                    if listener := getattr(functions, "edgespec_log_callback", None):
+                        functions.llama_log_set(listener, None)  # it put its own there
+        if name in vars(package):
+            return vars(package)[name]
+        raise AttributeError(f"module {package.__name__!r} has no attribute {name!r}")
+
+    vars(package)["__getattr__"] = attribute
+    return package
 
 
 @functools.cache

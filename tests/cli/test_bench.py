@@ -67,15 +67,14 @@ def test_one_variant_alone_is_shown_too(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.model
-@pytest.mark.usefixtures("exact_engine")  # which has measured what exact settings are
-def test_bench_on_the_embedded_model(measured_cache: Path, tmp_path: Path) -> None:
+def test_bench_of_two_settings_and_drafters(tiny: str, measured: str, tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.jsonl"
     texts = ("Say blue ten times: blue blue blue blue blue", "Count: 1 2 3 4 1 2 3 4 1 2 3 4 1")
     lines = [{"category": f"task {i % 2}", "turns": [text]} for i, text in enumerate(texts)]
     prompts.write_text("\n".join(map(json.dumps, lines)))
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "edgespec.cli.main", "bench", "--json", "-n", "12"),
+            *(sys.executable, "-m", "edgespec.cli.main", "bench", tiny, "--json", "-n", "12"),
             *("--prompts", str(prompts), "--repeats", "2", "--threads", "1", "--ctx", "256"),
             *("--drafter", "plain", "--drafter", "suffix", "--exact"),
             *("--draft-max", "3", "--draft-max", "7"),
@@ -83,7 +82,7 @@ def test_bench_on_the_embedded_model(measured_cache: Path, tmp_path: Path) -> No
         capture_output=True,
         text=True,
         timeout=170,
-        env={**os.environ, "EDGESPEC_CACHE": str(measured_cache), "COLUMNS": "100"},
+        env={**os.environ, "EDGESPEC_CACHE": measured, "COLUMNS": "100"},
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)

@@ -85,15 +85,15 @@ class Person:
 
 
 @pytest.fixture
-def person(measured: str) -> Iterator[Person]:
-    someone = Person(measured, "-n", "40")
+def person(measured: str, tiny: str) -> Iterator[Person]:
+    """Commands are the same with any model."""
+    someone = Person(measured, tiny, "-n", "40", "--drafter", "none")
     yield someone
     someone.child.close(force=True)
 
 
 def test_a_conversation_with_its_commands(person: Person, tmp_path: Path) -> None:
     person.sends("Say hello.")
-    person.sees("ello")
     person.sends("/stats")
     assert "acceptance length" in person.sees("this chat")
     assert "sampling: greedy; /params changes it" in person.shown
@@ -200,8 +200,10 @@ def test_a_model_that_cannot_be_loaded_leaves_the_conversation(
 
 
 @pytest.mark.skipif(not shutil.which("bash"), reason="needs bash, which resumes a stopped program")
-def test_ctrl_z_suspends_the_chat_and_the_line_stays(measured: str) -> None:
-    person = Person(measured, "-n", "8", shell='echo "stopped with $?"; fg')
+def test_ctrl_z_suspends_the_chat_and_the_line_stays(measured: str, tiny: str) -> None:
+    person = Person(
+        measured, tiny, "-n", "8", "--drafter", "none", shell='echo "stopped with $?"; fg'
+    )
     person.waits()
     person.types("half a")
     person.sees("half a")
@@ -306,10 +308,10 @@ def test_a_pipe_gives_answers_and_nothing_else(measured: str) -> None:
     assert f"error: stdin is not UTF-8 text: byte {len(text)} is 0xff" in err
 
 
-def test_a_pipe_without_an_end_of_line_and_an_empty_one(measured: str) -> None:
+def test_a_pipe_without_an_end_of_line_and_an_empty_one(measured: str, tiny: str) -> None:
     for text, answers in ((b"", False), (b"Say hello.", True)):
         done = subprocess.run(
-            [sys.executable, *COMMAND, "-n", "4"],
+            [sys.executable, *COMMAND, tiny, "-n", "4", "--drafter", "none"],
             input=text,
             capture_output=True,
             env={**os.environ, "EDGESPEC_CACHE": measured},

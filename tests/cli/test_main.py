@@ -302,7 +302,7 @@ def test_an_output_that_is_full_is_a_sentence(arguments: tuple[str, ...]) -> Non
     ],
 )
 def test_streams_that_are_closed_from_the_start_are_no_traceback(
-    measured: str, line: str, status: int, out: str, told: str
+    measured: str, tiny: str, line: str, status: int, out: str, told: str
 ) -> None:
     line = f'"{sys.executable}" -m edgespec.cli.main {line}'
     done = subprocess.run(
@@ -312,7 +312,12 @@ def test_streams_that_are_closed_from_the_start_are_no_traceback(
         capture_output=True,
         text=True,
         timeout=60,
-        env={**os.environ, "EDGESPEC_CACHE": measured},
+        env={
+            **os.environ,
+            "EDGESPEC_CACHE": measured,
+            "EDGESPEC_MODEL": tiny,
+            "EDGESPEC_DRAFTER": "none",
+        },
     )
     assert done.returncode == status
     assert re.fullmatch(out, done.stdout, re.DOTALL)

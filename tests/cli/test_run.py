@@ -106,23 +106,23 @@ def test_text_goes_to_stdout_and_the_rest_to_stderr(report: dict[str, Any], meas
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("source", ["one argument", "file", "stdin", "stdin and a model"])
 def test_a_prompt_from_anywhere_is_the_same_prompt(
-    report: dict[str, Any], measured: str, tmp_path: Path, source: str
+    command: Command, tiny: str, tmp_path: Path
 ) -> None:
-    arguments, stdin = [], ""
-    if source == "one argument":
-        arguments = [QUESTION]
-    elif source == "file":
-        (tmp_path / "prompt.txt").write_text(QUESTION, encoding="utf-8")
-        arguments = ["--file", str(tmp_path / "prompt.txt")]
-    else:
-        stdin = QUESTION
-        arguments = [str(embedded_model())] if source == "stdin and a model" else []
-    done = run("run", *arguments, *SHORT, "--json", cache=measured, stdin=stdin)
-    assert (done.status, done.err) == (0, "")
-    assert done.document["token_ids"] == report["token_ids"]
-    assert done.document["prompt_tokens"] == report["prompt_tokens"]
+    file = tmp_path / "prompt.txt"
+    file.write_text(QUESTION, encoding="utf-8")
+    found = []
+    for arguments, stdin in [
+        ((tiny, QUESTION), ""),
+        (("-m", tiny, QUESTION), ""),
+        (("-m", tiny, "--file", str(file)), ""),
+        (("-m", tiny), QUESTION),
+        ((tiny,), QUESTION),
+    ]:
+        done = command("run", *arguments, *SHORT, "--drafter", "none", "--json", stdin=stdin)
+        assert (done.status, done.err) == (0, "")
+        found.append((done.document["prompt_tokens"], done.document["token_ids"]))
+    assert found == [found[0]] * 5 and found[0][0] == len(QUESTION)
 
 
 @pytest.mark.model
@@ -142,10 +142,10 @@ def test_options_reach_the_engine(report: dict[str, Any], measured: str) -> None
 
 
 @pytest.mark.model
-def test_verbose_shows_what_the_library_says(measured: str) -> None:
-    done = run("run", QUESTION, *SHORT, "-v", cache=measured)
+def test_verbose_shows_what_the_library_says_and_explains_drafts(measured: str) -> None:
+    done = run("run", QUESTION, *SHORT, "-v", "--drafter", "suffix", cache=measured)
     assert done.status == 0 and "llama_model_loader: " in done.err
-    assert "llama_model_loader" not in run("run", QUESTION, *SHORT, cache=measured).err
+    assert re.search(r"drafts: suffix: [\w ]+ \(\d+ rounds\)", done.err), done.err
 
 
 @pytest.mark.model
@@ -164,9 +164,10 @@ def test_check_compares_with_plain_decoding(measured: str) -> None:
 
 
 @pytest.mark.model
-def test_a_full_context_says_which_option_cut_it_off(measured: str) -> None:
-    options = (*SHORT, "--ctx", "64", "--max-tokens", "99")
-    done = run("run", "Count to one thousand.", *options, cache=measured)
+def test_a_full_context_says_which_option_cut_it_off(command: Command, tiny: str) -> None:
+    forbidden = ("--logit-bias", "257=-1000")  # which would end the answer
+    options = ("--ctx", "64", "--max-tokens", "99", "--drafter", "none", *forbidden)
+    done = command("run", tiny, "Count to one thousand.", *options)
     assert done.status == 0
     assert done.err.splitlines()[-1].endswith("; cut off by --ctx")
 
@@ -176,15 +177,6 @@ def test_an_answer_that_repeats_itself_is_not_shown_as_speed_alone(measured: str
     text = "Milk, milk, milk, milk, " * 12
     done = run("run", "--raw", text, "-n", "60", "--ctx", "256", cache=measured)
     assert "it repeats itself: --dry-multiplier" in done.err
-
-
-@pytest.mark.model
-def test_a_prompt_longer_than_the_context(measured: str) -> None:
-    done = run("run", str(embedded_model()), "word " * 300, "--ctx", "256", cache=measured)
-    assert (done.status, done.out) == (1, "")
-    *_, problem, blank, hint = done.err.splitlines()
-    assert re.fullmatch(r"error: the prompt has \d+ tokens and the context 256", problem)
-    assert (blank, hint) == ("", "hint: raise context_size (--ctx), or shorten the prompt")
 
 
 @pytest.mark.model
@@ -216,13 +208,15 @@ def test_models_and_prompts_are_arguments_or_options(
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("arguments", [("-",), ("embedded", "-"), ("-m", "embedded", "-"), ()])
-def test_a_dash_is_stdin(
-    command: Command, measured: str, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
-) -> None:
-    monkeypatch.setenv("EDGESPEC_CACHE", measured)
-    done = command("run", *arguments, "--ctx", "256", stdin="Say one word. " * 100)
-    assert done.status == 1 and "error: the prompt has 431 tokens" in done.err, done.err
+@pytest.mark.parametrize("place", ["positional", "an option"])
+def test_a_dash_is_stdin(command: Command, tiny: str, place: str) -> None:
+    """And a prompt that is longer than the context is refused."""
+    model = ["-m", tiny] if place == "an option" else [tiny]
+    done = command("run", *model, "-", "--ctx", "256", stdin="Say one word. " * 100)
+    *_, problem, blank, hint = done.err.splitlines()
+    assert (done.status, done.out) == (1, "")
+    assert problem == "error: the prompt has 1400 tokens and the context 256"
+    assert (blank, hint) == ("", "hint: raise context_size (--ctx), or shorten the prompt")
 
 
 @pytest.mark.model
@@ -312,18 +306,10 @@ def test_a_reader_that_has_gone_ends_the_run_quietly(measured: str) -> None:
     assert "Traceback" not in err and "Exception ignored" not in err and "Error" not in err
 
 
-@pytest.mark.model
-def test_drafts_are_explained(measured: str) -> None:
-    arguments = ("--drafter", "suffix", "-v")
-    done = run("run", str(embedded_model()), QUESTION, *SHORT, *arguments, cache=measured)
-    assert done.status == 0, done.err
-    assert re.search(r"drafts: suffix: [\w ]+ \(\d+ rounds\)", done.err), done.err
-
-
 # -- what is piped in beside a prompt ----------------------------------------------------------
 
-RUN = f'"{sys.executable}" -m edgespec.cli.main run -p "Say it." -n 1 --json'
-PLAIN_TOKENS = 33  # of that prompt
+RUN = f'"{sys.executable}" -m edgespec.cli.main run -p "Say it." -n 1 --json --drafter none'
+PLAIN_TOKENS = len("Say it.")
 PIPES = {
     "nothing": (f"{RUN} </dev/null", 1, False),
     "an empty pipe": (f"printf '' | {RUN}", 1, False),
@@ -343,7 +329,7 @@ PIPES = {
 @pytest.mark.skipif(sys.platform != "linux", reason="tells whose stdin it is")
 @pytest.mark.parametrize(("line", "is_read", "is_said"), PIPES.values(), ids=PIPES.keys())
 def test_what_is_piped_in_is_read_unless_it_is_another_s(
-    tmp_path: Path, measured: str, line: str, is_read: int, is_said: bool
+    tmp_path: Path, measured: str, tiny: str, line: str, is_read: int, is_said: bool
 ) -> None:
     """A loop loses none of its lines, and what is not read is said not to be."""
     done = subprocess.run(
@@ -353,7 +339,7 @@ def test_what_is_piped_in_is_read_unless_it_is_another_s(
         capture_output=True,
         text=True,
         timeout=120,
-        env={**os.environ, "EDGESPEC_CACHE": measured},
+        env={**os.environ, "EDGESPEC_CACHE": measured, "EDGESPEC_MODEL": tiny},
     )
     answers = [json.loads(one)["prompt_tokens"] for one in done.stdout.splitlines()]
     assert len(answers) == 1 + ("loop" in line or "while" in line)

@@ -11,12 +11,11 @@ from pathlib import Path
 
 import httpx
 import pytest
-from command_line import Command, run, start
+from command_line import Command, start
 from waiting import PATIENCE_S
 
 from edgespec.cli.serve import _keys_of
 from edgespec.errors import UnsupportedError
-from edgespec.models.embedded import embedded_model
 from edgespec.models.gguf.reader import read_gguf
 from edgespec.models.gguf.writer import i32, keys_of, text
 
@@ -145,9 +144,9 @@ def test_a_server_logs_and_a_second_one_is_told_at_once(
 
 
 @pytest.fixture(scope="module")
-def with_sampling(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The embedded model with settings of sampling in its file."""
-    source = embedded_model()
+def with_sampling(tiny: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with settings of sampling in its file."""
+    source = Path(tiny)
     document = read_gguf(source)
     data = source.read_bytes()
     head = data[: document.data_offset]
@@ -164,11 +163,11 @@ def with_sampling(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.model
-def test_a_chat_samples_as_the_file_says(with_sampling: Path, measured: str) -> None:
+def test_a_chat_samples_as_the_file_says(command: Command, with_sampling: Path, tiny: str) -> None:
     """It was greedy, and small models wrote in loops. The command line comes first."""
 
     def shown(*arguments: str) -> dict[str, float]:
-        done = run("chat", *arguments, "--ctx", "256", cache=measured, stdin="/params\n")
+        done = command("chat", *arguments, "--ctx", "256", stdin="/params\n")
         told = dict(line.split() for line in done.err.splitlines() if len(line.split()) == 2)
         return {name: float(told[name]) for name in ("temperature", "top_k", "top_p")}
 

@@ -7,10 +7,12 @@ import os
 import stat
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
-from dying import dies_before_call, dies_in_a_write, on_a_full_disk
+from dying import Program
 
 from edgespec.memory.store import cache, texts
 from edgespec.models.writing import making, put_in_place, remove_dead, whole_file
@@ -71,21 +73,22 @@ def partials(folder: Path) -> list[str]:
 
 
 @pytest.fixture(params=_WRITERS)
-def writer(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, str, Path]:
-    """Code that writes and the file or the folder it writes to."""
+def writer(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Program, str, Path]]:
+    """A program that writes, the file or the folder it writes to, and where that lies."""
     code, place = _WRITERS[request.param]
     folder = tmp_path / "here"
     folder.mkdir()
-    return f"import os\nos.chdir({str(folder)!r})\n{code}", place, folder
+    with closing(Program(f"import os\nos.chdir({str(folder)!r})\n{code}", folder)) as program:
+        yield program, place, folder
 
 
 @needs_kills
 def test_a_process_that_dies_before_any_call_leaves_the_old_file_or_the_new_one(
-    writer: tuple[str, str, Path],
+    writer: tuple[Program, str, Path],
 ) -> None:
     """And what it leaves besides is gone after the next one that writes."""
-    code, _, folder = writer
-    assert not dies_before_call(code, folder, 10**6)
+    program, _, folder = writer
+    assert program.finishes()
     new = contents(folder)
     assert new and partials(folder) == []
     files = [folder / name for name in new]
@@ -94,7 +97,7 @@ def test_a_process_that_dies_before_any_call_leaves_the_old_file_or_the_new_one(
     for number in range(1, 60):
         for path in files:
             path.write_bytes(old[str(path.relative_to(folder))])
-        died = dies_before_call(code, folder, number)
+        died = program.dies_before_call(number)
         found = {name: data for name, data in contents(folder).items() if "partial" not in name}
         assert found in (old, new), f"half written before call {number}"
         deaths += died
@@ -106,39 +109,41 @@ def test_a_process_that_dies_before_any_call_leaves_the_old_file_or_the_new_one(
 
 @needs_kills
 def test_a_process_that_dies_in_the_middle_of_a_write_leaves_the_old_file(
-    writer: tuple[str, str, Path],
+    writer: tuple[Program, str, Path],
 ) -> None:
-    code, _, folder = writer
-    assert not dies_before_call(code, folder, 10**6)
+    program, _, folder = writer
+    assert program.finishes()
     new = contents(folder)
     old = {name: b"old" for name in new}
     largest = max(len(data) for data in new.values())
     for size in (0, 1, largest // 2, largest - 1):
         for name, data in old.items():
             (folder / name).write_bytes(data)
-        assert dies_in_a_write(code, folder, size)
+        assert program.dies_in_a_write(size)
         found = {name: data for name, data in contents(folder).items() if "partial" not in name}
         assert found == old
-    assert not dies_before_call(code, folder, 10**6)
+    assert program.finishes()
     assert contents(folder) == new and partials(folder) == []
 
 
 @needs_kills
-def test_a_full_disk_leaves_the_old_file_and_nothing_else(writer: tuple[str, str, Path]) -> None:
+def test_a_full_disk_leaves_the_old_file_and_nothing_else(
+    writer: tuple[Program, str, Path],
+) -> None:
     """Where the file was asked for it is an error; what is only kept for later is left out."""
-    code, place, folder = writer
-    assert not dies_before_call(code, folder, 10**6)
+    program, place, folder = writer
+    assert program.finishes()
     old = {name: b"old" for name in contents(folder)}
     for name, data in old.items():
         (folder / name).write_bytes(data)
-    done = on_a_full_disk(code, folder, 1500)
+    status, said = program.on_a_full_disk(1500), program.said()
     assert contents(folder) == old
     if place.startswith("cache"):
-        assert done.returncode == 0
-        said = "texts" in place  # which somebody asked for
-        assert ("nothing was remembered" in done.stderr) is said and "Traceback" not in done.stderr
+        assert status == 0
+        is_asked_for = "texts" in place
+        assert ("nothing was remembered" in said) is is_asked_for and "Traceback" not in said
     else:
-        assert "File too large" in done.stderr.splitlines()[-1]
+        assert "File too large" in said.splitlines()[-1]
 
 
 # -------------------------------------------------------------------------- the mechanism

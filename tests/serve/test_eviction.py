@@ -31,7 +31,7 @@ def test_pinned_models_stay_whoever_waits(start: Start, monkeypatch: pytest.Monk
     assert server.pool.members[1].loads == 2
 
 
-@pytest.mark.parametrize("asked", [8, pytest.param(38, marks=pytest.mark.long)])
+@pytest.mark.parametrize("asked", [4, pytest.param(38, marks=pytest.mark.long)])
 def test_eight_models_in_room_for_two_answer_eight_clients(start: Start, asked: int) -> None:
     """Most requests are for a few of the models; nobody is left out or waits for ever."""
     names = "abcdefgh"

@@ -85,20 +85,24 @@ def test_a_draft_model_drafts_for_several_users(
     """In a sequence of one cache for each: texts stay as they are, and what is right is shared."""
     monkeypatch.setattr(_Source, "limit", lambda _source, context, _ms: context.max_nodes)
     monkeypatch.setattr(_Source, "is_worth_asking", lambda *_: True)
-    draft = embedded_model()
-    if vocabulary == "its own":
-        draft = write_model(tmp_path / "bytes.gguf", "llama", Q8_0, reads_bytes=True)
+    template = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    draft = write_model(tmp_path / "bytes.gguf", "llama", Q8_0, reads_bytes=True, template=template)
+    model = embedded_model() if vocabulary == "its own" else draft
     options = LoadOptions(
         draft_model=draft, drafter="model", context_size=256, threads=1, exact=True, users=3
     )
-    plan = edgespec.plan(embedded_model(), options)
+    plan = edgespec.plan(model, options)
     prompts = ["Say a word.", "Name a river.", "Écris «un» 👍 <|im_end|>.", "Count to ten."]
-    with edgespec.load(embedded_model(), options) as engine, ThreadPoolExecutor(4) as pool:
-        drafted = list(pool.map(partial(engine.generate, max_tokens=16), prompts))
-        asked = partial(engine.generate, max_tokens=16, speculate=False)
-        assert [one.token_ids for one in drafted] == [asked(one).token_ids for one in prompts]
+    with edgespec.load(model, options) as engine, ThreadPoolExecutor(4) as pool:
         made: list[Any] = [engine.drafter_of(number) for number in range(3)]
         texts = [one.member("model")._text.backend for one in made]
+        asked = partial(engine.generate, max_tokens=16, speculate=False)
+        expected = [asked(one).token_ids for one in prompts]
+        for _ in range(50):  # quick answers may not meet
+            drafted = list(pool.map(partial(engine.generate, max_tokens=16), prompts))
+            assert [one.token_ids for one in drafted] == expected
+            if all(one.tokens for one in texts):
+                break
         assert [text.number for text in texts] == [0, 1, 2] and all(one.tokens for one in texts)
         places = [one.member("model")._places for one in made]
         assert len({id(one._tries) for one in places}) == 1 and sum(places[0]._tries) > 0

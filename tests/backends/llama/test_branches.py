@@ -21,8 +21,14 @@ from llama_cases import (
 
 from edgespec.backends.llama.backend import LlamaBackend
 from edgespec.backends.tree import DraftTree
+from edgespec.models.embedded import embedded_model
 
 pytestmark = pytest.mark.model
+
+
+@pytest.fixture(scope="module")
+def model(wide_model: Path) -> Path:
+    return wide_model
 
 
 @pytest.mark.parametrize("parents", TREES.values(), ids=TREES.keys())
@@ -60,11 +66,11 @@ def test_equal_tokens_in_different_places_get_different_rows(backend: RecordingB
 
 
 @pytest.mark.parametrize(("type_k", "type_v"), [("f16", "f16"), ("q8_0", "q8_0")])
-def test_batches_round_like_single_tokens_up_to_256_cells(
-    model: Path, type_k: str, type_v: str
-) -> None:
+def test_batches_round_like_single_tokens_up_to_256_cells(type_k: str, type_v: str) -> None:
     """llama.cpp looks at cells in blocks of 256, and splits single rows of f16 from 512 on."""
-    backend = LlamaBackend(model, settings(512, threads=2, kv_type_k=type_k, kv_type_v=type_v))
+    backend = LlamaBackend(
+        embedded_model(), settings(512, threads=2, kv_type_k=type_k, kv_type_v=type_v)
+    )
     text = random_tokens(3, 256)
     for depth, size in ((64, 2), (64, 3), (100, 32), (200, 8), (248, 8)):
         if depth > backend.length:

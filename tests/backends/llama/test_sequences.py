@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,6 @@ from edgespec.backends.llama.backend import LlamaBackend, LlamaSequence
 from edgespec.backends.tree import DraftTree
 from edgespec.errors import BackendError, UnsupportedError
 from edgespec.memory.bytes.config import RunConfig
-from edgespec.models.embedded import embedded_model
 
 pytestmark = pytest.mark.model
 
@@ -30,15 +30,15 @@ def settings(**changes: Any) -> RunConfig:
 
 
 @pytest.fixture(scope="module")
-def loaded() -> Iterator[LlamaBackend]:
-    made = LlamaBackend(embedded_model(), settings(users=USERS, cells=512))
+def loaded(wide_model: Path) -> Iterator[LlamaBackend]:
+    made = LlamaBackend(wide_model, settings(users=USERS, cells=512))
     yield made
     made.close()
 
 
 @pytest.fixture(scope="module")
-def loaded_alone() -> Iterator[LlamaBackend]:
-    made = LlamaBackend(embedded_model(), settings(max_leaves=1))
+def loaded_alone(wide_model: Path) -> Iterator[LlamaBackend]:
+    made = LlamaBackend(wide_model, settings(max_leaves=1))
     yield made
     made.close()
 

@@ -99,7 +99,7 @@ def said(number: int) -> str:
     [*((name, 0) for name in (*RECURRENT, *SLIDING)), *((name, 3) for name in RECURRENT)],
     indirect=["path"],
 )
-def test_twenty_turns_with_tool_calls_read_each_token_once(
+def test_ten_turns_with_tool_calls_read_each_token_once(
     path: Path, num_read: list[int], snapshots: int
 ) -> None:
     """Whatever a template makes of the answers: a thought is left out, a call is written anew."""
@@ -107,7 +107,7 @@ def test_twenty_turns_with_tool_calls_read_each_token_once(
         engine = Engine(backend)
         plain = Engine(opening.enter_context(closing(opened(path, snapshots=snapshots))))
         text, before = SYSTEM, ""
-        for turn in range(20):
+        for turn in range(10):
             new = said(turn) if turn % 2 else f'tool: {{"name": "find", "line": {turn}}}\n'
             prompt = list(f"{text}{new}bot:".encode())
             num_read.clear()

@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 from fake_backend import FakeBackend
 from random_gguf import Q4_0, write_model
+from waiting import PATIENCE_S
 
 from edgespec.backends.llama import context as llamacpp
+from edgespec.backends.llama import team
 from edgespec.backends.llama.backend import LlamaBackend
 from edgespec.backends.llama.team import Teams
 from edgespec.backends.tree import DraftTree
@@ -70,6 +72,26 @@ def test_what_this_program_does_besides_has_a_core_at_once() -> None:
         assert set(world.work(2.0, others=1.0)) == {3}, "a process of ours is one of the others"
         assert set(world.work(2.0, others=2.0)[10:]) == {2}
     assert world.work(2.0, 0.0)[-1] == 4
+
+
+def test_what_it_does_besides_begins_behind_the_step_under_way() -> None:
+    """Which has all cores. Of a long one nobody waits for the end."""
+    world, began = World(4), threading.Event()
+
+    def work() -> None:
+        with world.teams.beside():
+            began.set()
+
+    assert world.teams.enter(4) == 4
+    beside = threading.Thread(target=work)
+    beside.start()
+    assert not began.wait(team._LONGEST_STEP_S / 4)
+    world.teams.leave()
+    assert began.wait(PATIENCE_S)
+    beside.join()
+    assert world.teams.enter(4) == 4
+    work()
+    assert world.work(0.1, 0.0) == [2, 2], "two steps share the cores"
 
 
 def test_threads_beyond_the_team_are_nobodys_loss() -> None:

@@ -95,3 +95,26 @@ def test_there_is_one_registry_with_all_that_was_registered(
     assert len(names) == len({*names})
     assert {*names} - {"libggml-rpc"} == {"libggml", "libggml-base", "libggml-cpu", "libllama"}
     assert {file.parent.resolve() for file in files} == {folder.resolve()}
+
+
+def test_functions_are_imported_without_the_package_around_them() -> None:
+    """Which imports a template engine, for 0.2 s, and is whole for whoever else asks for it."""
+    program = (
+        "import sys\n"
+        "from edgespec.backends.llama.library import LIBRARY_LOG, library\n"
+        "from edgespec.backends.llama.kernels import model_params\n"
+        "from edgespec.backends.llama.vision import mtmd\n"
+        "lib, images = library(), mtmd()\n"
+        "assert not {'jinja2', 'llama_cpp.llama'} & {*sys.modules}\n"
+        "import llama_cpp\n"
+        "# as whoever walks all modules asks:\n"
+        "assert not hasattr(llama_cpp, '__warningregistry__')\n"
+        "assert 'llama_cpp.llama' not in sys.modules\n"
+        "from llama_cpp import Llama, mtmd_cpp\n"
+        "assert (llama_cpp.llama_cpp, mtmd_cpp, llama_cpp.Llama) == (lib, images, Llama)\n"
+        "assert not hasattr(llama_cpp, 'nothing')\n"
+        "lib.llama_model_load_from_file(b'/none.gguf', model_params())\n"
+        "assert '/none.gguf' in LIBRARY_LOG.problem(), 'it has a listener of its own'\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -18,10 +18,10 @@ _CALLS = (
     "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.truncate", "os.utime", "os.chmod", "open"
 )  # fmt: skip
 _WATCHED = f"""
-import os, resource, signal, sys
+import ast, os, resource, signal, sys, traceback
 
-at, room, folder, code = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
-count = 0
+folder, code = sys.argv[1:]
+count = last = 0
 
 def watch(event, arguments):
     global count
@@ -32,46 +32,93 @@ def watch(event, arguments):
         if not (flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)):
             return
     count += 1
-    if count == at:
+    if count == last:
         os._exit({DIED})
 
-if room >= 0:
-    if at == 0:  # 0: writes fail; else the process is killed in the middle of one
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+def run(at, room):
+    global last
+    last = at
+    if room >= 0:
+        if at == 0:  # 0: writes fail; else the process is killed in the middle of one
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        else:
+            signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
     else:
-        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
-else:
-    sys.addaudithook(watch)
-exec(compile(code, "code", "exec"), {{"__name__": "__main__"}})
+        sys.addaudithook(watch)
+    exec(compile(code, "code", "exec"), {{"__name__": "__main__"}})
+
+# What it imports takes much longer than what it does: each run is a fork that has it already.
+imports = [one for one in ast.parse(code).body if isinstance(one, (ast.Import, ast.ImportFrom))]
+exec(compile(ast.Module(imports, []), "imports", "exec"), {{}})
+for line in sys.stdin:
+    at, room = map(int, line.split())
+    child = os.fork()
+    if child == 0:
+        try:
+            run(at, room)
+            sys.stderr.flush()
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
 
 
-def _run(code: str, folder: Path, at: int, room: int) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", _WATCHED, str(at), str(room), str(folder), code]
-    environment = {**os.environ, "EDGESPEC_CACHE": str(folder / "cache")}
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=LIMIT_S, env=environment, check=False
-    )
+class Program:
+    """Code that writes below a folder, as often as it is asked to, each time in a process."""
 
+    def __init__(self, code: str, folder: Path) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _WATCHED, str(folder), code],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "EDGESPEC_CACHE": str(folder / "cache")},
+        )
+        assert self._process.stderr is not None
+        os.set_blocking(self._process.stderr.fileno(), False)
 
-def dies_before_call(code: str, folder: Path, number: int) -> bool:
-    """Run `code`, which dies before its n-th change to files below `folder`; whether it did."""
-    done = _run(code, folder, number, -1)
-    assert done.returncode in (0, DIED), done.stderr
-    return done.returncode == DIED
+    def close(self) -> None:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.close()
+        assert self._process.wait(LIMIT_S) == 0, self.said()
+        self._process.stdout.close()
+        assert self._process.stderr is not None
+        self._process.stderr.close()
 
+    def said(self) -> str:
+        """What it wrote to stderr since this was asked."""
+        assert self._process.stderr is not None
+        return (self._process.stderr.read() or b"").decode()
 
-def dies_in_a_write(code: str, folder: Path, size: int) -> bool:
-    """Run `code`, which dies when a file would get larger than `size` bytes; whether it did."""
-    done = _run(code, folder, 1, size)
-    assert done.returncode <= 0, done.stderr
-    return done.returncode != 0
+    def _run(self, at: int, room: int) -> int:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(b"%d %d\n" % (at, room))
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        assert line, self.said()
+        return int(line)
 
+    def dies_before_call(self, number: int) -> bool:
+        """Whether it died: it does before its n-th change to files below its folder."""
+        status = self._run(number, -1)
+        assert status in (0, DIED), self.said()
+        return status == DIED
 
-def on_a_full_disk(code: str, folder: Path, size: int) -> subprocess.CompletedProcess[str]:
-    """Run `code` where no file can get larger than `size` bytes."""
-    return _run(code, folder, 0, size)
+    def finishes(self) -> bool:
+        return not self.dies_before_call(10**6)
+
+    def dies_in_a_write(self, size: int) -> bool:
+        """Whether it died: it does when a file would get larger than `size` bytes."""
+        status = self._run(1, size)
+        assert status <= 0, self.said()
+        return status != 0
+
+    def on_a_full_disk(self, size: int) -> int:
+        """Its exit status where no file can get larger than `size` bytes."""
+        return self._run(0, size)
 
 
 # -- what a worker of `edgespec.bench.worker` can do instead of its work -----------------------
