@@ -30,7 +30,8 @@ from edgespec.memory.device.track import resident_bytes
 if TYPE_CHECKING:
     from edgespec.decode.generation import ToolCall
 
-_START_S, _CALL_S, _END_S = 30.0, 60.0, 5.0  # until a server answers first, a call, and it ends
+_START_S, _CALL_S = 30.0, 60.0  # until a server answers first, and a call
+_END_S = 10.0  # the package kills a server that does not end 4 s after it was asked to
 _LOOK_S = 0.02  # between two looks at what a call takes
 _MOST_BYTES = 64 << 20  # that this process may grow by within a call: it is being flooded
 _MOST_PAGES, _MOST_TOOLS = 16, 128
@@ -68,14 +69,15 @@ class ToolServers:
             raise MissingDependencyError(
                 "--mcp needs the package mcp", hint="pip install 'edgespec[mcp]'"
             )
-        servers = [_Server(name, how) for name, how in _servers_in(file).items()]
+        self._servers = [_Server(name, how) for name, how in _servers_in(file).items()]
+        self._tasks: set[asyncio.Task[None]] = set()  # of servers that run, or are being ended
         self._allowed, self._most_chars = set(allowed), most_chars
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="tools", daemon=True)
         self._thread.start()
         self._by_name: dict[str, tuple[_Server, str]] = {}
         self.tools: list[dict[str, Any]] = []  # OpenAI's definitions
-        begun = [(one, self._started(one)) for one in servers]
+        begun = [(one, self._started(one)) for one in self._servers]
         for server, future in begun:
             try:
                 self._offer(server, self._awaited(future, server, _START_S))
@@ -169,7 +171,10 @@ class ToolServers:
         raise _CallError(problem)
 
     def _ended(self, server: _Server) -> None:
-        """Let a server end; the next call starts another one."""
+        """Let a server end; the next call starts another one.
+
+        Cancelled a second time, the package would leave the server's process behind.
+        """
         task, server.task = server.task, None
         if task is not None:
             self._loop.call_soon_threadsafe(task.cancel)
@@ -183,6 +188,8 @@ class ToolServers:
             ready: asyncio.Future[Any] = self._loop.create_future()
             server.queue = asyncio.Queue()
             server.task = self._loop.create_task(_run(server, ready))
+            self._tasks.add(server.task)
+            server.task.add_done_callback(self._tasks.discard)
             await asyncio.wait({ready, server.task}, return_when=asyncio.FIRST_COMPLETED)
             if ready.done():
                 return ready.result()
@@ -195,11 +202,12 @@ class ToolServers:
         """End all servers; safe to call twice."""
 
         async def end() -> None:
-            tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-            for task in tasks:
-                task.cancel()
-            if tasks:
-                await asyncio.wait(tasks, timeout=_END_S)
+            for server in self._servers:
+                if server.task is not None:
+                    server.task.cancel()
+                    server.task = None
+            if self._tasks:
+                await asyncio.wait(self._tasks, timeout=_END_S)
 
         if self._loop.is_closed():
             return

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from decoding_cases import END
 from serving_cases import CALL, TEMPLATE, Speaker
@@ -104,6 +105,17 @@ def test_a_broken_server_ends_its_call(
     monkeypatch.setattr(tool_servers, "_CALL_S", 100.0)
     monkeypatch.setattr(tool_servers, "_MOST_BYTES", 1 << 40)
     assert servers.result(call("weather", city="Oslo")) == "Rain in Oslo"
+
+
+def test_no_server_outlives_the_chat(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor one that was being ended for a call that hung."""
+    before = set(psutil.Process().children())
+    servers = start()
+    (process,) = set(psutil.Process().children()) - before
+    monkeypatch.setattr(tool_servers, "_CALL_S", 0.5)
+    assert "no answer" in servers.result(call("hang"))
+    servers.close()
+    assert not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
 
 def test_servers_that_do_not_start_are_left_out(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 
@@ -42,5 +43,6 @@ for tool in (weather, read_file, hang, die, flood):
     server.add_tool(tool)
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it ends with its stdin, or is killed
     print("a line for people", file=sys.stderr)
     server.run()
