@@ -30,6 +30,7 @@ _COMMANDS = (
     "plan",
     "profile",
     "bench",
+    "launch",
     "worker",
     "doctor",
     "remembered",

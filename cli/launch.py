@@ -1,0 +1,127 @@
+"""`edgespec launch`: runs a coding agent with a server's address, key and model."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+
+from edgespec.cli.options import SERVER
+from edgespec.cli.render import printable
+from edgespec.errors import UnsupportedError
+from edgespec.option_fields import argument, option
+
+_ANSWER_S = 5.0  # of a server that was asked for its models: it knows them without loading one
+_MOST_BYTES = 1 << 20  # of that answer
+_NO_KEY = "none"  # for programs that refuse to run without one
+
+_Started = tuple[dict[str, str], list[str]]  # variables and arguments
+
+
+def _claude(url: str, key: str, model: str) -> _Started:
+    names = ("ANTHROPIC_MODEL", "ANTHROPIC_SMALL_FAST_MODEL")
+    told = {"ANTHROPIC_BASE_URL": url, "ANTHROPIC_AUTH_TOKEN": key}
+    return told | dict.fromkeys(names, model), []
+
+
+def _codex(url: str, key: str, model: str) -> _Started:
+    ours = "model_providers.edgespec"
+    values = {
+        "model_provider": "edgespec",
+        f"{ours}.name": "edgespec",
+        f"{ours}.base_url": f"{url}/v1",
+        f"{ours}.wire_api": "responses",
+        f"{ours}.env_key": "OPENAI_API_KEY",
+        "model": model,
+    }
+    parts = [part for name, one in values.items() for part in ("-c", f"{name}={json.dumps(one)}")]
+    return {"OPENAI_API_KEY": key}, parts
+
+
+def _aider(url: str, key: str, model: str) -> _Started:
+    told = {"OPENAI_API_BASE": f"{url}/v1", "OPENAI_API_KEY": key}
+    return told, ["--model", f"openai/{model}"]
+
+
+PROGRAMS: dict[str, Callable[[str, str, str], _Started]] = {
+    "aider": _aider,
+    "claude": _claude,
+    "codex": _codex,
+}
+
+
+def launch(
+    program: str = argument("aider, claude or codex.", default=""),
+    arguments: list[str] = argument("Its own arguments, behind --.", default=()),
+    url: str = option("http://127.0.0.1:8080", "Address of the server.", panel=SERVER),
+    api_key: str = option("", "The server's key.", panel=SERVER),
+    model: str = option("", "Which of the server's models. Default: the first.", panel=SERVER),
+    only_print: bool = option(False, "Print the command line; run nothing.", called="--print"),
+) -> None:
+    """Run a coding agent on a server. Example: edgespec launch aider -- --edit-format whole
+
+    The server runs already, as by `edgespec serve model.gguf`. The agent gets its address, key and
+    model by variables and arguments of this one run; nothing is written to its files.
+    """
+    if program not in PROGRAMS:
+        raise UnsupportedError(
+            f"there is no way to launch {program!r}" if program else "no program was named",
+            hint=f"name one of {', '.join(PROGRAMS)}; others take the address as docs say",
+        )
+    url = url.rstrip("/").removesuffix("/v1")
+    names = _models_of(url, api_key)
+    if model and model not in names:
+        raise UnsupportedError(
+            f"the server has no model {model!r}", hint=f"it has {', '.join(names)}"
+        )
+    variables, given = PROGRAMS[program](url, api_key or _NO_KEY, model or names[0])
+    command = [program, *given, *arguments]
+    if only_print:
+        set_ = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
+        print(printable(" ".join([*set_, shlex.join(command)])))
+        return
+    path = shutil.which(program)
+    if path is None:
+        raise UnsupportedError(
+            f"{program} is not on the PATH", hint="install it, or see the command line with --print"
+        )
+    _become(path, command, os.environ | variables)
+
+
+def _become(path: str, command: Sequence[str], variables: dict[str, str]) -> None:
+    """Run a program in place of this one, which never returns."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if os.name == "posix":
+        os.execve(path, command, variables)
+    sys.exit(subprocess.call([path, *command[1:]], env=variables))
+
+
+def _models_of(url: str, key: str) -> list[str]:
+    """Names of a server's models, at least one. Raises UnsupportedError where it tells none."""
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    try:
+        asked = urllib.request.Request(f"{url}/v1/models", headers=headers)
+        with urllib.request.urlopen(asked, timeout=_ANSWER_S) as answer:
+            found = [str(one["id"]) for one in json.loads(answer.read(_MOST_BYTES))["data"]]
+    except urllib.error.HTTPError as problem:
+        wants_key = problem.code in (401, 403)
+        raise UnsupportedError(
+            f"the server at {url} answered {problem.code}",
+            hint="--api-key has to be its key" if wants_key else "--url has to be its address",
+        ) from problem
+    except (OSError, ValueError, KeyError, TypeError, http.client.HTTPException) as problem:
+        raise UnsupportedError(
+            f"no server of models answers at {url}",
+            hint="start one with `edgespec serve model.gguf`, or name it with --url",
+        ) from problem
+    if not found:
+        raise UnsupportedError(f"the server at {url} has no model")
+    return found
