@@ -52,7 +52,8 @@ def test_a_run_says_what_each_drafter_wrote(measured_cache: Path) -> None:
 def test_what_is_remembered_is_shown_and_cleared(
     command: Command, cache_folder: Path, measured_cache: Path
 ) -> None:
-    shutil.copytree(measured_cache, cache_folder)  # steps are timed already
+    # Steps are timed already; chats of other tests may have kept their caches beside.
+    shutil.copytree(measured_cache, cache_folder, ignore=shutil.ignore_patterns("prefixes"))
     assert "nothing is remembered" in command("remembered").err
     first = report_of(cache_folder, "--remember")
     (kept,) = json.loads(command("remembered", "--json").out)
