@@ -40,12 +40,12 @@ def test_sizes_follow_an_error_and_its_end(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_model_loaded_for_something_else_keeps_no_kernels_out() -> None:
     """llama.cpp lists its buffer types with the first model, here one that texts are scored by."""
     code = """
-from edgespec.backends.llama.kernels import attach
+from edgespec.backends.llama.kernels import refusal_of_kernels
 from edgespec.models.embedded import embedded_model
 from edgespec.quantize.context import EvalContext
 
 EvalContext(embedded_model(), context_size=256, batch_size=32, threads=1).close()
-print(attach())
+print(refusal_of_kernels())
 """
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
