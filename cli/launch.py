@@ -11,7 +11,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from edgespec.cli.options import SERVER
 from edgespec.cli.render import printable
@@ -95,7 +95,7 @@ def launch(
     _become(path, command, os.environ | variables)
 
 
-def _become(path: str, command: Sequence[str], variables: dict[str, str]) -> None:
+def _become(path: str, command: list[str], variables: dict[str, str]) -> None:
     """Run a program in place of this one, which never returns."""
     sys.stdout.flush()
     sys.stderr.flush()
