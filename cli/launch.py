@@ -20,7 +20,6 @@ from edgespec.option_fields import argument, option
 
 _ANSWER_S = 5.0  # of a server that was asked for its models: it knows them without loading one
 _MOST_BYTES = 1 << 20  # of that answer
-_NO_KEY = "none"  # for programs that refuse to run without one
 
 _Started = tuple[dict[str, str], list[str]]  # variables and arguments
 
@@ -81,7 +80,8 @@ def launch(
         raise UnsupportedError(
             f"the server has no model {model!r}", hint=f"it has {', '.join(names)}"
         )
-    variables, given = PROGRAMS[program](url, api_key or _NO_KEY, model or names[0])
+    # Some refuse to run without a key.
+    variables, given = PROGRAMS[program](url, api_key or "none", model or names[0])
     command = [program, *given, *arguments]
     if only_print:
         set_ = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
