@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -124,6 +125,18 @@ def test_what_has_answered_is_not_ended() -> None:
     answered.set()
     process: Any = SimpleNamespace(pid=0, kill=lambda: pytest.fail("it is ended"))
     processes._watch(process, answered, limits, 1 << 30, [])
+
+
+def test_what_the_machine_stood_still_is_nobodys_time() -> None:
+    class Late(threading.Event):
+        looks = iter((False, True))
+
+        def wait(self, timeout: float | None = None) -> bool:
+            time.sleep(0.3)
+            return next(self.looks)
+
+    process: Any = SimpleNamespace(pid=0, kill=lambda: pytest.fail("it is ended"))
+    processes._watch(process, Late(), GuestLimits(1 << 30, 1.0, patience_s=0.2), 1 << 30, [])
 
 
 def test_a_guest_that_sleeps_is_waited_for_so_long(
