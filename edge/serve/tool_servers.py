@@ -131,6 +131,8 @@ def _servers_in(file: Path) -> dict[str, dict[str, Any]]:
         for name, how in servers.items():
             if not isinstance(how.get("command", how.get("url")), str):
                 raise UnsupportedError(f"{file}: {name} has neither command nor url", hint=_HINT)
+    except UnsupportedError:
+        raise
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise UnsupportedError(f"{file} is no file of MCP servers", hint=_HINT) from None
     return {name: how for name, how in servers.items() if not how.get("disabled")}

@@ -135,12 +135,16 @@ def test_servers_may_be_reached_over_http(start: Start) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"mcpServers": 5}', '{"mcpServers": {"a": {"args": []}}}', "{"]
+    ("text", "problem"),
+    [
+        *((text, "is no file of MCP") for text in ("", "[]", "{}", '{"mcpServers": 5}', "{")),
+        ('{"mcpServers": {"a": {"args": []}}}', "a has neither command nor url"),
+    ],
 )
-def test_another_file_is_refused(tmp_path: Path, text: str) -> None:
+def test_another_file_is_refused(tmp_path: Path, text: str, problem: str) -> None:
     file = tmp_path / "mcp.json"
     file.write_text(text)
-    with pytest.raises(UnsupportedError) as caught:
+    with pytest.raises(UnsupportedError, match=problem) as caught:
         ToolServers(file, (), print)
     assert "mcpServers" in caught.value.hint
 
