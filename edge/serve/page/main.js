@@ -114,8 +114,9 @@ function kept(soon = false) {
   clearTimeout(saveTimer);
   saveTimer = setTimeout(() => { saveTimer = 0; save(chat); }, soon ? SAVE_MS : 0);
 }
+const deleted = new Set();  // ids of chats, which nothing that ends late puts back
 async function save(chat) {
-  if (!chat.nodes.size) return;
+  if (!chat.nodes.size || deleted.has(chat.id)) return;
   const before = changes, seen = signature();
   try {
     await chats.save(chat);
@@ -196,6 +197,7 @@ async function openChat(id) {
   let chat = null;
   try { chat = await chats.read(id); } catch (error) { storageFails(error); }
   state.chat = chat ?? new Chat(id ?? undefined);
+  deleted.delete(id);
   sessionStorage.setItem("edgespec-chat", state.chat.id);
   localStorage.setItem("edgespec-chat", state.chat.id);
   $("message").value = sessionStorage.getItem(draftKey(state.chat.id))
@@ -214,6 +216,7 @@ async function openChat(id) {
 }
 async function removeChat(id, name) {
   const isOpen = id === state.chat.id;
+  deleted.add(id);
   if (isOpen) state.run?.abort.abort();
   try {
     const chat = isOpen ? state.chat : await chats.read(id);
@@ -424,21 +427,29 @@ function busy(is) {
 let aheadTimer = 0, reading = null;
 function stopReading() {
   clearTimeout(aheadTimer);
-  reading?.abort();
+  reading?.abort.abort();
+  reading = null;
 }
-/** Have it read, up to the last whole word, once nothing more is typed for a moment. */
+/** What is typed, up to the last whole word. */
+const words = () => $("message").value.replace(/\S+$/, "").trim();
+/** Have it read once nothing more is typed for a moment. What is read already, and goes on, is left. */
 function readSoon(ms = AHEAD_MS) {
-  stopReading();
-  aheadTimer = setTimeout(() => {
-    if (state.run || openCalls().length) return;
-    if (!state.isIdle) return readSoon(LOOK_MS);
-    const content = $("message").value.replace(/\S+$/, "").trim(), { chat, images, files } = state;
-    reading = new AbortController();
-    try {
-      const body = request([...chat.path(), { role: "user", content, images, files }], state.model);
-      read(body, reading.signal).catch(() => {});  // nothing is lost but time
-    } catch { /* settings that are being written */ }
-  }, ms);
+  if (reading && !words().startsWith(reading.content)) stopReading();
+  clearTimeout(aheadTimer);
+  aheadTimer = setTimeout(readAhead, ms);
+}
+async function readAhead() {
+  if (state.run || reading || openCalls().length) return;
+  if (!state.isIdle) return readSoon(LOOK_MS);
+  const content = words(), { chat, images, files } = state;
+  const mine = reading = { content, abort: new AbortController() };
+  try {
+    const body = request([...chat.path(), { role: "user", content, images, files }], state.model);
+    await read(body, mine.abort.signal);
+  } catch { /* settings that are being written; nothing is lost but time */ }
+  if (reading !== mine) return;
+  reading = null;
+  if (words() !== content) readSoon();
 }
 
 // -- the server's state ----------------------------------------------------------------------------
@@ -456,7 +467,7 @@ async function look() {
     Object.assign(state, { sees, hears, loading: card?.state === "loading" ? card.progress ?? 0 : null });
     $("attach").textContent = sees && hears ? "Image, sound, file" : sees ? "Image, file" : hears ? "Sound, file" : "File";
     const { running, waiting } = now.queue, how = $("ahead").value;
-    state.isIdle = running + waiting === 0 && card?.state === "ready"
+    state.isIdle = running + waiting <= (reading ? 1 : 0) && card?.state === "ready"
       && (how === "always" || (how !== "never" && !now.on_battery));
     status(now);
     if (state.status !== true) {
@@ -488,9 +499,14 @@ function defaults({ params = {}, n_ctx: context }) {
 function attached() {
   showAttached(state.images, state.files, (list, number) => {
     list.splice(number, 1);
-    attached();
-    keepAttached();
+    attachedAnew();
   });
+}
+function attachedAnew() {
+  attached();
+  keepAttached();
+  stopReading();
+  readSoon();
 }
 async function takeFiles(files) {
   problem("");
@@ -501,8 +517,7 @@ async function takeFiles(files) {
       else state.files.push(text);
     } catch (error) { problem(error.message); }
   }
-  attached();
-  keepAttached();
+  attachedAnew();
 }
 
 // -- keys and buttons ------------------------------------------------------------------------------
