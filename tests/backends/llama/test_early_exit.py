@@ -136,10 +136,13 @@ def test_a_drafter_that_cannot_be_loaded_keeps_no_file_open(
     target: ModelSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[EmbeddingTable] = []
-    monkeypatch.setattr(
-        "edgespec.backends.llama.early_exit.EmbeddingTable",
-        lambda spec: made.append(EmbeddingTable(spec)) or made[-1],
-    )
+    init = EmbeddingTable.__init__
+
+    def noted(table: EmbeddingTable, spec: ModelSpec) -> None:
+        made.append(table)
+        init(table, spec)
+
+    monkeypatch.setattr(EmbeddingTable, "__init__", noted)
     with pytest.raises(EdgespecError):
         ExitBackend(str(tmp_path / "missing.gguf"), SETTINGS, target)
     assert made[0]._file.closed
