@@ -115,12 +115,13 @@ def _noticed_by(product: Path, call: Call, seconds: float) -> str:
     place.write_text(without(before, call), encoding="utf-8")
     try:
         failed = _failed(product, [str(one) for one in tests_of(call)], seconds)
+        place.write_text(before, encoding="utf-8")
+        if "::" in failed and _failed(product, [failed], seconds):
+            return f"{_BROKEN}: {failed}"
     except subprocess.TimeoutExpired:
         return _SLOW
     finally:
         place.write_text(before, encoding="utf-8")
-    if "::" in failed and _failed(product, [failed], seconds):
-        return f"{_BROKEN}: {failed}"
     return failed
 
 
