@@ -284,7 +284,13 @@ def _load_llamacpp(spec: ModelSpec, plan: Plan, report: Progress) -> Backend:
     make: type[LlamaBackend] = BackendWithHead if has_head else LlamaBackend
     if plan.snapshots:
         make = RecurrentBackendWithHead if has_head else RecurrentBackend
-    return make(spec.path, config, progress=lambda part: report("loading", part))
+    backend = make(spec.path, config, progress=lambda part: report("loading", part))
+    if plan.packed_file:
+        try:
+            backend.keep_packed(lambda part: report("keeping packed weights (once)", part))
+        except OSError as problem:
+            _LOGGER.info("packed weights are not kept: %s", reason(problem))
+    return backend
 
 
 def _load_onnx(spec: ModelSpec, plan: Plan, report: Progress) -> Backend:

@@ -49,6 +49,7 @@ from edgespec.memory.plan.plan import (
     most_leaves,
 )
 from edgespec.memory.plan.request import ContextRange, Request, contexts_of
+from edgespec.memory.store.packed import refusal
 from edgespec.models.adapter import adapters_of
 from edgespec.models.projector import Projector, read_projector
 from edgespec.models.spec import ModelSpec
@@ -217,6 +218,14 @@ class Layout:
         return (
             "" if has_packed_weights(self.spec) else "this file's weights have none of their types"
         )
+
+    @cached_property
+    def unpacked_reason(self) -> str:
+        """Why no file keeps packed weights, or ""."""
+        asked = self.request.packed_file
+        if asked == "off" or not self.kernels:
+            return "as asked" if asked == "off" else "nothing is packed"
+        return "" if asked == "on" else refusal(self.spec.weight_bytes)
 
     @cached_property
     def attends(self) -> bool:
@@ -521,6 +530,7 @@ class Layout:
             devices=self.devices,
             overrides=self.overrides,
             kernels=self.kernels,
+            packed_file=self.kernels and not self.unpacked_reason,
             users=self.users,
             cells=self.cells(context),
             exact=self.exact,
