@@ -598,10 +598,13 @@ class LlamaBackend(LlamaSequence):
         """As of `Adapts`."""
         self._context.adapt(scales)
 
-    def keep_packed(self, progress: Callable[[float], None]) -> None:
-        """Keep packed weights in a file for later loads, and use that. Raises OSError."""
-        if self._context.packed is not None:
-            self._context.packed.keep(progress)
+    def keep_packed(self, progress: Callable[[float], None]) -> bool:
+        """Keep packed weights in a file for later loads; whether they are pages of it now.
+
+        Raises OSError.
+        """
+        packed = self._context.packed
+        return packed is not None and packed.keep(progress)
 
     def rest(self) -> None:
         """The calling thread makes no step soon."""

@@ -75,7 +75,7 @@ class HugePages:
 
 
 def read_pages(address: int, nbytes: int, progress: Callable[[float], None]) -> None:
-    """Have the pages of a mapped file read in their order, which is faster than as they are used."""
+    """Have the pages of a mapped file read in order, which is faster than as they are used."""
     for place in range(0, nbytes, _FILLED_BYTES) if sys.platform == "linux" else ():
         size = min(_FILLED_BYTES, nbytes - place)
         if _madvise()(address + place, size, _MADV_POPULATE_READ) != 0:  # before Linux 5.14

@@ -1,4 +1,4 @@
-"""The packed weights of a model in memory: pages of the file that keeps them, or the ones for it."""
+"""A model's packed weights in memory: pages of the file that keeps them, or what goes there."""
 
 from __future__ import annotations
 
@@ -67,23 +67,26 @@ class PackedWeights:
         """Have the pages of the file in memory."""
         read_pages(self._memory.begin, self._memory.size, progress)
 
-    def keep(self, progress: Callable[[float], None]) -> None:
-        """Write them to their file and use that from now on. Raises OSError, and nothing changes."""
+    def keep(self, progress: Callable[[float], None]) -> bool:
+        """Write them to their file, if they are not there, and use that; whether it is used now.
+
+        Raises OSError, and nothing has changed.
+        """
         begin, size = self._memory.begin, self._memory.size
         if self.is_mapped or not size:
-            return
-        view = memoryview((ctypes.c_ubyte * size).from_address(begin))
-        if not self._file.write(self._name, view, self._layout, progress):
-            return
-        with self._file.opened() as found:
-            if found is not None:
-                function = open_library()["edgespec_kernels_map"]
-                function.restype, function.argtypes = ctypes.c_int, [_P, _SIZE, ctypes.c_int]
-                self._memory.is_mapped = function(begin, size, found[0])
+            return self.is_mapped
+        view = memoryview((ctypes.c_ubyte * size).from_address(begin)).cast("B")
+        if self._file.write(self._name, view, self._layout, progress):
+            with self._file.opened() as found:
+                if found is not None:
+                    function = open_library()["edgespec_kernels_map"]
+                    function.restype, function.argtypes = ctypes.c_int, [_P, _SIZE, ctypes.c_int]
+                    self._memory.is_mapped = function(begin, size, found[0])
+        return self.is_mapped
 
 
 def _key(files: Sequence[Gguf], settings: RunConfig) -> str:
-    """What packed weights depend on: the model, by its contents and times, and what of it is packed."""
+    """What packed weights depend on: the model, by contents and times, and what of it is packed."""
     contents = content_hash([(one.path, one.file_bytes) for one in files], header_hash(files))
     times = [one.path.stat().st_mtime_ns for one in files]
     placed = [(one.label, one.layers) for one in settings.devices], settings.overrides

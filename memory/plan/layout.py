@@ -49,7 +49,7 @@ from edgespec.memory.plan.plan import (
     most_leaves,
 )
 from edgespec.memory.plan.request import ContextRange, Request, contexts_of
-from edgespec.memory.store.packed import refusal
+from edgespec.memory.store.packed import is_worth_keeping
 from edgespec.models.adapter import adapters_of
 from edgespec.models.projector import Projector, read_projector
 from edgespec.models.spec import ModelSpec
@@ -220,12 +220,12 @@ class Layout:
         )
 
     @cached_property
-    def unpacked_reason(self) -> str:
-        """Why no file keeps packed weights, or ""."""
+    def keeps_packed(self) -> bool:
+        """Whether packed weights are kept in a file, and mapped."""
         asked = self.request.packed_file
-        if asked == "off" or not self.kernels:
-            return "as asked" if asked == "off" else "nothing is packed"
-        return "" if asked == "on" else refusal(self.spec.weight_bytes)
+        return self.kernels and (
+            asked == "on" or (asked == "auto" and is_worth_keeping(self.spec.weight_bytes))
+        )
 
     @cached_property
     def attends(self) -> bool:
@@ -530,7 +530,7 @@ class Layout:
             devices=self.devices,
             overrides=self.overrides,
             kernels=self.kernels,
-            packed_file=self.kernels and not self.unpacked_reason,
+            packed_file=self.keeps_packed,
             users=self.users,
             cells=self.cells(context),
             exact=self.exact,

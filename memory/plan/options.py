@@ -135,8 +135,8 @@ class LoadOptions:
             use.
         device: auto, cpu, gpu, or npu (through ONNX Runtime).
         kernels: edgespec's own CPU kernels: auto (where they fit), on, off.
-        packed_file: Keep weights as edgespec's kernels read them in the cache folder, mapped by later
-            starts: auto (256 MiB or more, of up to a quarter of the disk's room), on, off.
+        packed_file: Keep weights as edgespec's kernels read them in the cache folder, for later
+            starts: auto (256 MiB or more, in a quarter of the disk's room), on, off.
         exact: Use only settings whose output equals plain decoding's.
         mmproj: GGUF file of the projector that sees images, or none. Default: the one mmproj file
             beside the model.

@@ -1,4 +1,4 @@
-"""Weights as edgespec's kernels read them, kept in a file for each model and mapped by all its runs.
+"""Weights as edgespec's kernels read them: a file for each model, mapped by all that run it.
 
 Packing is done once: a later start reads neither the model's weights nor packs them, and processes
 that run one model have one copy, whose pages the system may drop and read again.
@@ -18,7 +18,6 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from edgespec.memory.store import cache
 from edgespec.models.writing import remove_dead, whole_file
@@ -43,7 +42,7 @@ class PackedFile:
 
     @contextmanager
     def opened(self) -> Iterator[tuple[int, str] | None]:
-        """A handle of the file for reading, and the layout it was written with; None: there is none."""
+        """A handle of the file, and the layout it was written with; None: there is none."""
         handle = -1
         try:
             try:
@@ -119,29 +118,11 @@ class PackedFile:
             left += size
 
 
-def refusal(nbytes: int) -> str:
-    """Why a model's packed weights are not kept unasked, in words that follow "because", or ""."""
-    if nbytes < LEAST_BYTES:
-        return "packing so few weights takes less than a second"
-    try:
-        room = _room()
-    except OSError:
-        room = 0
-    return "" if nbytes <= room else "the disk of the cache folder has too little room"
-
-
-def kept_bytes() -> dict[str, int]:
-    """Bytes of what is kept, by the names of the models."""
-    found: dict[str, int] = {}
-    models = {path: str(document.get("model")) for path, document in _documents()}
-    for path, size, _ in _files():
-        name = models.get(path.stem, "")
-        found[name] = found.get(name, 0) + size
-    return found
-
-
-def forget() -> None:
-    """Delete all of it that can be deleted."""
+def is_worth_keeping(nbytes: int) -> bool:
+    """Whether packed weights are kept unasked: packing takes long, and there is room."""
+    with suppress(OSError):
+        return LEAST_BYTES <= nbytes <= _room() and os.access(_place(), os.W_OK)
+    return False
 
 
 def _write(handle: int, weights: memoryview, progress: Callable[[float], None]) -> int:
@@ -165,10 +146,15 @@ def _seen(handle: int) -> list[int]:
 
 def _room() -> int:
     """Bytes that all files may take together: a part of what would be free without them."""
+    return (shutil.disk_usage(_place()).free + sum(size for _, size, _ in _files())) // _SHARE
+
+
+def _place() -> Path:
+    """The cache directory, or what it would be made in."""
     place = cache.cache_directory()
     while not place.exists() and place != place.parent:
         place = place.parent
-    return (shutil.disk_usage(place).free + sum(size for _, size, _ in _files())) // _SHARE
+    return place
 
 
 def _files() -> Iterator[tuple[Path, int, float]]:
