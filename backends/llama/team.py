@@ -1,10 +1,12 @@
 """How many threads a step may have while other processes compute, too.
 
-llama.cpp's threads meet several hundred times a step, and whoever is early spins. If another
-process computes on a core of the team, one thread waits for its turn there and all others spin
-meanwhile: two processes of two threads each on two cores were at 23 tokens/s, where one thread each
-gave 69 and a process alone 97. So a team has as many threads as there are free cores, looked up
-again while it works; one by one they come back when the neighbour has gone.
+llama.cpp's threads meet several hundred times a step, and whoever is early spins. If something else
+computes on a core of the team, one thread waits for its turn there and all others spin meanwhile:
+two processes of two threads each on two cores were at 23 tokens/s, where one thread each gave 69
+and a process alone 97. A server's own thread that receives large bodies does the same: prompts of
+30 tokens took up to 1.4 s beside it, and 50 ms on one thread. So a team has as many threads as
+there are free cores, looked up again while it works; one by one they come back when the neighbour
+has gone.
 """
 
 from __future__ import annotations
@@ -12,13 +14,13 @@ from __future__ import annotations
 import ctypes
 import functools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from time import perf_counter
 
 from edgespec.backends.llama.library import ggml_function
 from edgespec.memory.device.host import granted_cpus
-from edgespec.memory.device.neighbours import Look, Neighbours, alone
+from edgespec.memory.device.neighbours import Look, Neighbours, of_steps
 
 _PERIOD_S = 0.25  # between two looks; processors' times are counted in hundredths of a second
 _LONGEST_STEP_S = 0.1  # of an answer, on most machines; a part of a prompt may take seconds
@@ -32,13 +34,17 @@ class Teams:
 
     Args:
         cores: that this process may use.
-        look: see `Neighbours`.
+        look: at what threads of these native ids took; see `Neighbours`.
     """
 
     def __init__(
-        self, cores: float, look: Callable[[], Look], clock: Callable[[], float] = perf_counter
+        self,
+        cores: float,
+        look: Callable[[Collection[int]], Look],
+        clock: Callable[[], float] = perf_counter,
     ) -> None:
         self._cores, self._look, self._clock = cores, look, clock
+        self._threads = set[int]()  # that make steps
         self._lock = threading.Condition()
         self._neighbours: Neighbours | None = None
         self._next_look_s = self._last_step_s = 0.0
@@ -50,6 +56,7 @@ class Teams:
         """Threads that a step may have now, of at most `most`; `leave` when it has ended."""
         with self._lock:
             self._at_work += 1
+            self._threads.add(threading.get_native_id())
             now = self._clock()
             if now >= self._next_look_s:
                 self._see(now)
@@ -89,7 +96,8 @@ class Teams:
         is_stale = self._at_work == 1 and now - self._last_step_s > _STALE_S
         try:
             if self._neighbours is None or is_stale:
-                self._neighbours, self._others = Neighbours(self._look), 0.0
+                self._threads = {threading.get_native_id()}
+                self._neighbours, self._others = Neighbours(lambda: self._look(self._threads)), 0.0
             else:
                 self._others = self._neighbours.share()
             self._next_look_s = now + _PERIOD_S
@@ -97,7 +105,7 @@ class Teams:
             self._others, self._next_look_s = 0.0, float("inf")
 
 
-TEAMS = Teams(granted_cpus(), alone)
+TEAMS = Teams(granted_cpus(), of_steps)
 
 _PAUSE_SOFT = 1  # a value of omp_pause_resource_t: what was set stays
 

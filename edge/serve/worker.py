@@ -47,7 +47,8 @@ class Generation:
         prompt_ids: ids of the prompt.
         most_s: from its first token, after which it ends with the line; None is no limit.
         salt: of what may know its ids.
-        yields: it runs only while nobody else waits, and ends where somebody comes.
+        yields: it runs only while nobody else waits, and ends where somebody comes, or another
+            one that yields, which knows more of what is typed.
     """
 
     def __init__(
@@ -221,7 +222,7 @@ class Worker:
                     code="queue_full",
                 )
             others = [*self._running, *self._waiting]
-            if all(one.yields for one in generations) and others:
+            if all(one.yields for one in generations) and not all(one.yields for one in others):
                 left = generations
             else:
                 left = [one for one in others if one.yields]

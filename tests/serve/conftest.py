@@ -8,8 +8,10 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack
 from time import monotonic
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from browsing import CHROME, CHROMIUM
 from fake_backend import FakeBackend
 from pool_cases import SIZE, Made, PoolServer, Start
 from serving_cases import TEMPLATE, Connect, ConnectAnthropic, Serve, Speaker
@@ -54,6 +56,18 @@ def serve() -> Iterator[Serve]:
         engine.close()
     alive = {thread.name for thread in threading.enumerate()}
     assert not alive & {"edgespec-engine", "edgespec-server"}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Chromium, or these tests are skipped."""
+    api = pytest.importorskip("playwright.sync_api")
+    if CHROMIUM is None:
+        pytest.skip("no Chromium here")
+    with api.sync_playwright() as started:
+        opened = started.chromium.launch(**CHROME)
+        yield opened
+        opened.close()
 
 
 @pytest.fixture

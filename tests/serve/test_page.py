@@ -2,43 +2,37 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import re
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
-import numpy as np
 import pytest
+from browsing import listen, opened, say, texts, until
 from decoding_cases import END
+from delaying import DelayingProxy
+from fake_backend import FakeBackend
+from frozen_times import free_drafts
 from pool_cases import Made, Start
-from serving_cases import CALL, Serve, Speaker
-from sound_gguf import flac, samples, wav, write_hearing
-from vision_cases import open_engine
-from vision_gguf import jpeg, picture, png
+from serving_cases import CALL, TEMPLATE, Serve, Speaker
 from waiting import PATIENCE_S
 
 import edgespec.serve.page
+from edgespec.backends.base import Logits
+from edgespec.decode.engine import Engine
+from edgespec.drafting.drafters.suffix import SuffixDrafter
 from edgespec.errors import ModelFileError
-from edgespec.models.images import Sound, read_image
 from edgespec.serve.page import page_files
 from edgespec.serve.pool import Member
 from edgespec.serve.server import Server
 
 NODE = shutil.which("node")
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
-
-# The arguments are for root, in a small container.
-CHROME: dict[str, Any] = {
-    "executable_path": CHROMIUM,
-    "args": ["--no-sandbox", "--disable-dev-shm-usage"],
-}
 
 
 def test_the_page_is_small_files_that_need_nothing_from_outside() -> None:
@@ -85,59 +79,6 @@ def test_content_is_shown_whatever_the_tokens_of_its_event_are() -> None:
     script += "console.log(JSON.stringify(piecesOf(...one)))"
     done = subprocess.run([NODE, "-e", script], capture_output=True, text=True, timeout=PATIENCE_S)
     assert [json.loads(line) for line in done.stdout.splitlines()] == [one[2] for one in PIECES]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    api = pytest.importorskip("playwright.sync_api")
-    if CHROMIUM is None:
-        pytest.skip("no Chromium here")
-    with api.sync_playwright() as started:
-        opened = started.chromium.launch(**CHROME)
-        yield opened
-        opened.close()
-
-
-def opened(browser: Any, address: str, problems: list[str], width: int = 1000) -> Any:
-    tab = browser.new_context(viewport={"width": width, "height": 700}).new_page()
-    tab.set_default_timeout(1000 * PATIENCE_S)
-    tab.on("console", lambda said: problems.append(said.text) if said.type == "error" else None)
-    tab.on("pageerror", lambda error: problems.append(str(error)))
-    tab.goto(address)
-    tab.click("#settings > summary")
-    tab.wait_for_selector("#server dd")
-    return tab
-
-
-def until(tab: Any, is_so: str) -> None:
-    """Wait for what a script says; the page's own policy forbids playwright to do so inside it."""
-    end = time.monotonic() + PATIENCE_S
-    while not tab.evaluate(is_so):
-        assert time.monotonic() < end, is_so
-        tab.wait_for_timeout(20)
-
-
-def listen(tab: Any, sent: list[Any], ahead: list[Any] | None = None) -> None:
-    """Put what is asked into a list, and what is read ahead into another one."""
-
-    def take(request: Any) -> None:
-        asked = request.post_data_json if request.post_data else None
-        if asked is not None:
-            is_ahead = "prompt_cache_options" in asked
-            (sent if not is_ahead else [] if ahead is None else ahead).append(asked)
-
-    tab.on("request", take)
-
-
-def say(tab: Any, text: str) -> None:
-    """Send a message and wait for the end of its answer."""
-    tab.fill("#message", text)
-    tab.press("#message", "Enter")
-    tab.wait_for_selector("#send:visible")
-
-
-def texts(tab: Any, role: str = "assistant") -> list[str]:
-    return [str(one) for one in tab.locator(f"article.{role} .text").all_inner_texts()]
 
 
 def test_a_chat_in_a_browser(serve: Serve, browser: Any) -> None:
@@ -261,6 +202,50 @@ def test_what_takes_its_time_is_told_until_the_first_token(serve: Serve, browser
     assert problems == []
 
 
+class Slow(Speaker):
+    """Reads no more than a piece of a prompt while it is held."""
+
+    def prefill(self, tokens: Sequence[int]) -> Logits:
+        if self.length == 0:
+            return FakeBackend.prefill(self, tokens)
+        return super().prefill(tokens)
+
+
+@pytest.mark.long
+def test_reading_is_told_with_the_time_left(serve: Serve, browser: Any) -> None:
+    backend, problems = Slow("Yes."), list[str]()
+    tab = opened(browser, serve(backend), problems)
+    backend.gate.clear()
+    tab.fill("#message", "x" * 200)
+    tab.press("#message", "Enter")
+    note = tab.locator("article.assistant .note")
+    until(tab, "document.querySelector('article.assistant .note').innerText.includes('left')")
+    assert re.fullmatch(
+        r"reading the prompt, \d+ s: 64 of 217 tokens, about \d+ s left", note.inner_text()
+    )
+    backend.gate.set()
+    until(tab, "document.querySelector('article.assistant .text')?.innerText === 'Yes.'")
+    assert problems == []
+
+
+@pytest.mark.long
+def test_loading_is_told_and_can_be_stopped(start: Start, browser: Any) -> None:
+    server, problems = start(), list[str]()
+    server.models["a"].gate.clear()
+    tab = opened(browser, server.address, problems)
+    for _ in range(2):  # stopped at first
+        tab.fill("#message", "Hi")
+        tab.press("#message", "Enter")
+        loading = "article.assistant .note:text-matches('loading the model, \\\\d+ s, 50%')"
+        tab.wait_for_selector(loading)
+        tab.keyboard.press("Escape")
+        until(tab, "document.querySelector('#message').value === 'Hi'")
+        assert tab.locator("article").count() == 0
+    server.models["a"].gate.set()
+    say(tab, "Hi")
+    assert texts(tab) == ["I am a."] and problems == []
+
+
 def test_what_is_typed_is_read_before_it_is_sent(serve: Serve, browser: Any) -> None:
     problems, sent, ahead = list[str](), list[Any](), list[Any]()
     address = serve(Speaker("Yes."))
@@ -289,6 +274,41 @@ def test_what_is_typed_is_read_before_it_is_sent(serve: Serve, browser: Any) -> 
         assert time.monotonic() < end  # behind the answer, what comes before the next one
         tab.wait_for_timeout(50)
     assert problems == []
+
+
+@pytest.mark.long
+def test_what_is_read_already_goes_on_while_more_is_typed(serve: Serve, browser: Any) -> None:
+    """Each pause began it anew, and waited for two seconds: the page took itself for another."""
+    backend, sent, ahead, ended = Speaker("Yes."), list[Any](), list[Any](), list[str]()
+    tab = opened(browser, serve(backend), list[str]())
+    listen(tab, sent, ahead)
+    for kind in ("requestfailed", "requestfinished"):
+        tab.on(kind, lambda told, kind=kind: ended.append(kind) if told.post_data else None)
+    tab.select_option("#ahead", "always")
+
+    def types(text: str) -> None:
+        tab.focus("#message")
+        tab.keyboard.insert_text(text)
+
+    backend.gate.clear()
+    types("These are ")
+    until(tab, lambda: ahead)
+    types("more words")
+    tab.wait_for_timeout(500)
+    assert len(ahead) == 1 and not ended
+    backend.gate.set()
+    until(tab, lambda: ended == ["requestfinished"] * 2)
+    assert [one["messages"][-1]["content"] for one in ahead] == ["These are", "These are more"]
+    backend.gate.clear()
+    types(" and others ")
+    until(tab, lambda: len(ahead) == 3)
+    tab.fill("#message", "Something else ")  # what is read is of no use any more
+    until(tab, lambda: ended[2:] == ["requestfailed"])
+    backend.gate.set()
+    until(tab, lambda: ahead[-1]["messages"][-1]["content"] == "Something else")
+    tab.set_input_files("#file", {"name": "a.txt", "mimeType": "", "buffer": b"A text"})
+    until(tab, lambda: "A text" in ahead[-1]["messages"][-1]["content"])
+    assert sent == []
 
 
 # -- Markdown --------------------------------------------------------------------------------------
@@ -399,187 +419,6 @@ def plain(browser: Any) -> Iterator[Any]:
     tab.close()
 
 
-# -- versions and chats ----------------------------------------------------------------------------
-
-
-def test_versions_are_made_and_kept(serve: Serve, browser: Any) -> None:
-    backend, problems = Speaker("One."), list[str]()
-    tab = opened(browser, serve(backend), problems)
-    say(tab, "First")
-    backend.ids = [*b"Two.", END]
-    tab.click("[aria-label='Answer again']")
-    until(tab, "document.querySelector('.assistant .foot')?.innerText.includes('2 / 2')")
-    say(tab, "Second")
-    assert texts(tab) == ["Two.", "Two."]
-    tab.locator("article.user [aria-label='Edit message']").first.click()
-    tab.fill("form.edit textarea", "Other")
-    tab.press("form.edit textarea", "Control+Enter")
-    until(tab, "document.querySelectorAll('article').length === 2")
-    tab.wait_for_selector("#send:visible")
-    assert texts(tab, "user") == ["Other"]
-    tab.reload()
-    until(tab, "document.querySelectorAll('article').length === 2")
-    tab.click("[aria-label='Version before']")
-    assert texts(tab, "user") == ["First", "Second"]
-    tab.locator("article.assistant [aria-label='Version before']").first.click()
-    assert texts(tab) == ["One."]
-
-    tab.locator("article.user [aria-label^='Delete']").click()
-    assert texts(tab, "user") == ["Other"]
-    tab.click("#notice button")
-    assert texts(tab, "user") == ["First"] and texts(tab) == ["One."]
-    until(tab, "document.querySelector('.user .foot').innerText.includes('/ 2')")
-    backend.gate.clear()  # what is stopped before its first word changes nothing
-    tab.locator("article.user [aria-label='Edit message']").click()
-    tab.fill("form.edit textarea", "Stopped")
-    tab.click("form.edit button.main")
-    tab.wait_for_selector("#stop:visible")
-    tab.keyboard.press("Escape")
-    until(tab, "document.querySelector('#message').value === 'Stopped'")
-    assert texts(tab, "user") == ["First"] and texts(tab) == ["One."]
-    backend.gate.set()
-    assert problems == []
-
-
-@pytest.mark.long
-def test_chats_are_listed_opened_deleted_and_undone(serve: Serve, browser: Any) -> None:
-    backend, problems = Speaker("Yes."), list[str]()
-    tab = opened(browser, serve(backend), problems)
-    for text in ("Red", "Green"):
-        say(tab, text)
-        tab.fill("#message", f"more {text}")
-        tab.click("#clear")
-    tab.click("#chats-shown")
-    listed = (
-        "[...document.querySelectorAll('#list li button:first-child')].map((one) => one.innerText)"
-    )
-    assert tab.evaluate(listed) == ["Green", "Red"]
-    tab.click("#list button:text('Red')")
-    until(tab, "document.querySelector('#message').value === 'more Red'")
-    assert texts(tab, "user") == ["Red"]
-    tab.click("#chats-shown")
-    tab.click("[aria-label='Delete chat Red']")
-    until(tab, "document.querySelectorAll('#list li').length === 1")
-    assert tab.locator("article").count() == 0
-    tab.click("#notice button")
-    until(tab, "document.querySelectorAll('#list li').length === 2")
-    assert texts(tab, "user") == ["Red"]
-    assert problems == []
-
-
-@pytest.mark.long
-def test_two_tabs_of_one_chat_lose_nothing(serve: Serve, browser: Any) -> None:
-    backend, problems = Speaker("Yes."), list[str]()
-    address = serve(backend)
-    tab = opened(browser, address, problems)
-    say(tab, "Hi")
-    other = tab.context.new_page()
-    other.set_default_timeout(1000 * PATIENCE_S)
-    other.goto(address)
-    until(other, "document.querySelectorAll('article').length === 2")
-    backend.gate.clear()
-    for one, text in ((tab, "Left"), (other, "Right")):
-        one.fill("#message", text)
-        one.press("#message", "Enter")
-        one.wait_for_selector("#stop:visible")
-    backend.gate.set()
-    for one, text in ((tab, "Left"), (other, "Right")):
-        one.wait_for_selector("#send:visible")
-        until(one, "document.querySelectorAll('.user .foot')[1]?.innerText.includes('/ 2')")
-        assert texts(one, "user") == ["Hi", text]
-    say(other, "Both")
-    tab.locator("article.user").nth(1).locator("[aria-label^='Version']:enabled").click()
-    until(tab, "document.querySelectorAll('article').length === 6")
-    assert texts(tab, "user") == ["Hi", "Right", "Both"]
-    assert problems == []
-
-
-def exported(tab: Any, button: str) -> dict[str, Any]:
-    with tab.expect_download() as told:
-        tab.click(button)
-    found = json.loads(Path(told.value.path()).read_bytes())
-    assert isinstance(found, dict)
-    return found
-
-
-def put_in(tab: Any, name: str, document: object) -> None:
-    data = document if isinstance(document, bytes) else json.dumps(document).encode()
-    tab.set_input_files("#import-file", {"name": name, "mimeType": "", "buffer": data})
-
-
-@pytest.mark.long
-def test_chats_are_exported_and_imported(serve: Serve, browser: Any) -> None:
-    address, problems = serve(Speaker("Yes.")), list[str]()
-    tab = opened(browser, address, problems)
-    say(tab, "Hi")
-    tab.click("[aria-label='Answer again']")
-    tab.wait_for_selector("[aria-label='Version before']")
-    tab.click("#chats-shown")
-    document = exported(tab, "#export-all")
-    assert exported(tab, "#export-one") == document
-    other = opened(browser, address, problems)
-    other.click("#chats-shown")
-    for _ in range(2):  # the second time changes nothing
-        put_in(other, "mine.json", document)
-        other.wait_for_selector("#notice:has-text('1 chat imported.')")
-        until(other, "document.querySelector('.assistant .foot')?.innerText.includes('2 / 2')")
-        assert other.locator("#list li").count() == 1
-        other.click("#chats-shown")
-    assert exported(other, "#export-all") == document
-
-    nodes = document["chats"][0]["nodes"]
-    broken: list[tuple[object, str]] = [
-        (b"{", "is no JSON"),
-        (b"\xff\x00", "is no JSON"),
-        ([], "was not exported by this page"),
-        ({"conversations": [{"messages": []}]}, "was not exported by this page"),
-        ({**document, "edgespec_chats": 2}, "another version"),
-        ({**document, "chats": [{"id": "a"}]}, "is damaged: chat 1"),
-        ({**document, "chats": [{"id": "a", "nodes": [{**nodes[0], "role": 3}]}]}, "message 1"),
-        ({**document, "chats": [{"id": "a", "nodes": [nodes[1]]}]}, "answers no message"),
-        (
-            {
-                **document,
-                "chats": [{"id": "a", "nodes": [{**nodes[0], "images": ["https://x.example/"]}]}],
-            },
-            "has images that are none",
-        ),
-    ]
-    for text, told in broken:
-        put_in(other, "theirs.json", text)
-        other.wait_for_selector(f"#problem:has-text('{told}')")
-        assert other.inner_text("#problem").startswith("theirs.json ")
-        assert other.locator("#list li").count() == 1 and texts(other) == ["Yes."]
-    assert problems == []
-
-
-@pytest.mark.long
-def test_full_storage_is_told_and_nothing_is_lost(
-    serve: Serve, browser: Any, tmp_path: Path
-) -> None:
-    """In a profile of its own: private windows have no quota that can be set."""
-    started = browser.browser_type.launch_persistent_context(tmp_path, **CHROME)
-    tab = started.new_page()
-    tab.set_default_timeout(1000 * PATIENCE_S)
-    tab.goto(serve(Speaker("Yes.")))
-    tab.wait_for_selector("#server dd")
-    wire = tab.context.new_cdp_session(tab)
-    origin = tab.evaluate("location.origin")
-    wire.send("Storage.overrideQuotaForOrigin", {"origin": origin, "quotaSize": 1})
-    say(tab, "New " + "x" * 1000)
-    tab.wait_for_selector("#problem:text('storage is full')")
-    until(tab, "document.querySelector('article.assistant .text')?.innerText === 'Yes.'")
-    tab.wait_for_selector("#send:visible")
-    assert texts(tab) == ["Yes."]
-    assert len(exported(tab, "#export-one")["chats"][0]["nodes"]) == 2
-    wire.send("Storage.overrideQuotaForOrigin", {"origin": origin})
-    say(tab, "Again")  # with what could not be kept before
-    until(tab, "document.querySelector('#problem').hidden")
-    tab.reload()
-    until(tab, "document.querySelectorAll('article').length === 4")
-    started.close()
-
-
 # -- settings and tools ----------------------------------------------------------------------------
 
 
@@ -628,28 +467,51 @@ def test_calls_are_shown_and_their_results_are_asked_for(serve: Serve, browser: 
     assert problems == []
 
 
-# -- files -----------------------------------------------------------------------------------------
-
-
 @pytest.mark.long
-def test_a_text_file_goes_with_a_message(serve: Serve, browser: Any) -> None:
-    problems, sent = list[str](), list[Any]()
-    tab = opened(browser, serve(Speaker("Yes.")), problems)
+def test_calls_of_the_servers_tools_are_made_when_the_person_agrees(
+    serve: Serve, browser: Any
+) -> None:
+    class Tools:
+        def __init__(self) -> None:
+            self.tools = [{"type": "function", "function": {"name": "weather"}}]
+            self.allowed, self.made = set[str](), list[Any]()
+
+        def has(self, name: str) -> bool:
+            return name == "weather"
+
+        def result(self, _name: str, values: Any, _most_chars: int) -> str:
+            self.made.append(values)
+            return f"wet {len(self.made)}"
+
+        def close(self) -> None: ...
+
+    problems, sent, tools = list[str](), list[Any](), Tools()
+    backend = Speaker(CALL)
+    tab = opened(browser, serve(backend, tools=tools), problems)
     listen(tab, sent)
-    for name, data in (("a.py", b"x = '```'\n"), ("b.txt", b"Two\n")):
-        tab.set_input_files("#file", {"name": name, "mimeType": "", "buffer": data})
-    until(tab, "document.querySelectorAll('#images button').length === 2")
-    tab.set_input_files("#file", {"name": "big.txt", "mimeType": "", "buffer": b"x" * (2**20 + 1)})
-    tab.wait_for_selector("#problem:text('big.txt is larger than 1 MiB.')")
-    tab.click("[aria-label='Remove file b.txt']")
-    tab.reload()
-    until(tab, "document.querySelectorAll('#images button').length === 1")
-    say(tab, "Look")
-    said = "a.py:\n````\nx = '```'\n````\n\nLook"
-    assert sent[-1]["messages"] == [{"role": "user", "content": said}]
-    assert tab.inner_text("article.user details.file summary") == "a.py"
-    assert tab.locator("#images button").count() == 0
+    say(tab, "Weather?")
+    assert sent[-1]["tools"] == tools.tools and tools.made == []
+    backend.ids = [*b"No.", END]
+    tab.click("#may-call button:text('Do not call it')")
+    until(tab, "document.querySelectorAll('article').length === 4")
+    assert tools.made == [] and "does not want" in texts(tab, "tool")[0]
+    backend.ids = [*CALL.encode(), END]
+    say(tab, "Again")
+    tab.reload()  # which calls nothing
+    backend.ids = [*b"Rain.", END]
+    tab.click("#may-call button:text('Always call it')")
+    until(tab, "document.querySelectorAll('article').length === 8")
+    tab.wait_for_selector("#send:visible")
+    assert tools.made == [{"city": "Rome"}] and texts(tab, "tool")[-1] == "wet 1"
+    backend.ids = [*CALL.encode(), END]  # for ever: after some rounds the person is asked again
+    say(tab, "And now?")
+    tab.wait_for_selector("#may-call button:text('Call weather')")
+    until(tab, "document.querySelectorAll('#may-call button').length === 3")
+    assert len(tools.made) == 9
     assert problems == []
+
+
+# -- the whole page --------------------------------------------------------------------------------
 
 
 @pytest.mark.long
@@ -667,117 +529,6 @@ def test_everything_is_reached_by_keys_and_has_a_name(serve: Serve, browser: Any
     assert reached >= {*wanted, "schema", "temperature", "Message", "Code"}
     tree = tab.locator("body").aria_snapshot()
     assert not re.search(r"- (button|textbox|combobox|spinbutton)(:|$)", tree, re.M)
-
-
-GIVE = """([data, kind, name]) => {
-  const bytes = Uint8Array.from(atob(data), (one) => one.charCodeAt(0)), given = new DataTransfer();
-  const types = { png: "image/png", jpg: "image/jpeg", wav: "audio/wav" }, cancelable = true;
-  const type = types[name.split(".").pop()];
-  given.items.add(new File([bytes], name, { type }));
-  const event = kind === "paste" ? new ClipboardEvent(kind, { clipboardData: given, cancelable })
-    : new DragEvent(kind, { dataTransfer: given, cancelable });
-  document.dispatchEvent(event);
-  return event.defaultPrevented;
-}"""
-
-
-def give(tab: Any, kind: str, data: bytes, name: str) -> None:
-    """A file by drop or paste."""
-    assert tab.evaluate(GIVE, [base64.b64encode(data).decode(), kind, name])
-
-
-@pytest.mark.long
-def test_an_image_by_drop_paste_and_choice(browser: Any, vision_folder: Path) -> None:
-    """What is dropped is shown, sent with the next message, and there again after a reload."""
-    problems, sent = list[str](), list[Any]()
-    with open_engine(vision_folder, "gemma3") as engine, Server(engine) as server:
-        tab = opened(browser, server.start(), problems)
-        listen(tab, sent)
-        tab.wait_for_selector("#attach:text('Image, file')")
-        tab.fill("#most", "24")
-        give(tab, "drop", png(picture(1)), "one.png")
-        until(tab, "document.querySelectorAll('#images img').length === 1")
-        give(tab, "paste", jpeg(64, 32, turn=6), "turned.jpg")
-        until(tab, "document.querySelectorAll('#images img').length === 2")
-        tab.set_input_files("#file", {"name": "big.png", "mimeType": "", "buffer": jpeg(3000, 30)})
-        until(tab, "document.querySelectorAll('#images img').length === 3")
-        tab.click("[aria-label='Remove image 3']")
-        tab.set_input_files("#file", {"name": "no.png", "mimeType": "", "buffer": b"no image"})
-        tab.wait_for_selector("#problem:text('no.png is no image')")
-        tab.reload()
-        until(tab, "document.querySelectorAll('#images img').length === 2")
-        tab.fill("#message", "What is this?")
-        tab.press("#message", "Enter")
-        tab.wait_for_selector("article.assistant .note:text('cut off')")
-        content = sent[-1]["messages"][0]["content"]
-        shown = [read_image(one["image_url"]["url"]) for one in content[:-1]]
-        assert [(one.width, one.height) for one in shown] == [(96, 64), (32, 64)]
-        assert content[-1] == {"type": "text", "text": "What is this?"}
-        assert tab.locator("article.user img").count() == 2
-        assert tab.locator("#images img").count() == 0
-        tab.reload()
-        until(tab, "document.querySelectorAll('article.user img').length === 2")
-    assert problems == []
-
-
-@pytest.mark.long
-def test_a_sound_by_drop_paste_and_choice(browser: Any, tmp_path: Path) -> None:
-    """What is sent is one channel of 16,000 samples a second, as long as what was given."""
-    write_hearing(tmp_path, "qwen2a")
-    problems, sent = list[str](), list[Any]()
-    engine = open_engine(tmp_path, "qwen2a", context_size=2048)
-    with engine, Server(engine) as server:
-        tab = opened(browser, server.start(), problems)
-        listen(tab, sent)
-        tab.wait_for_selector("#attach:text('Sound, file')")
-        tab.fill("#most", "8")
-        give(tab, "drop", wav(samples(1), 16000), "one.wav")
-        until(tab, "document.querySelectorAll('#images button').length === 1")
-        give(tab, "paste", wav(samples(2, 0.5, 44100), 44100, 2), "two.wav")
-        until(tab, "document.querySelectorAll('#images button').length === 2")
-        flac_file = {"name": "three", "mimeType": "", "buffer": flac(samples(3))}
-        tab.set_input_files("#file", flac_file)
-        until(tab, "document.querySelectorAll('#images button').length === 3")
-        tab.click("[aria-label='Remove sound 3']")
-        tab.set_input_files("#file", {"name": "no.wav", "mimeType": "", "buffer": b"no sound"})
-        tab.wait_for_selector("#problem:text('no.wav is no sound')")
-        tab.set_input_files("#file", {"name": "a.png", "mimeType": "image/png", "buffer": b""})
-        tab.wait_for_selector("#problem:text('a.png is no sound')")
-        tab.reload()
-        until(tab, "document.querySelectorAll('#images button').length === 2")
-        tab.fill("#message", "What is said?")
-        tab.press("#message", "Enter")
-        tab.wait_for_selector("#send:visible")
-        content = sent[-1]["messages"][0]["content"]
-        heard = [read_image(base64.b64decode(one["input_audio"]["data"])) for one in content[:-1]]
-        assert [round(one.seconds, 2) for one in heard if isinstance(one, Sound)] == [1.0, 0.5]
-        values = np.frombuffer(heard[0].data[44:], "<i2").astype(int)
-        assert np.abs(values - samples(1)).max() <= 1
-        assert content[-1] == {"type": "text", "text": "What is said?"}
-        assert tab.locator("article.user audio").count() == 2
-        assert tab.locator("article.assistant").count() == 1
-    assert problems == []
-
-
-@pytest.mark.long
-def test_a_model_that_sees_alone_takes_no_sound(browser: Any, vision_folder: Path) -> None:
-    problems = list[str]()
-    with open_engine(vision_folder, "gemma3") as engine, Server(engine) as server:
-        tab = opened(browser, server.start(), problems)
-        tab.wait_for_selector("#attach:text('Image, file')")
-        give(tab, "drop", wav(samples(1)), "one.wav")
-        tab.wait_for_selector("#problem:text('This model takes no sounds, as one.wav')")
-        assert tab.locator("#images button").count() == 0
-    assert problems == []
-
-
-@pytest.mark.long
-def test_a_model_that_reads_text_alone_takes_no_image(serve: Serve, browser: Any) -> None:
-    tab = opened(browser, serve(Speaker()), list[str]())
-    assert tab.inner_text("#attach") == "File"
-    give(tab, "drop", png(picture(1)), "one.png")
-    tab.wait_for_selector("#problem:text('This model reads text alone')")
-    assert tab.locator("#images img").count() == 0
 
 
 WIDE = f"| {'wide | ' * 30}\n|{'---|' * 30}\n\n```\n{'code ' * 40}\n```\n" + "The end. " * 20
@@ -813,6 +564,99 @@ def test_a_server_that_goes_away_is_told(serve: Serve, browser: Any) -> None:
     tab.press("#message", "Enter")
     until(tab, "document.querySelector('article.assistant .text')?.innerText")
     assert tab.is_hidden("#problem")
+
+
+@pytest.mark.long
+def test_a_server_that_dies_in_an_answer_leaves_what_was_written(
+    serve: Serve, browser: Any
+) -> None:
+    backend = Speaker("word ", loops=True)
+    backend.step_s = 0.005
+    target = ("127.0.0.1", urlsplit(serve(backend)).port or 0)
+    with DelayingProxy(target) as proxy:
+        address = proxy.address
+        tab = opened(browser, f"http://{address}", list[str]())
+        tab.fill("#most", "200")
+        tab.fill("#message", "Hi")
+        tab.press("#message", "Enter")
+        until(tab, "document.querySelector('article.assistant .text')?.innerText.length > 20")
+        tab.type("#message", "and more")
+    tab.wait_for_selector("#problem:text('does not answer')")
+    tab.wait_for_selector("article.assistant .note:text('stopped')")
+    assert "word word word" in texts(tab)[0]
+    assert tab.input_value("#message") == "and more"
+    with DelayingProxy(target, port=int(address.rpartition(":")[2])):  # it is there again
+        until(tab, "document.querySelector('#problem').hidden")
+        tab.reload()
+        until(tab, "document.querySelectorAll('article').length === 2")
+        assert "word word word" in texts(tab)[0]
+        assert tab.input_value("#message") == "and more"
+        tab.click("[aria-label='Answer again']")
+        tab.wait_for_selector("article.assistant .note:text('cut off')")
+        assert len(texts(tab)[0]) == len("word " * 40) - 1
+
+
+COLOURS = "paper ink soft raised accent on-accent bad suffix recycling model grammar other".split()
+LIGHT = """(names) => Object.fromEntries(names.map((name) => {
+    const colour = getComputedStyle(document.documentElement).getPropertyValue("--" + name);
+    const parts = colour.match(/[0-9a-f]{2}/g).map((one) => parseInt(one, 16) / 255)
+      .map((one) => one <= 0.03928 ? one / 12.92 : ((one + 0.055) / 1.055) ** 2.4);
+    return [name, 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2]];
+  }))"""
+
+
+@pytest.mark.long
+def test_both_schemes_can_be_read(serve: Serve, browser: Any) -> None:
+    """By the contrast of WCAG's level AA, 4.5; the browser's scheme counts, or what was chosen."""
+    address = serve(Speaker())
+
+    def seen(tab: Any) -> str:
+        """Which scheme it is."""
+        light = tab.evaluate(LIGHT, COLOURS)
+
+        def contrast(one: str, other: str) -> float:
+            low, high = sorted((light[one], light[other]))
+            return float((high + 0.05) / (low + 0.05))
+
+        for paper in ("paper", "raised"):
+            for ink in ("ink", "soft", "accent", "bad"):
+                assert contrast(ink, paper) >= 4.5, (ink, paper)
+        assert contrast("on-accent", "accent") >= 4.5
+        for mark in ("suffix", "recycling", "model", "grammar", "other"):
+            assert contrast("ink", mark) >= 4.5, mark
+        return "dark" if light["paper"] < light["ink"] else "light"
+
+    for scheme, chosen in (("light", "dark"), ("dark", "light")):
+        tab = browser.new_context(color_scheme=scheme).new_page()
+        tab.set_default_timeout(1000 * PATIENCE_S)
+        tab.goto(address)
+        assert seen(tab) == scheme
+        while chosen not in tab.inner_text("#theme"):
+            tab.click("#theme")
+        assert seen(tab) == chosen
+        tab.reload()
+        assert seen(tab) == chosen
+
+
+@pytest.mark.long
+def test_memory_plan_and_where_tokens_came_from_are_shown(browser: Any) -> None:
+    plan, problems = edgespec.plan(context_size=256, drafter="suffix", threads=1), list[str]()
+    options: dict[str, Any] = {"drafter": SuffixDrafter(), "curve": free_drafts(3)}
+    engine = Engine(Speaker("word ", loops=True), chat_template=TEMPLATE, **options)
+    with engine, Server(engine, plan=plan) as server:
+        address = server.start()
+        for width in (320, 640, 1280):
+            tab = opened(browser, address, problems, width)
+            tab.fill("#most", "40")
+            say(tab, "word word")
+            assert re.search(r"suffix\s+\d+ of \d+ accepted", tab.inner_text("#drafters"))
+            assert tab.locator("article.assistant mark[data-from=suffix]").count() > 0
+            told = tab.inner_text("#memory")
+            assert "planned" in told and "kv cache" in told
+            told = tab.inner_text("#plan")
+            assert all(f"{name.replace('_', ' ')}: " in told for name in plan.as_json())
+            assert tab.evaluate("document.documentElement.scrollWidth") <= width
+    assert problems == []
 
 
 @pytest.mark.long

@@ -115,6 +115,25 @@ def test_a_prompt_that_is_read_ahead_gives_way(serve: Serve) -> None:
     assert totals["read_ahead_used"] <= totals["read_ahead"] <= 19
 
 
+def test_of_two_that_are_read_ahead_the_later_one_is(serve: Serve) -> None:
+    """It knows more of what is typed; it was answered with nothing read while the first ended."""
+    backend = Speaker("Hello")
+    address = serve(backend)
+    backend.gate.clear()
+    more: dict[str, Any] = {**PREWARM, "messages": [{"role": "user", "content": "Hi there"}]}
+    with ThreadPoolExecutor() as threads:
+        asked = partial(httpx.post, f"{address}/v1/chat/completions", timeout=30)
+        first = threads.submit(asked, json=PREWARM)
+        wait_for(address, "running")
+        second = threads.submit(asked, json=more)
+        wait_for(address, "waiting")
+        backend.gate.set()
+        assert first.result().status_code == second.result().status_code == 200
+    answer = asked(json={**more, "prompt_cache_options": {}, "max_tokens": 1}).json()
+    usage = answer["usage"]
+    assert usage["prompt_tokens_details"]["cached_tokens"] == usage["prompt_tokens"] - 1
+
+
 def test_what_was_read_ahead_is_counted(serve: Serve) -> None:
     address = serve(Speaker("Hello"))
     httpx.post(f"{address}/v1/chat/completions", json=PREWARM)

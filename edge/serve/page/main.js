@@ -1,19 +1,22 @@
 // The page: what is shown, what is being asked, and what keys and buttons do.
 
-import { ask, failure, headers, piecesOf, read, request, said } from "./asking.js";
+import { ask, failure, findTools, headers, piecesOf, read, request, said } from "./asking.js";
 import * as chats from "./chats.js";
 import { Chat } from "./chats.js";
 import { $, button, element, newId, notice, problem, seconds } from "./dom.js";
 import { figures, liveFigures, status } from "./figures.js";
 import { taken } from "./files.js";
+import { offer } from "./tools.js";
 import { Shown, showAttached } from "./view.js";
 
 const SETTINGS = ["system", "temperature", "topp", "most", "seed", "ahead", "schema", "tools"];
 const SAVE_MS = 1000, DRAFT_MS = 200, LOOK_MS = 2000, AHEAD_MS = 300;
+const MOST_ROUNDS = 8;  // of calls that nobody is asked about, behind a message
 const HINT = "Message. Enter sends, Shift-Enter begins a line, Escape stops.";
 const state = {
   chat: new Chat(), run: null, images: [], files: [], model: "", status: null,
   sees: false, hears: false, loading: null, unsaved: false, full: false, isIdle: false, defaults: "",
+  tools: { tools: [], allowed: [] },
 };
 
 // -- what is shown ---------------------------------------------------------------------------------
@@ -66,6 +69,23 @@ function hint() {
   $("export-one").disabled = !state.chat.nodes.size;
   const [call] = openCalls();
   $("message").placeholder = call ? `Result of ${call.name}` : HINT;
+  offerCall(false);
+}
+/** Offer the next open call of a tool of the server; of a new one that needs no asking, make it. */
+function offerCall(isNew) {
+  const { chat } = state, { head } = chat, [call] = state.run ? [] : openCalls(), path = chat.path();
+  const rounds = path.slice(path.findLastIndex((one) => one.role === "user")).filter((one) => one.calls);
+  offer(call, state.tools, state.model, isNew && rounds.length <= MOST_ROUNDS, (content) => {
+    if (chat === state.chat && chat.head === head && !state.run) giveResult(content);
+  });
+}
+function giveResult(content) {
+  const { chat } = state, [call, ...others] = openCalls();
+  chat.add({ id: newId(), parent: chat.head, role: "tool", content, call: call.id });
+  kept();
+  show();
+  if (others.length) offerCall(true);
+  else answer(null, chat.head);
 }
 async function showList() {
   let there = [];
@@ -94,8 +114,9 @@ function kept(soon = false) {
   clearTimeout(saveTimer);
   saveTimer = setTimeout(() => { saveTimer = 0; save(chat); }, soon ? SAVE_MS : 0);
 }
+const deleted = new Set();  // ids of chats, which nothing that ends late puts back
 async function save(chat) {
-  if (!chat.nodes.size) return;
+  if (!chat.nodes.size || deleted.has(chat.id)) return;
   const before = changes, seen = signature();
   try {
     await chats.save(chat);
@@ -176,6 +197,7 @@ async function openChat(id) {
   let chat = null;
   try { chat = await chats.read(id); } catch (error) { storageFails(error); }
   state.chat = chat ?? new Chat(id ?? undefined);
+  deleted.delete(id);
   sessionStorage.setItem("edgespec-chat", state.chat.id);
   localStorage.setItem("edgespec-chat", state.chat.id);
   $("message").value = sessionStorage.getItem(draftKey(state.chat.id))
@@ -194,6 +216,7 @@ async function openChat(id) {
 }
 async function removeChat(id, name) {
   const isOpen = id === state.chat.id;
+  deleted.add(id);
   if (isOpen) state.run?.abort.abort();
   try {
     const chat = isOpen ? state.chat : await chats.read(id);
@@ -244,12 +267,8 @@ function send() {
   const content = $("message").value.trim(), { chat } = state, calls = openCalls();
   problem("");
   if (calls.length) {
-    chat.add({ id: newId(), parent: chat.head, role: "tool", content, call: calls[0].id });
     $("message").value = "";
-    kept();
-    show();
-    if (calls.length === 1) answer(null, chat.head);
-    return;
+    return giveResult(content);
   }
   if (!content && !state.images.length && !state.files.length) return;
   const question = { id: newId(), parent: chat.head, role: "user", content };
@@ -316,6 +335,7 @@ function ended(run) {
     if (follows) talk.scrollTop = talk.scrollHeight;
     $("said").textContent = `Model: ${node.content || "calls a tool"}`;
     hint();
+    offerCall(true);
     readSoon();  // what the chat format puts behind the answer
   }
   save(chat);
@@ -407,21 +427,29 @@ function busy(is) {
 let aheadTimer = 0, reading = null;
 function stopReading() {
   clearTimeout(aheadTimer);
-  reading?.abort();
+  reading?.abort.abort();
+  reading = null;
 }
-/** Have it read, up to the last whole word, once nothing more is typed for a moment. */
+/** What is typed, up to the last whole word. */
+const words = () => $("message").value.replace(/\S+$/, "").trim();
+/** Have it read once nothing more is typed for a moment. What is read already, and goes on, is left. */
 function readSoon(ms = AHEAD_MS) {
-  stopReading();
-  aheadTimer = setTimeout(() => {
-    if (state.run || openCalls().length) return;
-    if (!state.isIdle) return readSoon(LOOK_MS);
-    const content = $("message").value.replace(/\S+$/, "").trim(), { chat, images, files } = state;
-    reading = new AbortController();
-    try {
-      const body = request([...chat.path(), { role: "user", content, images, files }], state.model);
-      read(body, reading.signal).catch(() => {});  // nothing is lost but time
-    } catch { /* settings that are being written */ }
-  }, ms);
+  if (reading && !words().startsWith(reading.content)) stopReading();
+  clearTimeout(aheadTimer);
+  aheadTimer = setTimeout(readAhead, ms);
+}
+async function readAhead() {
+  if (state.run || reading || openCalls().length) return;
+  if (!state.isIdle) return readSoon(LOOK_MS);
+  const content = words(), { chat, images, files } = state;
+  const mine = reading = { content, abort: new AbortController() };
+  try {
+    const body = request([...chat.path(), { role: "user", content, images, files }], state.model);
+    await read(body, mine.abort.signal);
+  } catch { /* settings that are being written; nothing is lost but time */ }
+  if (reading !== mine) return;
+  reading = null;
+  if (words() !== content) readSoon();
 }
 
 // -- the server's state ----------------------------------------------------------------------------
@@ -439,10 +467,14 @@ async function look() {
     Object.assign(state, { sees, hears, loading: card?.state === "loading" ? card.progress ?? 0 : null });
     $("attach").textContent = sees && hears ? "Image, sound, file" : sees ? "Image, file" : hears ? "Sound, file" : "File";
     const { running, waiting } = now.queue, how = $("ahead").value;
-    state.isIdle = running + waiting === 0 && card?.state === "ready"
+    state.isIdle = running + waiting <= (reading ? 1 : 0) && card?.state === "ready"
       && (how === "always" || (how !== "never" && !now.on_battery));
     status(now);
-    if (state.status !== true) problem("");
+    if (state.status !== true) {
+      problem("");
+      state.tools = await findTools();
+      offerCall(false);
+    }
     state.status = true;
     if (card?.state === "ready" && state.defaults !== now.model) {
       state.defaults = now.model;
@@ -467,9 +499,14 @@ function defaults({ params = {}, n_ctx: context }) {
 function attached() {
   showAttached(state.images, state.files, (list, number) => {
     list.splice(number, 1);
-    attached();
-    keepAttached();
+    attachedAnew();
   });
+}
+function attachedAnew() {
+  attached();
+  keepAttached();
+  stopReading();
+  readSoon();
 }
 async function takeFiles(files) {
   problem("");
@@ -480,8 +517,7 @@ async function takeFiles(files) {
       else state.files.push(text);
     } catch (error) { problem(error.message); }
   }
-  attached();
-  keepAttached();
+  attachedAnew();
 }
 
 // -- keys and buttons ------------------------------------------------------------------------------

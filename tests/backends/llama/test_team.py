@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import closing
 from pathlib import Path
 from time import monotonic, sleep
@@ -22,7 +23,8 @@ from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
 from edgespec.drafting.drafters import make_drafter
 from edgespec.memory.bytes.config import RunConfig
-from edgespec.memory.device.neighbours import alone
+from edgespec.memory.device.host import granted_cpus
+from edgespec.memory.device.neighbours import Look, of_steps
 from edgespec.memory.times.curve import CostCurve
 from edgespec.models.embedded import embedded_model
 
@@ -34,7 +36,12 @@ class World:
 
     def __init__(self, cores: int) -> None:
         self.now = self.others = self.ours = 0.0
-        self.teams = Teams(cores, lambda: (self.now, self.others + self.ours, self.ours), self.time)
+        self.looked_at: list[set[int]] = []
+        self.teams = Teams(cores, self.look, self.time)
+
+    def look(self, threads: Collection[int]) -> Look:
+        self.looked_at.append({*threads})
+        return self.now, self.others + self.ours, self.ours
 
     def time(self) -> float:
         return self.now
@@ -53,6 +60,43 @@ class World:
 
 def test_a_team_that_is_alone_has_all_of_its_threads() -> None:
     assert World(4).work(2.0, others=0.0) == [4] * 40
+
+
+def test_threads_that_make_steps_are_looked_at() -> None:
+    world = World(4)
+    world.work(0.3, others=0.0)
+    other = threading.Thread(target=world.work, args=(0.6, 0.0))
+    other.start()
+    number = other.native_id
+    other.join()
+    assert world.looked_at[-1] == {threading.get_native_id(), number}
+    world.now += 5.0
+    world.work(0.3, others=0.0)
+    assert world.looked_at[-1] == {threading.get_native_id()}, "it may be gone"
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="counts threads in /proc")
+@pytest.mark.skipif(granted_cpus() < 2, reason="one core is not shared")
+def test_what_this_process_does_beside_steps_takes_a_core() -> None:
+    """As a server's thread that receives large bodies does."""
+    cores, is_over, data = int(granted_cpus()), threading.Event(), bytes(1 << 20)
+
+    def compute() -> None:
+        while not is_over.is_set():
+            hashlib.sha256(data)
+
+    beside = threading.Thread(target=compute)
+    beside.start()
+    try:
+        found = []
+        for _ in range(8):
+            found.append(team.TEAMS.enter(cores))
+            team.TEAMS.leave()
+            sleep(0.1)
+    finally:
+        is_over.set()
+        beside.join()
+    assert min(found) < cores
 
 
 @pytest.mark.parametrize(("others", "threads"), [(0.3, 4), (1.0, 3), (2.2, 2), (4.0, 1)])
@@ -131,7 +175,7 @@ def test_where_the_system_does_not_tell_a_team_keeps_its_threads(
     """As in a sandbox without /proc/stat; it is not asked again and again."""
     now, asked = [0.0], [0]
 
-    def look() -> tuple[float, float, float]:
+    def look(_threads: Collection[int]) -> Look:
         asked[0] += 1
         if asked[0] > after:
             raise problem
@@ -262,7 +306,7 @@ def test_rows_do_not_depend_on_the_threads(
 
 @pytest.mark.model
 def test_a_step_that_fails_leaves_its_team(monkeypatch: pytest.MonkeyPatch) -> None:
-    teams = Teams(2, alone)
+    teams = Teams(2, of_steps)
     monkeypatch.setattr(llamacpp, "TEAMS", teams)
     backend = LlamaBackend(embedded_model(), RunConfig(context_size=256, threads=2))
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import sys
 import threading
 import time
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ import psutil
 import pytest
 
 from edgespec.memory.device import neighbours
-from edgespec.memory.device.neighbours import Neighbours, alone, note_stall
+from edgespec.memory.device.neighbours import Neighbours, alone, note_stall, of_steps
 from edgespec.memory.times.curve import CostCurve
 
 
@@ -26,6 +27,29 @@ def test_a_look_at_this_process_grows() -> None:
     first = alone()
     sum(i * i for i in range(200_000))
     assert all(now >= then for now, then in zip(alone(), first, strict=True))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells threads apart")
+def test_what_other_threads_compute_is_not_of_the_steps() -> None:
+    spent, go_on = list[float](), threading.Event()
+
+    def compute() -> None:
+        sum(i * i for i in range(3_000_000))
+        spent.append(time.thread_time())
+        go_on.wait()
+
+    this = threading.get_native_id()
+    first, together = of_steps({this}), alone()
+    thread = threading.Thread(target=compute)
+    thread.start()
+    assert thread.native_id is not None
+    while not spent:
+        time.sleep(0.01)
+    both = of_steps({this, thread.native_id})
+    its = alone()[2] - together[2] - (of_steps({this})[2] - first[2])
+    go_on.set()
+    thread.join()
+    assert its > 0.9 * spent[0] and both[2] - first[2] > 0.9 * spent[0]
 
 
 def program(pid: int, name: str, seconds: float) -> Any:

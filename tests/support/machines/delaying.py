@@ -14,13 +14,13 @@ _PIECE = 1 << 16
 class DelayingProxy:
     """Stands before `target` (host, port); a trip there and back takes `trip_s` longer.
 
-    While `is_silent`, nothing is delivered any more.
+    While `is_silent`, nothing is delivered any more. `port` is its own; 0 is any.
     """
 
-    def __init__(self, target: tuple[str, int], trip_s: float = 0.0) -> None:
+    def __init__(self, target: tuple[str, int], trip_s: float = 0.0, port: int = 0) -> None:
         self.trip_s, self.is_silent = trip_s, False
         self._target = target
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener = socket.create_server(("127.0.0.1", port))
         self._open: list[socket.socket] = [self._listener]
         threading.Thread(target=self._listen, daemon=True).start()
 
