@@ -10,22 +10,12 @@ from edgespec.backends.llama.huge_pages import read_pages
 from edgespec.errors import BackendError
 from edgespec.memory.bytes.config import RunConfig
 from edgespec.memory.device.kernels import kernels_key, open_library
+from edgespec.memory.device.structures import LoadedWeights
 from edgespec.memory.store.packed import PackedFile
 from edgespec.models.gguf.reader import Gguf
 from edgespec.models.spec import content_hash, header_hash
 
 _P, _SIZE = ctypes.c_void_p, ctypes.c_size_t
-
-
-class _Loaded(ctypes.Structure):
-    """struct edgespec::Loaded of `backends/kernels/ggml_plugin.cpp`"""
-
-    _fields_ = (
-        ("begin", _P),
-        ("size", _SIZE),
-        ("layout", ctypes.c_uint64),
-        ("is_mapped", ctypes.c_int),
-    )
 
 
 class PackedWeights:
@@ -34,7 +24,7 @@ class PackedWeights:
     def __init__(self, files: Sequence[Gguf], settings: RunConfig) -> None:
         self._name = files[0].path.name
         self._file = PackedFile(_key(files, settings))
-        self._memory = _Loaded()
+        self._memory = LoadedWeights()
 
     @contextmanager
     def offered(self) -> Iterator[int]:
@@ -45,7 +35,7 @@ class PackedWeights:
         with self._file.opened() as found:
             yield -1 if found is None else found[0]
         loaded = open_library()["edgespec_kernels_loaded"]
-        loaded.restype, loaded.argtypes = _Loaded, []
+        loaded.restype, loaded.argtypes = LoadedWeights, []
         self._memory = loaded()
         if self.is_mapped and (found is None or found[1] != self._layout):
             self._file.remove()
