@@ -41,6 +41,10 @@ def _cache(attached: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path))
 
 
+def nothing(_part: float) -> None:
+    """Watch no progress."""
+
+
 def rows(backend: LlamaBackend) -> NDArray[np.float32]:
     backend.truncate(0)
     backend.prefill(TEXT)
@@ -53,14 +57,14 @@ def logits(path: Path, *, mapped: bool, settings: RunConfig = SETTINGS) -> NDArr
         assert backend._context.packed is not None
         assert backend._context.packed.is_mapped is mapped
         before = rows(backend)
-        assert backend.keep_packed(float)
+        assert backend.keep_packed(nothing)
         np.testing.assert_array_equal(rows(backend), before)  # of the file, from now on
     return before
 
 
 def test_logits_are_the_same_to_the_bit_and_nothing_is_packed_again(path: Path) -> None:
     with closing(LlamaBackend(path, replace(SETTINGS, packed_file=False))) as plain:
-        assert not plain.keep_packed(float)
+        assert not plain.keep_packed(nothing)
         wanted = rows(plain)
     np.testing.assert_array_equal(logits(path, mapped=False), wanted)
     np.testing.assert_array_equal(logits(path, mapped=True), wanted)
@@ -68,7 +72,7 @@ def test_logits_are_the_same_to_the_bit_and_nothing_is_packed_again(path: Path) 
 
 def test_two_loads_have_one_copy(path: Path) -> None:
     with closing(LlamaBackend(path, SETTINGS)) as first:
-        first.keep_packed(float)
+        first.keep_packed(nothing)
         with closing(LlamaBackend(path, SETTINGS)) as second:
             maps = Path("/proc/self/maps")
             if maps.exists():

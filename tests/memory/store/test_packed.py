@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import subprocess
 import sys
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,7 +26,11 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "packed"
 
 
-def write(file: PackedFile, data: bytes = DATA, during: Callable[[float], None] = float) -> bool:
+def nothing(_part: float) -> None:
+    """Watch no progress."""
+
+
+def write(file: PackedFile, data: bytes = DATA, during: Callable[[float], None] = nothing) -> bool:
     return file.write("a.gguf", memoryview(data), "order", during)
 
 
@@ -72,7 +78,7 @@ def test_a_copy_is_read_once_to_be_sure(monkeypatch: pytest.MonkeyPatch) -> None
     file.path.unlink()
     file.path.write_bytes(DATA)
     assert read(file) == DATA
-    monkeypatch.setattr(packed.zlib, "crc32", None)  # not again
+    monkeypatch.setattr(zlib, "crc32", None)  # not again
     assert read(file) == DATA
 
 
@@ -114,7 +120,7 @@ def test_a_full_disk_leaves_what_there_was(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(packed.os, call, full, raising=False)
+        patched.setattr(os, call, full, raising=False)
         with pytest.raises(OSError, match="No space"):
             write(PackedFile("key"))
     assert read(PackedFile("key")) is None and read(PackedFile("other")) == DATA
@@ -129,7 +135,7 @@ def test_a_folder_that_cannot_be_made_is_an_error_and_nothing_unasked(
     assert read(PackedFile("key")) is None
     with pytest.raises(OSError):
         write(PackedFile("key"))
-    monkeypatch.setattr(packed.os, "access", lambda *_: False)
+    monkeypatch.setattr(os, "access", lambda *_: False)
     assert not packed.is_worth_keeping(packed.LEAST_BYTES)
 
 
@@ -164,6 +170,6 @@ def test_little_is_kept_unasked_and_a_quarter_of_the_disk_at_most(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     free = 8 << 30
-    monkeypatch.setattr(packed.shutil, "disk_usage", lambda _: type("", (), {"free": free}))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: type("", (), {"free": free}))
     kept = [packed.is_worth_keeping(size << 20) for size in (255, 256, 2048, 2049)]
     assert kept == [False, True, True, False]
