@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from logging import WARNING
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,15 +23,16 @@ from edgespec.memory.device.track import peak_resident_bytes
 from edgespec.models.onnx.folder import read_model
 
 if TYPE_CHECKING:
-    from edgespec.cli.tool_servers import ToolServers
     from edgespec.decode.engine import Engine
-    from edgespec.decode.generation import Result
+    from edgespec.decode.generation import Result, ToolCall
     from edgespec.memory.plan.plan import Plan
     from edgespec.memory.plan.request import Request
     from edgespec.models.images import Image
+    from edgespec.serve.tool_servers import ToolServers
 
 
 _MOST_ROUNDS = 8  # of calls, behind a message
+_SHOWN_CHARS = 200  # of a call
 
 
 @dataclass
@@ -110,13 +112,12 @@ class Chat:
 
     def take_tools(self, file: Path, allowed: Sequence[str]) -> None:
         """Start the servers of a file, whose tools answers may call from now on."""
-        from edgespec.cli.tool_servers import ToolServers
         from edgespec.decode.engine import Engine
         from edgespec.serve.tool_calls import conversation
+        from edgespec.serve.tool_servers import ToolServers
 
         Engine.with_tools = conversation
-        # Of a result: a character is a quarter of a token or more, and two results fit.
-        self.tools = ToolServers(file, allowed, most_chars=self.engine.backend.context_size)
+        self.tools = ToolServers(file, allowed, lambda text: note(printable(text), WARNING))
         self.session.tools = tuple(self.tools.tools)
         names = [tool["function"]["name"] for tool in self.tools.tools]
         note(f"[tools: {printable(', '.join(names)) or 'none'}]")
@@ -139,10 +140,50 @@ class Chat:
             assert self.last is not None, "there is an answer"
             if self.tools is None or not (calls := self.last.tool_calls):
                 break
-            results = [call.result(self.tools.result(call)) for call in calls]
+            results = [call.result(self.result(call)) for call in calls]
             # With the last round there is nothing to do with further calls.
             choice: dict[str, Any] = {} if rounds_left else {"tool_choice": "none"}
             self._show(partial(self.session.stream, results, **choice))
+
+    def result(self, call: ToolCall) -> str:
+        """What a call gives: shown, asked for where it has to be, made. Never raises for it."""
+        shown = f"{call.name}({call.arguments})"
+        shown = shown if len(shown) <= _SHOWN_CHARS else f"{shown[:_SHOWN_CHARS]}..."
+        note(f"[calls {printable(shown)}]")
+        try:
+            values = call.values
+        except (ValueError, RecursionError):
+            return "error: the arguments are no object, or cut off"
+        if self.tools is None or not self.tools.has(call.name):
+            return "error: there is no such tool"
+        if not self.tools.may_call(call.name) and not self._agrees(call.name):
+            note("[not called: --allow NAME lets a tool be called without asking]")
+            return "error: the user does not want this call"
+        # A character is a quarter of a token or more, and two results shall fit.
+        most_chars = self.engine.backend.context_size
+        try:
+            text = self.tools.result(call.name, values, most_chars)
+        except KeyboardInterrupt:
+            text = "error: it was stopped"
+        if text.startswith("error: "):
+            note(f"[{printable(text[:_SHOWN_CHARS])}]", WARNING)
+        return text
+
+    def _agrees(self, name: str) -> bool:
+        """Ask whether a tool may be called; "always" is remembered."""
+        assert self.tools is not None, "it has tools"
+        if not (sys.stdin.isatty() and sys.stderr.isatty()):
+            return False
+        try:
+            print(
+                "call it? y once, a always, anything else: no ", end="", file=sys.stderr, flush=True
+            )
+            said = input().strip().lower()
+        except (EOFError, KeyboardInterrupt):
+            note("")
+            return False
+        self.tools.allowed |= {name} if said in ("a", "always") else set()
+        return said in ("y", "yes", "a", "always")
 
     def _show(self, ask: Callable[..., Turn]) -> None:
         """An answer, as it comes."""

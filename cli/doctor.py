@@ -6,18 +6,16 @@ import importlib.util
 import json
 import platform
 import sys
-from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from pathlib import Path
 from typing import Any
 
 from edgespec.cli import options
 from edgespec.cli.render import printable, size_text, table
 from edgespec.errors import EdgespecError
-from edgespec.memory.device.llama_binary import PACKAGE, TESTED, is_tested, package_version
 
 # Package, what it is for, and the command that installs it.
 _PACKAGES = (
-    ("llama-cpp-python", "llama_cpp", "runs GGUF files", f"pip install {PACKAGE}"),
+    ("llama-cpp-python", "llama_cpp", "runs GGUF files", "pip install {package}"),
     ("onnxruntime", "onnxruntime", "--backend onnx", "pip install 'edgespec[onnx]'"),
     ("onnx", "onnx", "converts files for it", "pip install 'edgespec[onnx]'"),
     ("numpy", "numpy", "sampling and acceptance", "pip install numpy"),
@@ -48,6 +46,7 @@ def _document() -> dict[str, Any]:
     from edgespec.memory.device.bandwidth import measured_bandwidth
     from edgespec.memory.device.energy import find_source
     from edgespec.memory.device.kernels import instruction_set, missing_kernels
+    from edgespec.memory.device.llama_binary import TESTED, package_version
     from edgespec.memory.store import cache
 
     gpus, energy = accelerators(), find_source()
@@ -104,12 +103,21 @@ def _off() -> list[str]:
 
 
 def _package(name: str, module: str, purpose: str, command: str) -> dict[str, Any]:
+    from importlib.metadata import PackageNotFoundError, packages_distributions, version
+
+    from edgespec.memory.device.llama_binary import PACKAGE
+
     try:
         installed = version(name) if importlib.util.find_spec(module) else None
     except PackageNotFoundError:  # another package may bring the module, such as OpenVINO's
         others = packages_distributions().get(module, [])
         installed = f"{version(others[0])} ({others[0]})" if others else None
-    return {"name": name, "version": installed, "purpose": purpose, "install": command}
+    return {
+        "name": name,
+        "version": installed,
+        "purpose": purpose,
+        "install": command.format(package=PACKAGE),
+    }
 
 
 def _onnx_devices() -> list[dict[str, str]]:
@@ -126,6 +134,8 @@ def _onnx_devices() -> list[dict[str, str]]:
 
 def _build(arguments: str) -> str:
     """The command that builds llama.cpp in another way."""
+    from edgespec.memory.device.llama_binary import PACKAGE
+
     return (
         f'CMAKE_ARGS="{arguments}" pip install --force-reinstall --no-cache-dir '
         f"--no-binary llama-cpp-python {PACKAGE}"
@@ -208,6 +218,8 @@ def _onnx_place(devices: list[dict[str, str]]) -> str:
 
 
 def _use_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
+    from edgespec.memory.device.llama_binary import is_tested
+
     place = f"the CPU: {found['missing_gpu']}"
     if found["gpus"]:
         place = f"{found['gpus'][0]['description']}: as many layers as fit"

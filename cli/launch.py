@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import shlex
 import shutil
 import subprocess
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 
 from edgespec.cli.options import SERVER
@@ -106,6 +103,10 @@ def _become(path: str, command: list[str], variables: dict[str, str]) -> None:
 
 def _models_of(url: str, key: str) -> list[str]:
     """Names of a server's models, at least one. Raises UnsupportedError where it tells none."""
+    import http.client
+    import urllib.error
+    import urllib.request
+
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     try:
         asked = urllib.request.Request(f"{url}/v1/models", headers=headers)

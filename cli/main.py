@@ -38,8 +38,11 @@ _COMMANDS = (
 _GROUPS = ("draft", "models", "quantize")
 
 
-def application(*names: str) -> typer.Typer:
-    """The command line, with these commands and groups, or all: reading one takes 5 ms."""
+def application(*names: str, is_outline: bool = False) -> typer.Typer:
+    """The command line, with these commands and groups, or all: making one takes 5 ms.
+
+    Half of that goes into its options, which an outline leaves out: it is for the help on all.
+    """
     app = Commands(
         "Run quantized language models inside a memory budget, faster where text repeats.\n\n"
         "First steps:\n\n\b\nedgespec doctor\nedgespec plan model.gguf\n"
@@ -49,17 +52,23 @@ def application(*names: str) -> typer.Typer:
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    for name in names or (*_COMMANDS, *_GROUPS):
-        if name == version.__name__:  # is there anyhow
+    for name in names or (*_COMMANDS, version.__name__, *_GROUPS):
+        if name == version.__name__:
+            app.add()(version)
             continue
-        module = import_module(f"edgespec.cli.{name}")
-        if name in _COMMANDS:
-            app.add()(getattr(module, name))
+        is_group = name in _GROUPS
+        found = getattr(import_module(f"edgespec.cli.{name}"), f"{name}_app" if is_group else name)
+        if is_outline:
+            app.command(name, help=found.info.help if is_group else found.__doc__)(_nothing)
+        elif is_group:
+            app.add_typer(found, name=name)
         else:
-            app.add_typer(getattr(module, f"{name}_app"), name=name)
-    app.add()(version)
+            app.add()(found)
     app.callback()(_options)
     return app
+
+
+def _nothing() -> None: ...
 
 
 def __getattr__(name: str) -> Any:
@@ -137,7 +146,7 @@ def _open_streams() -> None:
 def _run() -> None:
     try:
         try:
-            application(*_needed())()
+            application(*_needed(), is_outline=sys.argv[1:] in (["--help"], ["-h"]))()
         finally:
             sys.stdout.flush()  # a full disk is told here, not by the interpreter at its end
     except EdgespecError as problem:

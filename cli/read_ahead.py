@@ -7,7 +7,6 @@ import threading
 from typing import TYPE_CHECKING
 
 from edgespec.errors import EdgespecError
-from edgespec.memory.device.energy import is_on_battery
 
 if TYPE_CHECKING:
     from edgespec.cli.chat_loop import Chat
@@ -34,6 +33,8 @@ class ReadAhead:
 
     def typed(self, text: str, after_s: float = _QUIET_S) -> None:
         """This is what the line holds now: it is read unless another key follows."""
+        from edgespec.memory.device.energy import is_on_battery
+
         self._end()
         if self._choice == OFF or (self._choice == AUTO and is_on_battery()):
             return

@@ -7,8 +7,10 @@ import logging
 import os
 import socket
 import threading
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from logging import WARNING
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -19,7 +21,7 @@ from edgespec.cli.answer_options import SamplingOptions, read_text
 from edgespec.cli.embed import PoolingOption
 from edgespec.cli.options import load_option
 from edgespec.cli.pool_options import PoolOptions
-from edgespec.cli.render import note
+from edgespec.cli.render import note, printable
 from edgespec.cli.start import cancel_on_interrupt, load_engine
 from edgespec.errors import UnsupportedError
 from edgespec.log import PROMPTS
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from edgespec.memory.plan.request import Request
     from edgespec.models.spec import ModelSpec
     from edgespec.serve.server import Server
+    from edgespec.serve.tool_servers import ToolServers
 
 
 _KEY_VARIABLE = "EDGESPEC_API_KEY"
@@ -52,9 +55,11 @@ class ServeOptions(options.Group):
         any_model: Answer requests for any model, whatever its name.
         think_budget: Most tokens of a thought, before the answer begins. Default: no limit.
         log_prompts: Log prompts and answers, too (-v or --log-file).
+        mcp: JSON file with mcpServers, whose tools the page offers to the model.
+        allow: The page calls this tool without asking; *: all.
     """
 
-    TITLE: ClassVar = options.SERVER
+    TITLE: ClassVar[str] = options.SERVER
 
     host: str = option("127.0.0.1")
     port: int = option(8080, low=0, high=65535)
@@ -68,6 +73,8 @@ class ServeOptions(options.Group):
     any_model: bool = option(False, panel=options.OTHERS)
     think_budget: int | None = option(None, panel=options.OTHERS, low=0)
     log_prompts: bool = option(False, panel=options.LOG)
+    mcp: Path | None = option(None, panel=options.TOOLS)
+    allow: list[str] | None = option(None, panel=options.TOOLS)
     pooling: PoolingOption = None
     users: int | None = load_option(
         "users", default=None, also="--parallel -np", panel=options.OTHERS
@@ -87,13 +94,16 @@ class ServeOptions(options.Group):
 
     def access(self, context: typer.Context) -> dict[str, Any]:
         """Who may ask, as arguments of `Server`. Raises UnsupportedError for what is not safe."""
-        from edgespec.serve.access import check_exposure, checked_keys, checked_origins
+        from edgespec.serve.access import check_exposure, check_tools, checked_keys, checked_origins
 
         given = [*_given_keys(context, self.api_key), *_keys_of(self.api_key_file)]
         keys = checked_keys(given) if given else ()
         check_exposure(self.host, keys)
         origins = checked_origins(self.cors or ())
-        return {"keys": keys or None, "origins": origins, "hosts": self.allowed_host or ()}
+        hosts = self.allowed_host or ()
+        if self.mcp is not None:
+            check_tools(keys, origins, hosts)
+        return {"keys": keys or None, "origins": origins, "hosts": hosts}
 
 
 def serve(
@@ -130,6 +140,9 @@ def serve(
 
     with bind(wanted.host, wanted.port, access["keys"] or ()) as listener, ExitStack() as opened:
         # Bound before loading: a port in use is told at once.
+        if wanted.mcp is not None:
+            access["tools"] = _tools(wanted.mcp, wanted.allow or ())
+            opened.callback(access["tools"].close)
         threading.Thread(target=_import_server, daemon=True).start()
         is_pool = pool_options.is_pool(models.names)
         if is_pool and wanted.pooling is not None:
@@ -148,6 +161,16 @@ def serve(
         access |= {"names": pool_options.alias or [spec.path.stem], "defaults": defaults(spec)}
         access |= {"any_model": wanted.any_model, "file_name": spec.path.name, "plan": plan}
         _run(opened.enter_context(Server(engine, **access)), listener)
+
+
+def _tools(file: Path, allowed: Sequence[str]) -> ToolServers:
+    """The servers of a file, started, before anything is loaded."""
+    from edgespec.serve.tool_servers import ToolServers
+
+    tools = ToolServers(file, allowed, lambda text: note(printable(text), WARNING))
+    names = [tool["function"]["name"] for tool in tools.tools]
+    note(f"tools: {printable(', '.join(names)) or 'none'}")
+    return tools
 
 
 def _one_model(path: Path, request: Request) -> ModelSpec:

@@ -9,7 +9,6 @@ from edgespec.cli.options import SERVER
 from edgespec.cli.render import note
 from edgespec.errors import UnsupportedError
 from edgespec.option_fields import option, size_bytes
-from edgespec.serve.access import is_loopback
 
 _PORT = 50052  # that of llama.cpp's server
 
@@ -45,6 +44,7 @@ def worker(
     from edgespec.backends.llama.worker import Worker, silence_c
     from edgespec.memory.device.accelerators import require_rpc
     from edgespec.memory.device.host import usable_cores
+    from edgespec.serve.access import is_loopback
 
     if not is_loopback(host) and not insecure:
         raise UnsupportedError(

@@ -69,11 +69,7 @@ class ExitBackend(LlamaBackend):
         progress: Callable[[float], None] | None = None,
     ) -> None:
         self._table = EmbeddingTable(target)
-        try:
-            super().__init__(path, settings, progress=progress, embed=self._table)
-        except BaseException:
-            self.close()
-            raise
+        super().__init__(path, settings, progress=progress, embed=self._table)
 
     def close(self) -> None:
         super().close()

@@ -97,6 +97,16 @@ def check_exposure(host: str, keys: Sequence[str]) -> None:
         )
 
 
+def check_tools(keys: Sequence[str], origins: Sequence[str], hosts: Sequence[str]) -> None:
+    """Raise UnsupportedError for tools that pages of the internet could call without a key."""
+    if not keys and ("*" in hosts or origins):
+        option = "--allowed-host '*'" if "*" in hosts else "--cors"
+        raise UnsupportedError(
+            f"other web pages could call the tools of --mcp without a key, by {option}",
+            hint=f"give --api-key or --api-key-file, or leave {option} out",
+        )
+
+
 def is_loopback(host: str) -> bool:
     """Whether only this machine reaches an address, or a name stands for this machine."""
     name = host_name(host)

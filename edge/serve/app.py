@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from edgespec.decode.generation import ToolCall
 from edgespec.serve.access import Access
 from edgespec.serve.admission import Admission
 from edgespec.serve.answers import Answer, Interface, wanted_model
@@ -53,7 +54,7 @@ from edgespec.serve.ollama import (
 )
 from edgespec.serve.page import HEADERS as PAGE_HEADERS
 from edgespec.serve.page import page_files
-from edgespec.serve.parsing import ServedModel, read_json, scales_of
+from edgespec.serve.parsing import Fields, ServedModel, read_json, scales_of, shown
 from edgespec.serve.pool import ANY, CHAT, EMBED, Member, Pool
 from edgespec.serve.responses import (
     ResponsesShape,
@@ -113,6 +114,7 @@ _TELLING: dict[str, Callable[[Pool, Shared, Member], Any]] = {
 }
 
 
+_CALLS_AT_ONCE = 8  # of tools, each of which has a thread
 _ANTHROPIC_HEADER = "anthropic-version"  # which all of its clients send
 
 
@@ -135,6 +137,7 @@ class Routes:
 
     def __init__(self, pool: Pool, shared: Shared) -> None:
         self._pool, self._shared, self._admission = pool, shared, Admission(pool)
+        self._calls = anyio.CapacityLimiter(_CALLS_AT_ONCE)
 
     def all(self) -> list[Route]:
         """The routes of the application."""
@@ -144,6 +147,8 @@ class Routes:
             ("/v1/models/unload", "POST", self._unload_model),
             ("/api/show", "POST", self._show),
             ("/lora-adapters", "POST", self._adapt),
+            ("/tools", "GET", self._tools),
+            ("/tools", "POST", self._call_tool),
             ("/v1/models/{name:path}", "GET", self._model),
         ]
         handlers += [(path, "GET", self._told(tell)) for path, tell in _TELLING.items()]
@@ -231,6 +236,31 @@ class Routes:
             raise ApiError(f"there is no adapter {unknown[0]} of {count}", param="id")
         member.loaded.lora = found
         return JSONResponse({"success": True})
+
+    async def _tools(self, _request: Request) -> Response:
+        """The tools of MCP servers, and the names of those that need no asking."""
+        tools = self._shared.tools
+        found = ([], []) if tools is None else (tools.tools, sorted(tools.allowed))
+        return JSONResponse(dict(zip(("tools", "allowed"), found, strict=True)))
+
+    async def _call_tool(self, request: Request) -> Response:
+        """The result of a call that a person has agreed to, as OpenAI's interface names it."""
+        member, document = await self._named(request)
+        fields = Fields(document)
+        fields.ignore("model")
+        name, arguments = fields.text("name"), fields.text("arguments", "{}")
+        fields.end()
+        if self._shared.tools is None or not self._shared.tools.has(name):
+            raise ApiError(f"there is no tool {shown(name)} here (--mcp)", status=404, param="name")
+        try:
+            values = ToolCall("", name, arguments).values
+        except (ValueError, RecursionError):
+            raise ApiError("arguments must be the text of an object", param="arguments") from None
+        # A character is a quarter of a token or more, and two results shall fit.
+        most_chars = member.model.about["context_length"] or 0
+        call = partial(self._shared.tools.result, name, values, most_chars)
+        content = await anyio.to_thread.run_sync(call, limiter=self._calls)
+        return JSONResponse({"content": content})
 
     async def _named(self, request: Request) -> tuple[Member, Any]:
         """The model that a request's document names, and that document."""

@@ -153,8 +153,9 @@ class LoadedModel:
     def __init__(self, service: Service) -> None:
         self.names, self._service = service.setup.names, service
         self.setup, self.spec = service.setup, service.engine.spec
-        peak = 0 if service.plan is None else service.plan.predicted_peak_bytes
-        self.sizes: Sizes = {"process": peak}
+        plan = service.plan
+        allocated = sum(service.memory_bytes().values())
+        self.sizes: Sizes = {"process": allocated if plan is None else plan.predicted_peak_bytes}
 
     @property
     def about(self) -> Mapping[str, Any]:

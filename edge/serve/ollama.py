@@ -178,7 +178,8 @@ class OllamaShape(Shape):
 
     def loaded(self) -> dict[str, Any]:
         """The answer to who asked for the model alone."""
-        reason = "unload" if self._task.keep_alive_s == 0 else "load"
+        leaves = self._task.keep_alive_s == 0 and not self._task.member.is_pinned
+        reason = "unload" if leaves else "load"
         return {**self._part(Delta()), "done": True, "done_reason": reason}
 
     def add(self, index: int, delta: Delta, chunks: Sequence[Chunk]) -> list[dict[str, Any]]:

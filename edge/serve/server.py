@@ -16,12 +16,14 @@ from edgespec.memory.plan.plan import Plan
 from edgespec.serve.access import (
     Access,
     check_exposure,
+    check_tools,
     checked_keys,
     checked_origins,
     is_loopback,
 )
 from edgespec.serve.parsing import Defaults, Limits
 from edgespec.serve.service import Service, Shared
+from edgespec.serve.tool_servers import ToolServers
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -51,6 +53,7 @@ class Server:
         plan: what the engine was loaded with, to be shown.
         file_name: of the model, to be shown.
         any_model: answer for every model that is asked for, whatever its name.
+        tools: servers of tools that the page may call; they are closed with the server.
 
     Raises MissingDependencyError without the packages of the `serve` extra, and UnsupportedError
     for blank keys and for what is no origin.
@@ -69,13 +72,14 @@ class Server:
         plan: Plan | None = None,
         file_name: str = "",
         any_model: bool = False,
+        tools: ToolServers | None = None,
     ) -> None:
         check_arguments(Server.__init__, names=names, keys=keys, origins=origins)
         require_packages()
         from edgespec.serve.model_file import LoadedModel
         from edgespec.serve.pool import Member, Pool
 
-        self._let_in(keys, origins, hosts)
+        self._let_in(keys, origins, hosts, tools)
         shared = Shared(limits or Limits())
         service = Service(
             engine,
@@ -98,21 +102,29 @@ class Server:
         keys: Sequence[str] | None = None,
         origins: Sequence[str] = (),
         hosts: Sequence[str] = (),
+        tools: ToolServers | None = None,
     ) -> Server:
         """A server of several models, which it closes. Arguments and errors as above."""
         server = cls.__new__(cls)
-        server._let_in(keys, origins, hosts)
+        server._let_in(keys, origins, hosts, tools)
         server._begin(pool, shared)
         return server
 
     def _let_in(
-        self, keys: Sequence[str] | None, origins: Sequence[str], hosts: Sequence[str]
+        self,
+        keys: Sequence[str] | None,
+        origins: Sequence[str],
+        hosts: Sequence[str],
+        tools: ToolServers | None,
     ) -> None:
-        self._keys = checked_keys(keys)
+        self._keys, self._tools = checked_keys(keys), tools
         self._origins, self._hosts = checked_origins(origins), tuple(hosts)
+        if tools is not None:
+            check_tools(self._keys, self._origins, self._hosts)
 
     def _begin(self, pool: Pool, shared: Shared) -> None:
         self.pool, self._shared = pool, shared
+        shared.tools = self._tools
         self._running: Running | None = None
         self._thread: threading.Thread | None = None
 

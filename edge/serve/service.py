@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import fields, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from edgespec.backends.base import AnswerFormat, MakesGrammars
 from edgespec.decode.engine import Engine
@@ -32,6 +32,9 @@ from edgespec.serve.pool import Member, Pool, Stops
 from edgespec.serve.prompts import Prompts
 from edgespec.serve.shapes import ToldTokens, fingerprint
 from edgespec.serve.worker import Generation, Task, Worker
+
+if TYPE_CHECKING:
+    from edgespec.serve.tool_servers import ToolServers
 
 # What is summed of a generation's counters, by the names that /status gives it.
 _SUMMED = {
@@ -96,6 +99,7 @@ class Shared:
         self.limits, self.totals = limits, Totals()
         self.started_s = int(time.time())
         self.underway = set[Stops]()
+        self.tools: ToolServers | None = None
         self._opened = ExitStack()
         self.energy, _ = self._opened.enter_context(energy_meter(every_s=_POWER_EVERY_S))
 
@@ -105,7 +109,9 @@ class Shared:
             one.stop()
 
     def close(self) -> None:
-        """End the thread that counts joules; safe to call twice."""
+        """End the servers of tools, and the thread that counts joules; safe to call twice."""
+        if self.tools is not None:
+            self.tools.close()
         self._opened.close()
 
 

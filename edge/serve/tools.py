@@ -499,9 +499,10 @@ def take_tools(fields: Fields, limits: Limits) -> Tools:
     inner = Fields(choice, "tool_choice")
     inner.only("type", "function")
     # Chats name the function in an object, responses beside its type.
-    name = inner.object("function").text("name") if "function" in inner else inner.text("name")
-    if name not in names:
-        inner.refuse("function.name", f"{shown(name)} is none of the tools")
+    named = inner.object("function") if "function" in inner else inner
+    if (name := named.text("name")) not in names:
+        named.refuse("name", f"{shown(name)} is none of the tools")
+    named.end()
     inner.end()
     return check_schemas(Tools(offered, (name,), False), limits)
 

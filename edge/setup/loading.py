@@ -234,6 +234,7 @@ def _load_one(
             models = models or windows_of(backend, plan, curve)
         for model in models:
             stack.callback(model.close)
+        backend.truncate(0)  # of timed steps that could not be taken back
         learning = Learning(spec, plan, curve, models, backend.tokenizer.vocab_size)
         engine = make(
             backend,
@@ -360,7 +361,6 @@ def _curve(backend: Backend, spec: ModelSpec, plan: Plan, report: Progress) -> C
         seconds=_CURVE_SECONDS,
         known=None if known is None else known.contended(contention),
     )
-    backend.truncate(0)  # of steps that could not be taken back
     if known is None:
         expect_slopes(curve, spec)
     report("measuring step times", 1.0)

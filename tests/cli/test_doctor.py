@@ -58,7 +58,7 @@ def test_the_package_asks_for_what_was_tested() -> None:
 
 
 def test_doctor_says_what_another_llama_cpp_turns_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "package_version", lambda: "0.9.1")
+    monkeypatch.setattr("edgespec.memory.device.llama_binary.package_version", lambda: "0.9.1")
     monkeypatch.setattr(
         "edgespec.backends.llama.kernels.refusal_of_kernels",
         lambda: "its structures are other ones",

@@ -7,11 +7,13 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from command_line import ESCAPE, Command, run
 from random_gguf import Q8_0, write_model
 
+from edgespec.cli.options import takes_options
 from edgespec.memory.device import host
 from edgespec.models.embedded import embedded_model
 
@@ -221,7 +223,8 @@ def test_colour_settings_change_nothing(
 @pytest.mark.parametrize(
     ("asked", "unread"),
     [
-        ("--help", ("psutil", "edgespec.drafting", "edgespec.memory.plan.planner")),
+        ("--help", ("psutil", "edgespec.drafting", "edgespec.memory.plan.planner", "http.client")),
+        ("-h", ("importlib.metadata", "edgespec.memory.device.llama_binary")),
         ("version", ("psutil", "edgespec.cli.run", "edgespec.cli.draft")),
     ],
 )
@@ -237,6 +240,22 @@ def test_what_says_little_reads_little(asked: str, unread: tuple[str, ...]) -> N
     done = subprocess.run([sys.executable, "-c", program, asked], capture_output=True, text=True)
     read = done.stdout.splitlines()[-1].split()
     assert "edgespec.cli.main" in read and not {*unread} & {*read}
+
+
+def test_the_help_on_all_commands_makes_no_options_of_theirs(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says the same as that of the whole command line, which is told without arguments."""
+    whole, made = command().err, []
+    take = takes_options
+
+    def counted(function: Any) -> Any:
+        made.append(function.__name__)
+        return take(function)
+
+    monkeypatch.setattr("edgespec.cli.command.takes_options", counted)
+    assert [command(one).out for one in ("--help", "-h")] == [whole, whole]
+    assert made == ["version"] * 2 and "Answer one prompt." in whole
 
 
 def write_named(path: Path, name: str) -> Path:

@@ -99,7 +99,7 @@ def test_the_next_key_and_enter_stop_it_at_once(chat: Any) -> None:
 def test_nothing_is_read_on_battery_unless_asked(
     chat: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(read_ahead, "is_on_battery", lambda: True)
+    monkeypatch.setattr("edgespec.memory.device.energy.is_on_battery", lambda: True)
     for choice in (AUTO, OFF):
         ReadAhead(chat, choice).begins("")
     threading.Event().wait(0.1)

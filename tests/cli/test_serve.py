@@ -82,6 +82,19 @@ def given(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
     return found
 
 
+@pytest.mark.parametrize("option", ["--cors=*", "--allowed-host=*"])
+def test_tools_that_pages_of_the_internet_could_call_are_refused(
+    say: Command, tmp_path: Path, option: str
+) -> None:
+    """Before anything is started or loaded."""
+    file = tmp_path / "mcp.json"
+    done = say("serve", "--mcp", str(file), option)
+    assert done.status == 1 and option.partition("=")[0] in done.err
+    assert "hint: give --api-key" in done.err
+    done = say("serve", "--mcp", str(file), option, "--api-key", "secret")
+    assert done.status == 1 and f"cannot read {file}" in done.err
+
+
 @pytest.mark.model
 def test_the_variable_is_one_key(
     say: Command, given: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch

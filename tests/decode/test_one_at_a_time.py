@@ -118,6 +118,23 @@ def test_closing_ends_a_stream_that_another_thread_does_not_read_on(stop: Sequen
     assert results == [("bc", "bc", "cancelled")]
 
 
+def test_what_runs_has_ended_before_the_model_is_gone() -> None:
+    """An end may have to tell the cache, or a draft model, what was written last."""
+    running = []
+
+    class Watching(FakeBackend):
+        def close(self) -> None:
+            running.append([*engine._scheduler._running])
+            super().close()
+
+    engine = Engine(Watching(lambda _: [0.0] * 9, 9))
+    stream = engine.stream([1, 2], max_tokens=9)
+    next(stream)
+    assert len(engine._scheduler._running) == 1
+    engine.close()
+    assert running == [[]]
+
+
 def test_closing_waits_for_the_text_of_a_chunk() -> None:
     """Tokens are turned into text by the model's vocabulary, which must be there."""
     backend = FakeBackend(echo_model, VOCAB)

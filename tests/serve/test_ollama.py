@@ -128,7 +128,8 @@ def test_lines_have_the_fields_of_its_documents(serve: Serve) -> None:
     card = {"name", "model", "modified_at", "size", "digest", "details"}
     assert [one.keys() for one in tags] == [card]
     more = {"expires_at", "size_vram", "context_length"}
-    assert httpx.get(f"{address}/api/ps").json()["models"][0].keys() == card | more
+    (running,) = httpx.get(f"{address}/api/ps").json()["models"]
+    assert running.keys() == card | more
     told = httpx.post(f"{address}/api/show", json={"model": "edgespec"}).json()
     assert told.keys() >= {"modelfile", "parameters", "template", "details", "model_info"}
     version = httpx.get(f"{address}/api/version").json()["version"]
@@ -236,3 +237,21 @@ def test_models_are_listed_loaded_and_unloaded(start: Start, client: Client) -> 
     assert [one.model for one in api.ps().models] == ["b"] and len(api.list().models) == 3
     assert api.generate("b", keep_alive=0).done_reason == "unload"
     until(lambda: not api.ps().models)
+
+
+def test_the_only_model_stays(
+    serve: Serve, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not said to have left. It takes what was allocated, where there is no plan."""
+    monkeypatch.setattr(Speaker, "memory_bytes", lambda _: {"weights": 5, "kv_cache": 2})
+    api = client(serve(Speaker()))
+    assert api.generate("edgespec", keep_alive=0).done_reason == "load"
+    assert [(one.model, one.size) for one in api.ps().models] == [("edgespec", 7)]
+
+
+def test_a_pinned_model_stays(start: Start, client: Client) -> None:
+    server = start()
+    server.pool.members[0].is_pinned = True
+    api = client(server.address)
+    assert api.generate("a", keep_alive=0).done_reason == "load"
+    assert [one.model for one in api.ps().models] == ["a"]

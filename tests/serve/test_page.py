@@ -467,6 +467,50 @@ def test_calls_are_shown_and_their_results_are_asked_for(serve: Serve, browser: 
     assert problems == []
 
 
+@pytest.mark.long
+def test_calls_of_the_servers_tools_are_made_when_the_person_agrees(
+    serve: Serve, browser: Any
+) -> None:
+    class Tools:
+        def __init__(self) -> None:
+            self.tools = [{"type": "function", "function": {"name": "weather"}}]
+            self.allowed, self.made = set[str](), list[Any]()
+
+        def has(self, name: str) -> bool:
+            return name == "weather"
+
+        def result(self, _name: str, values: Any, _most_chars: int) -> str:
+            self.made.append(values)
+            return f"wet {len(self.made)}"
+
+        def close(self) -> None: ...
+
+    problems, sent, tools = list[str](), list[Any](), Tools()
+    backend = Speaker(CALL)
+    tab = opened(browser, serve(backend, tools=tools), problems)
+    listen(tab, sent)
+    say(tab, "Weather?")
+    assert sent[-1]["tools"] == tools.tools and tools.made == []
+    backend.ids = [*b"No.", END]
+    tab.click("#may-call button:text('Do not call it')")
+    until(tab, "document.querySelectorAll('article').length === 4")
+    assert tools.made == [] and "does not want" in texts(tab, "tool")[0]
+    backend.ids = [*CALL.encode(), END]
+    say(tab, "Again")
+    tab.reload()  # which calls nothing
+    backend.ids = [*b"Rain.", END]
+    tab.click("#may-call button:text('Always call it')")
+    until(tab, "document.querySelectorAll('article').length === 8")
+    tab.wait_for_selector("#send:visible")
+    assert tools.made == [{"city": "Rome"}] and texts(tab, "tool")[-1] == "wet 1"
+    backend.ids = [*CALL.encode(), END]  # for ever: after some rounds the person is asked again
+    say(tab, "And now?")
+    tab.wait_for_selector("#may-call button:text('Call weather')")
+    until(tab, "document.querySelectorAll('#may-call button').length === 3")
+    assert len(tools.made) == 9
+    assert problems == []
+
+
 # -- the whole page --------------------------------------------------------------------------------
 
 

@@ -32,8 +32,25 @@ export function request(messages, model) {
   }
   const schema = json("schema", "The JSON schema"), tools = json("tools", "The list of tools");
   if (schema) body.response_format = { type: "json_schema", json_schema: { name: "answer", schema } };
-  if (tools) body.tools = tools;
+  const own = tools ?? [], { tools: others } = ofServer;
+  if (tools || others.length) body.tools = Array.isArray(own) ? [...own, ...others] : own;
   return body;
+}
+
+let ofServer = { tools: [], allowed: [] };
+/** The tools of MCP servers beside the server, and the names of those that need no asking. */
+export async function findTools() {
+  const response = await fetch("tools", { headers: headers() });
+  if (response.ok) ofServer = await response.json();
+  return ofServer;
+}
+/** The text that a call of one of them gives. */
+export async function callTool({ name, arguments: values }, model) {
+  try {
+    const body = JSON.stringify({ name, arguments: values, ...model ? { model } : {} });
+    const response = await fetch("tools", { method: "POST", headers: headers(), body });
+    return response.ok ? (await response.json()).content : `error: ${await failure(response)}`;
+  } catch (error) { return `error: ${said(error)}`; }
 }
 
 function json(id, what) {

@@ -1,19 +1,22 @@
 // The page: what is shown, what is being asked, and what keys and buttons do.
 
-import { ask, failure, headers, piecesOf, read, request, said } from "./asking.js";
+import { ask, failure, findTools, headers, piecesOf, read, request, said } from "./asking.js";
 import * as chats from "./chats.js";
 import { Chat } from "./chats.js";
 import { $, button, element, newId, notice, problem, seconds } from "./dom.js";
 import { figures, liveFigures, status } from "./figures.js";
 import { taken } from "./files.js";
+import { offer } from "./tools.js";
 import { Shown, showAttached } from "./view.js";
 
 const SETTINGS = ["system", "temperature", "topp", "most", "seed", "ahead", "schema", "tools"];
 const SAVE_MS = 1000, DRAFT_MS = 200, LOOK_MS = 2000, AHEAD_MS = 300;
+const MOST_ROUNDS = 8;  // of calls that nobody is asked about, behind a message
 const HINT = "Message. Enter sends, Shift-Enter begins a line, Escape stops.";
 const state = {
   chat: new Chat(), run: null, images: [], files: [], model: "", status: null,
   sees: false, hears: false, loading: null, unsaved: false, full: false, isIdle: false, defaults: "",
+  tools: { tools: [], allowed: [] },
 };
 
 // -- what is shown ---------------------------------------------------------------------------------
@@ -66,6 +69,23 @@ function hint() {
   $("export-one").disabled = !state.chat.nodes.size;
   const [call] = openCalls();
   $("message").placeholder = call ? `Result of ${call.name}` : HINT;
+  offerCall(false);
+}
+/** Offer the next open call of a tool of the server; of a new one that needs no asking, make it. */
+function offerCall(isNew) {
+  const { chat } = state, { head } = chat, [call] = state.run ? [] : openCalls(), path = chat.path();
+  const rounds = path.slice(path.findLastIndex((one) => one.role === "user")).filter((one) => one.calls);
+  offer(call, state.tools, state.model, isNew && rounds.length <= MOST_ROUNDS, (content) => {
+    if (chat === state.chat && chat.head === head && !state.run) giveResult(content);
+  });
+}
+function giveResult(content) {
+  const { chat } = state, [call, ...others] = openCalls();
+  chat.add({ id: newId(), parent: chat.head, role: "tool", content, call: call.id });
+  kept();
+  show();
+  if (others.length) offerCall(true);
+  else answer(null, chat.head);
 }
 async function showList() {
   let there = [];
@@ -247,12 +267,8 @@ function send() {
   const content = $("message").value.trim(), { chat } = state, calls = openCalls();
   problem("");
   if (calls.length) {
-    chat.add({ id: newId(), parent: chat.head, role: "tool", content, call: calls[0].id });
     $("message").value = "";
-    kept();
-    show();
-    if (calls.length === 1) answer(null, chat.head);
-    return;
+    return giveResult(content);
   }
   if (!content && !state.images.length && !state.files.length) return;
   const question = { id: newId(), parent: chat.head, role: "user", content };
@@ -319,6 +335,7 @@ function ended(run) {
     if (follows) talk.scrollTop = talk.scrollHeight;
     $("said").textContent = `Model: ${node.content || "calls a tool"}`;
     hint();
+    offerCall(true);
     readSoon();  // what the chat format puts behind the answer
   }
   save(chat);
@@ -453,7 +470,11 @@ async function look() {
     state.isIdle = running + waiting <= (reading ? 1 : 0) && card?.state === "ready"
       && (how === "always" || (how !== "never" && !now.on_battery));
     status(now);
-    if (state.status !== true) problem("");
+    if (state.status !== true) {
+      problem("");
+      state.tools = await findTools();
+      offerCall(false);
+    }
     state.status = true;
     if (card?.state === "ready" && state.defaults !== now.model) {
       state.defaults = now.model;

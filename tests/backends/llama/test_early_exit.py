@@ -23,7 +23,7 @@ from edgespec.decode.engine import Engine
 from edgespec.drafting.drafters.combined import CombinedDrafter, merge
 from edgespec.drafting.drafters.model import ModelDrafter
 from edgespec.drafting.proposal import Proposal, StepContext
-from edgespec.errors import BackendError, ModelFileError, UnsupportedError
+from edgespec.errors import BackendError, EdgespecError, ModelFileError, UnsupportedError
 from edgespec.memory.bytes.config import RunConfig
 from edgespec.models.early_exit import read_exit
 from edgespec.models.gguf.reader import read_gguf
@@ -130,6 +130,22 @@ def test_embeddings_are_the_rows_of_the_table(target: ModelSpec) -> None:
     for tokens in ([1, 2, 3], [3, 4, 1], [9, 9, 2], list(range(20)), []):
         assert np.array_equal(table(tokens), expected[tokens])
     table.close()
+
+
+def test_a_drafter_that_cannot_be_loaded_keeps_no_file_open(
+    target: ModelSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[EmbeddingTable] = []
+    init = EmbeddingTable.__init__
+
+    def noted(table: EmbeddingTable, spec: ModelSpec) -> None:
+        made.append(table)
+        init(table, spec)
+
+    monkeypatch.setattr(EmbeddingTable, "__init__", noted)
+    with pytest.raises(EdgespecError):
+        ExitBackend(str(tmp_path / "missing.gguf"), SETTINGS, target)
+    assert made[0]._file.closed
 
 
 def test_a_table_that_has_become_shorter_is_an_error(target: ModelSpec, tmp_path: Path) -> None:

@@ -268,6 +268,8 @@ def test_a_load_drafts_where_it_may(path: Path) -> None:
     )
     more = plan.component_bytes["kv_cache"] - alone
     assert more == plan.draft_max * (one - alone) > 0, "a copy of its state for each"
+    with edgespec.load(path, context_size=512, drafter="none", threads=1) as engine:
+        assert engine.backend.length == 0, "steps that were timed cannot be taken back"
     with edgespec.load(path, context_size=512, draft_max=3, threads=1) as engine:
         assert engine.backend.capabilities.snapshots == 3
         first = engine.generate(TEXT, max_tokens=20)

@@ -1,0 +1,133 @@
+"""Fields that nobody knows, wherever they stand in a request: the log names each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from edgespec.serve.chat import read_chat
+from edgespec.serve.completions import read_completion
+from edgespec.serve.embeddings import check_embeddings, check_rerank
+from edgespec.serve.llama import read_ids, read_infill, read_llama, read_text
+from edgespec.serve.messages import read_messages
+from edgespec.serve.ollama import read_embed, read_ollama_chat, read_ollama_prompt
+from edgespec.serve.parsing import Defaults, Limits, ServedModel
+from edgespec.serve.responses import read_response
+
+_OPEN = {"parameters", "schema", "input_schema", "input"}  # objects that hold what a client likes
+_FUNCTION = {"name": "sum", "parameters": {"type": "object", "properties": {}}}
+_SCHEMA = {"name": "a", "schema": {"type": "object"}}
+_TEXT = {"type": "text", "text": "Hi"}
+
+CHAT = {
+    "messages": [
+        {"role": "user", "content": [_TEXT]},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"type": "function", "function": {"name": "sum", "arguments": "{}"}}],
+        },
+        {"role": "tool", "tool_call_id": "1", "content": "3"},
+    ],
+    "tools": [{"type": "function", "function": _FUNCTION}],
+    "tool_choice": {"type": "function", "function": {"name": "sum"}},
+    "prediction": {"type": "content", "content": "Hi"},
+    "stream_options": {"include_usage": True},
+    "prompt_cache_options": {"prewarm": False},
+    "thinking": {"type": "disabled"},
+    "lora": [{"id": 0, "scale": 0.5}],
+}
+FORM = {"messages": [{"role": "user", "content": "Hi"}]} | {
+    "response_format": {"type": "json_schema", "json_schema": _SCHEMA}
+}
+CHOICE = {"prompt": "Hi", "structured_outputs": {"choice": ["a", "b"]}}
+MESSAGES = {
+    "max_tokens": 5,
+    "messages": [
+        {"role": "user", "content": [_TEXT]},
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "So"},
+                {"type": "tool_use", "id": "1", "name": "sum", "input": {}},
+            ],
+        },
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": "3"}]},
+    ],
+    "tools": [{"name": "sum", "input_schema": {"type": "object"}}],
+    "tool_choice": {"type": "tool", "name": "sum"},
+}
+ANSWER = {"max_tokens": 5, "messages": [{"role": "user", "content": "Hi"}]} | {
+    "output_config": {"format": {"type": "json_schema", "schema": {"type": "object"}}}
+}
+RESPONSE = {
+    "input": [
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hi"}]},
+        {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "So"}]},
+        {"type": "function_call", "call_id": "1", "name": "sum", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "1", "output": "3"},
+    ],
+    "tools": [{"type": "function", **_FUNCTION}],
+    "text": {"format": {"type": "json_object"}},
+}
+OLLAMA = {"messages": [{"role": "user", "content": "Hi"}], "options": {"seed": 1}}
+REQUESTS: list[tuple[Callable[[Any, ServedModel], object], dict[str, Any]]] = [
+    (read_chat, CHAT),
+    (read_chat, FORM),
+    (read_completion, CHOICE),
+    (read_messages, MESSAGES),
+    (read_messages, ANSWER),
+    (read_response, RESPONSE),
+    (read_llama, {"prompt": "Hi"}),
+    (
+        read_infill,
+        {"input_extra": [{"filename": "a", "text": "b"}]}
+        | dict.fromkeys(("input_prefix", "input_suffix"), ""),
+    ),
+    (read_text, {"content": "Hi"}),
+    (read_ids, {"tokens": [1]}),
+    (check_embeddings, {"input": "Hi"}),
+    (check_rerank, {"query": "Hi", "documents": ["Hi"]}),
+    (read_ollama_chat, OLLAMA),
+    (read_ollama_prompt, {"prompt": "Hi", "options": {}}),
+    (read_embed, {"input": "Hi"}),
+]
+
+
+def spoiled(value: Any) -> Any:
+    """The same with a field more in each object."""
+    if isinstance(value, list):
+        return [spoiled(one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    parts = {name: one if _is_open(name, one) else spoiled(one) for name, one in value.items()}
+    return {**parts, "surprise": 1}
+
+
+def places(value: Any, path: str) -> Iterator[str]:
+    """The names of these fields, as the log has them."""
+    for one in value if isinstance(value, list) else ():
+        yield from places(one, f"{path}[]")
+    if isinstance(value, dict):
+        yield f"{path}.surprise".removeprefix(".")
+        for name, one in value.items():
+            if not _is_open(name, one):
+                yield from places(one, f"{path}.{name}".removeprefix("."))
+
+
+def _is_open(name: str, value: Any) -> bool:
+    return name in _OPEN and isinstance(value, dict)
+
+
+@pytest.mark.parametrize(("read", "body"), REQUESTS)
+def test_a_field_that_nobody_knows_is_named(
+    read: Callable[[Any, ServedModel], object],
+    body: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    named = set[str]()
+    monkeypatch.setattr("edgespec.serve.parsing._NAMED", named)
+    read(spoiled(body), ServedModel(("tiny",), 2048, Defaults(), Limits()))
+    assert named == set(places(body, ""))
