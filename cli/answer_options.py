@@ -51,7 +51,7 @@ class SamplingOptions(Given):
 class FormatOptions(Group):
     """What an answer has to look like, for every command that generates."""
 
-    TITLE: ClassVar = "Form of the answer"
+    TITLE: ClassVar[str] = "Form of the answer"
 
     grammar: str | None = option(None, "GBNF or Lark grammar for the answer: a text or a file.")
     grammar_file: Path | None = option(None, "GBNF or Lark grammar for the answer: a file.")

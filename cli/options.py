@@ -136,7 +136,7 @@ def _value(named: str, known: Option, text: Any) -> Any:
 class Group:
     """Options that commands take as one value. The classes below are dataclasses."""
 
-    TITLE: ClassVar = ""  # in help
+    TITLE: ClassVar[str] = ""  # in help
 
     @classmethod
     def own(cls) -> dict[str, _Own]:
@@ -295,7 +295,7 @@ class ModelsOptions(_Named):
 class _OtherWords(Group):
     """llama.cpp's words for what a load is told by other options."""
 
-    TITLE: ClassVar = MEMORY
+    TITLE: ClassVar[str] = MEMORY
 
     cpu_moe: bool = option(False, "Keep the experts of all layers on the CPU.", also="-cmoe")
     n_cpu_moe: int | None = option(

@@ -25,7 +25,7 @@ class PoolOptions(Group):
             name.
     """
 
-    TITLE: ClassVar = SERVER
+    TITLE: ClassVar[str] = SERVER
 
     folder: Path | None = option(None, called="--models")
     any_here: bool = option(False, called="--any")

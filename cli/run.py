@@ -46,7 +46,7 @@ _SILENT_S = 1.0  # that stdin is waited for without a word
 class RunOptions(options.Group):
     """What is asked, and what comes of the answer."""
 
-    TITLE: ClassVar = PROMPT
+    TITLE: ClassVar[str] = PROMPT
 
     prompt: str | None = argument("The prompt. Default: --file, or stdin (-).", panel=PROMPT)
     asked: str | None = option(None, "The prompt, instead of the argument.", called="--prompt -p")

@@ -59,7 +59,7 @@ class ServeOptions(options.Group):
         allow: The page calls this tool without asking; *: all.
     """
 
-    TITLE: ClassVar = options.SERVER
+    TITLE: ClassVar[str] = options.SERVER
 
     host: str = option("127.0.0.1")
     port: int = option(8080, low=0, high=65535)
