@@ -209,6 +209,7 @@ def memory_json(plan: Plan) -> dict[str, Any]:
             for one in plan.devices
         ],
         "ceilings": [part.name for part in plan.components if part.is_ceiling],
+        "mapped": [part.name for part in plan.components if part.is_mapped],
     }
 
 

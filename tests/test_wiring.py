@@ -81,6 +81,30 @@ def test_weights_and_the_cache_lie_on_huge_pages(measured_cache: Path) -> None:
     assert 0.5 < zeroed_ahead < 0.9  # all but the room for the largest tensor
 
 
+def test_packed_weights_are_kept_and_mapped(measured_cache: Path) -> None:
+    """And not reserved any more: other programs may plan with what their pages take."""
+    program = """
+        import edgespec
+        from edgespec.memory.device import reservations
+        from edgespec.memory.store import cache
+        from edgespec.memory.device.track import resident_parts
+
+        def loaded(choice):
+            with edgespec.load(context_size=512, drafter="none", packed_file=choice) as engine:
+                engine.generate("Hello", max_tokens=2)
+                reserved = reservations._ours(cache.load("reservations", "programs"))
+                return resident_parts()["anonymous"] - before, reserved
+
+        edgespec.load(context_size=512, drafter="none").close()
+        before = resident_parts()["anonymous"]
+        print(json.dumps([loaded("off"), loaded("on"), loaded("on")]))
+    """
+    off, first, second = _said_by(program, measured_cache)
+    packed = 85 << 20  # of 94 MiB
+    assert off[0] - first[0] > packed and off[0] - second[0] > packed
+    assert off[1] - first[1] > packed and off[1] - second[1] > packed
+
+
 def test_freed_buffers_go_back_after_a_load(measured_cache: Path) -> None:
     """A block of 24 MiB is a mapping of its own again after one was freed.
 

@@ -42,6 +42,7 @@ bool find_all(void* library, Functions& to) {
            find_one(library, "ggml_blck_size", to.block_size) &&
            find_one(library, "ggml_backend_cpu_buffer_type", to.cpu_buffer_type) &&
            find_one(library, "ggml_backend_buft_alloc_buffer", to.alloc_buffer) &&
+           find_one(library, "ggml_backend_cpu_buffer_from_ptr", to.buffer_at) &&
            find_one(library, "ggml_backend_buffer_free", to.free_buffer) &&
            find_one(library, "ggml_backend_buft_is_host", to.is_host) &&
            find_one(library, "ggml_backend_cpu_reg", to.cpu_registry) &&

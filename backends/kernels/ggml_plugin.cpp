@@ -22,6 +22,7 @@
 #include "ggml_attention.h"
 #include "ggml_products.h"
 #include "ggml_spreading.h"
+#include "packed_memory.h"
 
 #ifdef _WIN32
 #define EXPORTED extern "C" __declspec(dllexport)
@@ -30,6 +31,15 @@
 #endif
 
 namespace edgespec {
+
+// Memory of packed weights.
+struct Loaded {
+    void* begin;
+    size_t size;
+    uint64_t layout;  // tells apart what lies in it, and where
+    int is_mapped;
+};
+
 namespace {
 
 using ggml::Buffer;
@@ -37,7 +47,6 @@ using ggml::BufferType;
 using ggml::functions;
 using ggml::Tensor;
 
-constexpr size_t kAlignment = 64;
 constexpr int64_t kRowsAThread = 256;  // at least: less is not worth a thread
 
 BufferType* packed_type();
@@ -46,6 +55,14 @@ BufferType* packed_type();
 thread_local bool is_enabled = false;
 thread_local bool packs_table = false;  // the embedding table, which is the head, too
 thread_local int loading_threads = 1;
+
+// The file that this thread loads packed weights from, or -1, and the memory of those that it loaded last.
+thread_local int packed_file = -1;
+thread_local Loaded loaded = {};
+// Weights that are there. llama.cpp reads none whose name it does not find in its file, so it does not see theirs.
+thread_local std::vector<Tensor*> nameless;
+
+void hide_or_show_name(Tensor* tensor) { std::swap(tensor->name[0], tensor->name[sizeof tensor->name - 1]); }
 
 std::atomic<bool> has_heads = false;  // with a vocabulary of their own, in this process
 
@@ -73,19 +90,35 @@ class PackedBufferType : public ggml::ExtraBufferType {
     SpreadingTraits spreading_;
 };
 
-int init_tensor(Buffer*, Tensor* tensor) {
+// FNV-1a.
+void note(const void* bytes, size_t count) {
+    for (size_t i = 0; i < count; i++)
+        loaded.layout = (loaded.layout ^ static_cast<const uint8_t*>(bytes)[i]) * 0x100000001b3;
+}
+
+int init_tensor(Buffer* buffer, Tensor* tensor) {
     tensor->extra = const_cast<Format*>(format_of(tensor));
+    if (buffer->context != loaded.begin) return ggml::kSuccess;
+    const int64_t offset = static_cast<uint8_t*>(tensor->data) - static_cast<uint8_t*>(loaded.begin);
+    note(tensor->name, strlen(tensor->name));
+    note(&tensor->type, sizeof tensor->type);
+    note(tensor->ne, sizeof tensor->ne);
+    note(&offset, sizeof offset);
+    if (loaded.is_mapped) {
+        nameless.push_back(tensor);
+        hide_or_show_name(tensor);
+    }
     return ggml::kSuccess;
 }
 
-// Packs rows [first, end), multiples of a panel's, in equal shares for each thread.
-void pack_rows(const Format& f, const uint8_t* file, int64_t first, int64_t end, int64_t k, uint8_t* panels) {
-    int64_t count = (end - first) / f.panel_rows;
-    int64_t threads = std::max<int64_t>(1, std::min<int64_t>(loading_threads, (end - first) / kRowsAThread));
+// Packs the rows of a matrix in equal shares for each thread.
+void pack_matrix(const Format& f, const uint8_t* file, int64_t rows, int64_t k, uint8_t* panels) {
+    int64_t count = rows / f.panel_rows;
+    int64_t threads = std::max<int64_t>(1, std::min<int64_t>(loading_threads, rows / kRowsAThread));
     auto pack_share = [&](int64_t i) {
         int64_t from = count * i / threads, to = count * (i + 1) / threads;
         pack(f, file + from * f.panel_rows * int64_t(f.row_bytes(k)), (to - from) * f.panel_rows, k,
-             panels + (first / f.panel_rows + from) * int64_t(f.panel_bytes(k)));
+             panels + from * int64_t(f.panel_bytes(k)));
     };
     std::vector<std::thread> others;
     others.reserve(size_t(threads));
@@ -99,23 +132,40 @@ void pack_rows(const Format& f, const uint8_t* file, int64_t first, int64_t end,
     for (std::thread& other : others) other.join();
 }
 
-// Whole panels at a time; llama.cpp sets whole tensors.
-void set_tensor(Buffer*, Tensor* tensor, const void* data, size_t offset, size_t size) {
+// Whole matrices at a time; llama.cpp sets whole tensors. Not what is mapped: it is there.
+void set_tensor(Buffer* buffer, Tensor* tensor, const void* data, size_t offset, size_t size) {
+    if (buffer->context == loaded.begin && loaded.is_mapped) return;
     const Format& f = *static_cast<const Format*>(tensor->extra);
-    size_t panel = f.row_bytes(tensor->ne[0]) * size_t(f.panel_rows);
-    if (offset % panel != 0 || size % panel != 0)
-        ggml::fail("%zu bytes at %zu of %s are not whole panels of %zu", size, offset, tensor->name, panel);
-    int64_t first = int64_t(offset / panel) * f.panel_rows;
-    pack_rows(f, static_cast<const uint8_t*>(data), first, first + int64_t(size / panel) * f.panel_rows,
-              tensor->ne[0], static_cast<uint8_t*>(tensor->data));
+    const size_t matrix = f.row_bytes(tensor->ne[0]) * size_t(tensor->ne[1]);
+    if (offset % matrix != 0 || size % matrix != 0)
+        ggml::fail("%zu bytes at %zu of %s are not whole matrices of %zu", size, offset, tensor->name, matrix);
+    for (size_t i = 0; i < size / matrix; i++)
+        pack_matrix(f, static_cast<const uint8_t*>(data) + i * matrix, tensor->ne[1], tensor->ne[0],
+                    static_cast<uint8_t*>(tensor->data) + (offset / matrix + i) * matrix_bytes(f, tensor));
 }
 
 const char* get_name(BufferType*) { return "CPU_EDGESPEC"; }
 
-// Memory of the CPU backend, of which nobody else reads the contents.
+void free_buffer(Buffer* buffer) {
+    if (buffer->context == loaded.begin) {  // a load that failed
+        nameless.clear();
+        loaded = {};
+    }
+    release_pages(buffer->context, buffer->size);
+}
+
+// Memory for the CPU backend, of which nobody else reads the contents. Questions are about none.
 Buffer* alloc_buffer(BufferType* type, size_t size) {
-    Buffer* buffer = functions.alloc_buffer(functions.cpu_buffer_type(), size);
+    const bool is_ours = size > 0 && has_pages();
+    const int file = packed_file >= 0 && file_size(packed_file) == size ? packed_file : -1;
+    void* pages = is_ours ? reserve_pages(size, file) : nullptr;
+    if (is_ours && !pages) return nullptr;
+    Buffer* buffer = is_ours ? functions.buffer_at(pages, size) : functions.alloc_buffer(functions.cpu_buffer_type(), size);
     if (!buffer) return nullptr;
+    if (is_ours) {
+        buffer->functions.free_buffer = free_buffer;
+        loaded = {pages, size, 0xcbf29ce484222325, file >= 0};
+    }
     buffer->type = type;
     buffer->functions.init_tensor = init_tensor;
     buffer->functions.set_tensor = set_tensor;
@@ -124,7 +174,7 @@ Buffer* alloc_buffer(BufferType* type, size_t size) {
     return buffer;
 }
 
-size_t get_alignment(BufferType*) { return kAlignment; }
+size_t get_alignment(BufferType*) { return kPage; }
 
 size_t get_alloc_size(BufferType*, const Tensor* tensor) { return packed_bytes(tensor); }
 
@@ -222,11 +272,23 @@ EXPORTED const char* edgespec_kernels_attach(void* library, int is_alone) {
 }
 
 // Whether models that this thread loads from now on use them; `threads` pack their weights. A table that is the
-// model's head, too (`is_tied`), is packed and kept once.
-EXPORTED void edgespec_kernels_enable(int enabled, int is_tied, int threads) {
+// model's head, too (`is_tied`), is packed and kept once. `packed_file` has these weights already, or is negative.
+EXPORTED void edgespec_kernels_enable(int enabled, int is_tied, int threads, int packed_file) {
     edgespec::is_enabled = enabled != 0;
     edgespec::packs_table = is_tied != 0;
     edgespec::loading_threads = threads;
+    edgespec::packed_file = packed_file;
+    if (enabled) edgespec::loaded = {};
+    for (edgespec::Tensor* tensor : edgespec::nameless) edgespec::hide_or_show_name(tensor);
+    edgespec::nameless.clear();
+}
+
+// Where this thread has put packed weights last, if it has.
+EXPORTED edgespec::Loaded edgespec_kernels_loaded() { return edgespec::loaded; }
+
+// Lets these weights, which nobody changes any more, be pages of a file that has their bytes. 0 where it cannot be.
+EXPORTED int edgespec_kernels_map(void* begin, size_t size, int file) {
+    return edgespec::replace_pages(begin, size, file);
 }
 
 // A head of fewer tokens than its model's is in use: its logits are spread over the vocabulary by the kernels.

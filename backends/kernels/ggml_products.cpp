@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "packed_memory.h"
+
 namespace edgespec {
 namespace {
 
@@ -39,9 +41,7 @@ float* result(const Tensor* op, int64_t i1, int64_t i2, int64_t i3) {
 }
 
 const uint8_t* panels(const Tensor* weights, int64_t matrix) {
-    const Format& f = format(weights);
-    int64_t rows = weights->ne[1] / f.panel_rows;
-    return static_cast<const uint8_t*>(weights->data) + matrix * rows * f.panel_bytes(weights->ne[0]);
+    return static_cast<const uint8_t*>(weights->data) + size_t(matrix) * matrix_bytes(format(weights), weights);
 }
 
 // A thread's share of n columns of k activations, quantized. A single one is shared block by block.
@@ -314,10 +314,14 @@ const Format* format_of(const Tensor* weights) {
     return is_whole && weights->ne[3] == 1 ? find(weights->type, weights->ne[1], weights->ne[0]) : nullptr;
 }
 
+size_t matrix_bytes(const Format& format, const Tensor* weights) {
+    const size_t bytes = size_t(weights->ne[1] / format.panel_rows) * format.panel_bytes(weights->ne[0]);
+    return weights->ne[2] > 1 ? whole_pages(bytes) : bytes;
+}
+
 size_t packed_bytes(const Tensor* weights) {
     const Format* f = format_of(weights);
-    if (!f) return functions.nbytes(weights);
-    return size_t(weights->ne[1] / f->panel_rows * weights->ne[2]) * f->panel_bytes(weights->ne[0]);
+    return f ? size_t(weights->ne[2]) * matrix_bytes(*f, weights) : functions.nbytes(weights);
 }
 
 // The queries of a quantized cache are rotated: that product's second factor leads on.

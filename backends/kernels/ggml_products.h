@@ -9,6 +9,9 @@ namespace edgespec {
 // The product for a tensor of weights, or nullptr for one that stays with llama.cpp.
 const Format* format_of(const ggml::Tensor* weights);
 
+// Bytes from the panels of one expert to those of the next, or of a matrix that is alone.
+size_t matrix_bytes(const Format& format, const ggml::Tensor* weights);
+
 // Bytes of all panels of a tensor, or of one that stays as it is.
 size_t packed_bytes(const ggml::Tensor* weights);
 

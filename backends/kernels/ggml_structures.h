@@ -141,6 +141,7 @@ struct Functions {
 
     BufferType* (*cpu_buffer_type)();
     Buffer* (*alloc_buffer)(BufferType*, size_t size);
+    Buffer* (*buffer_at)(void* address, size_t size);  // of the CPU backend; who has it frees the memory
     void (*free_buffer)(Buffer*);
     bool (*is_host)(BufferType*);
     Registry* (*cpu_registry)();

@@ -598,6 +598,14 @@ class LlamaBackend(LlamaSequence):
         """As of `Adapts`."""
         self._context.adapt(scales)
 
+    def keep_packed(self, progress: Callable[[float], None]) -> bool:
+        """Keep packed weights in a file for later loads; whether they are pages of it now.
+
+        Raises OSError.
+        """
+        packed = self._context.packed
+        return packed is not None and packed.keep(progress)
+
     def rest(self) -> None:
         """The calling thread makes no step soon."""
         end_team()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from edgespec.backends.llama.adapters import Adapters
 from edgespec.backends.llama.huge_pages import HugePages
 from edgespec.backends.llama.kernels import kernels, model_params
 from edgespec.backends.llama.library import LIBRARY_LOG, interrupts_kept, library, set_params
+from edgespec.backends.llama.packed_weights import PackedWeights
 from edgespec.backends.llama.team import TEAMS
 from edgespec.backends.llama.tokenizer import LlamaTokenizer
 from edgespec.backends.llama.workers import Placed
@@ -26,7 +27,7 @@ from edgespec.memory.bytes.config import GPU, HOST, RunConfig
 from edgespec.memory.device.llama_binary import PACKAGE
 from edgespec.memory.device.track import give_back_memory, limit_freed_memory
 from edgespec.models.gguf.ggml_types import GGML_NUMBERS
-from edgespec.models.gguf.reader import read_gguf
+from edgespec.models.gguf.reader import Gguf, read_gguf
 from edgespec.models.gguf.shards import read_gguf_shards
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ class LlamaContext:
     spare: int | None = None  # a sequence id for parts of a cache, where it can be split
     outputs: BlockOutputs | None = None  # of the layers that its head reads
     scales: Sequence[float] = ()  # of its adapters, in the next step
+    packed: PackedWeights | None = None  # where a file is to keep them
     _adapters: Adapters | None = None
     _model: Any = None
     _parts: Sequence[Path] = ()  # of a split model, wherever they lie
@@ -152,7 +154,8 @@ class LlamaContext:
         )
         self._adjust_loading(params)
         pages, problems = HugePages(), list[BaseException]()
-        spare = self._largest_tensor_bytes(path)
+        files = self._files_of(path)
+        spare = max((one.data_bytes for file in files for one in file.tensors), default=None)
 
         def report(fraction: float, _data: Any) -> bool:
             try:
@@ -170,9 +173,16 @@ class LlamaContext:
         set_params(params, progress_callback=callback)
         settings = self.settings
         tied = settings.tied and not settings.devices  # whose last one has the head
-        use = kernels(settings.kernels, tied=tied, threads=settings.threads)
         limit_freed_memory()  # tensors are read into a buffer of their size before they are packed
-        with interrupts_kept() as interrupted, use, closing(pages):
+        with ExitStack() as opened:
+            file = -1
+            if settings.kernels and settings.packed_file and files:
+                self.packed = PackedWeights(files, settings)
+                file = opened.enter_context(self.packed.offered())
+            use = kernels(settings.kernels, tied=tied, threads=settings.threads, packed_file=file)
+            interrupted = opened.enter_context(interrupts_kept())
+            opened.enter_context(use)
+            opened.enter_context(closing(pages))
             if self._parts:
                 names = (ctypes.c_char_p * len(self._parts))(*map(os.fsencode, self._parts))
                 self._model = self.lib.llama_model_load_from_splits(names, len(names), params)
@@ -189,14 +199,15 @@ class LlamaContext:
                 f"llama.cpp cannot load {os.path.basename(path)}",
                 hint=f"the file may be of a newer architecture than {PACKAGE} knows",
             )
+        if self.packed is not None and self.packed.is_mapped:
+            self.packed.read(progress or (lambda _part: None))
 
-    def _largest_tensor_bytes(self, path: str) -> int | None:
-        """Of a model's files; None for what cannot be read, of which llama.cpp says what it is."""
+    def _files_of(self, path: str) -> Sequence[Gguf]:
+        """A model's files; none if one cannot be read, of which llama.cpp says what it is."""
         try:
-            files = [*map(read_gguf, self._parts)] or read_gguf_shards(path)
+            return [*map(read_gguf, self._parts)] or read_gguf_shards(path)
         except EdgespecError:
-            return None
-        return max((tensor.data_bytes for file in files for tensor in file.tensors), default=None)
+            return ()
 
     def _find_capabilities(self) -> Capabilities:
         if self.lib.llama_model_is_recurrent(self._model):

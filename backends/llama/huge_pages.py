@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from threading import Thread
 from typing import Any
 
-_MADV_HUGEPAGE, _MADV_POPULATE_WRITE, _MADV_COLLAPSE = 14, 23, 25
+_MADV_HUGEPAGE, _MADV_POPULATE_READ, _MADV_POPULATE_WRITE, _MADV_COLLAPSE = 14, 22, 23, 25
 _HUGE_BYTES = 2 << 20
 _LEAST_BYTES = 4 << 20  # of a region that is worth asking for
 _FILLED_BYTES = 32 << 20  # zeroed by one call, which nothing interrupts; and of a region at least
@@ -71,6 +72,15 @@ class HugePages:
         self._ended = True
         if self._filling.ident is not None:
             self._filling.join()
+
+
+def read_pages(address: int, nbytes: int, progress: Callable[[float], None]) -> None:
+    """Have the pages of a mapped file read in order, which is faster than as they are used."""
+    for place in range(0, nbytes, _FILLED_BYTES) if sys.platform == "linux" else ():
+        size = min(_FILLED_BYTES, nbytes - place)
+        if _madvise()(address + place, size, _MADV_POPULATE_READ) != 0:  # before Linux 5.14
+            return
+        progress((place + size) / nbytes)
 
 
 def large_regions() -> dict[int, int]:

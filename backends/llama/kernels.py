@@ -116,21 +116,24 @@ def leave_out(types: Any, name: str) -> None:
 
 
 @contextmanager
-def kernels(use: bool, *, tied: bool = False, threads: int = 1) -> Iterator[None]:
+def kernels(
+    use: bool, *, tied: bool = False, threads: int = 1, packed_file: int = -1
+) -> Iterator[None]:
     """Models that this thread loads in the body use them, or do not; `threads` pack weights.
 
-    Of a `tied` model, whose embedding table is its head, too, the table is kept once.
+    Of a `tied` model, whose embedding table is its head, too, the table is kept once. What a
+    `packed_file` has, by its handle, is mapped, and the model's file is not read for it.
     """
     if refusal_of_kernels():
         yield
         return
     enable = open_library()["edgespec_kernels_enable"]
-    enable.restype, enable.argtypes = None, 3 * [ctypes.c_int]
-    enable(use, tied, threads)
+    enable.restype, enable.argtypes = None, 4 * [ctypes.c_int]
+    enable(use, tied, threads, packed_file)
     try:
         yield
     finally:
-        enable(False, False, 1)
+        enable(False, False, 1, -1)
 
 
 def spread_logits() -> None:

@@ -36,7 +36,7 @@ from edgespec.memory.bytes.config import RunConfig
 from edgespec.memory.device import host
 from edgespec.memory.device.bandwidth import saw_step
 from edgespec.memory.device.reservations import release
-from edgespec.memory.plan.machine import reachable_bytes, reserve
+from edgespec.memory.plan.machine import reachable_bytes, reserve, reserve_unmapped
 from edgespec.memory.plan.options import LLAMACPP, ONNX, LoadOptions, said_as_arguments
 from edgespec.memory.plan.plan import Plan
 from edgespec.memory.plan.request import Request
@@ -285,7 +285,22 @@ def _load_llamacpp(spec: ModelSpec, plan: Plan, report: Progress) -> Backend:
     make: type[LlamaBackend] = BackendWithHead if has_head else LlamaBackend
     if plan.snapshots:
         make = RecurrentBackendWithHead if has_head else RecurrentBackend
-    return make(spec.path, config, progress=lambda part: report("loading", part))
+    backend = make(spec.path, config, progress=lambda part: report("loading", part))
+    if plan.packed_file:
+        _keep_packed(backend, spec, plan, report)
+    return backend
+
+
+def _keep_packed(backend: LlamaBackend, spec: ModelSpec, plan: Plan, report: Progress) -> None:
+    """Keep packed weights in a file, where it can be written, and map that."""
+    told = f"keeping {spec.weight_bytes >> 20} MiB of packed weights for later starts (once)"
+    try:
+        if backend.keep_packed(lambda part: report(told, part)):
+            reserve_unmapped(plan)
+    except OSError as problem:
+        place = cache.cache_directory()
+        said = f"packed weights are not kept, {place} cannot be written: {reason(problem)}"
+        warn(said, EdgespecWarning, stacklevel=2)
 
 
 def _load_onnx(spec: ModelSpec, plan: Plan, report: Progress) -> Backend:

@@ -62,7 +62,8 @@ class RunConfig:
 
     `mapped` weights are pages of the file, which packed copies come on top of; others are read into
     memory once. With `kernels`, weights are packed for edgespec's own where these fit this
-    llama.cpp; a `tied` table, which is the head, too, once.
+    llama.cpp; a `tied` table, which is the head, too, once. With `packed_file` they are kept in a
+    file, of which they are pages.
     """
 
     context_size: int
@@ -77,6 +78,7 @@ class RunConfig:
     overrides: tuple[tuple[str, str], ...] = ()
     mapped: bool = True
     kernels: bool = False
+    packed_file: bool = False
     tied: bool = False
     users: int = 1
     cells: int = 0

@@ -62,12 +62,17 @@ GRAMMAR_STATE_BYTES = 13 << 20
 
 @dataclass(frozen=True, slots=True)
 class Component:
-    """Some bytes with a name and a place: `host`, or the label of another device."""
+    """Some bytes with a name and a place: `host`, or the label of another device.
+
+    Mapped ones are pages of a file: resident once they are used, shared, and the system may drop
+    them.
+    """
 
     name: str
     nbytes: int
     is_ceiling: bool = False
     device: str = HOST
+    is_mapped: bool = False
 
 
 def is_block_type(kind: str) -> bool:
@@ -87,12 +92,12 @@ def weights_parts(spec: ModelSpec, config: RunConfig, answer: Allocation) -> Ite
     here = answer.get(HOST, NOTHING)
     if config.mapped:
         host = spec.weight_bytes - sum(devices.values())
-        yield Component("weights", max(0, host), is_ceiling=True)
+        yield Component("weights", max(0, host), is_ceiling=True, is_mapped=True)
     else:  # what is looked up by row stays pages of the file in any case
         looked_up = min(here.weights, looked_up_bytes(spec))
         yield Component("weights", here.weights - looked_up)
-        yield Component("table_weights", looked_up, is_ceiling=True)
-    yield Component("weights_repacked", here.packed)
+        yield Component("table_weights", looked_up, is_ceiling=True, is_mapped=True)
+    yield Component("weights_repacked", here.packed, is_mapped=config.packed_file)
     for label, size in devices.items():
         yield Component("weights", size, device=label)
     for label, one in answer.items():

@@ -282,7 +282,7 @@ _simulator = _Simulator()
 def _allocating(one: ContextRequest) -> RunConfig:
     """What of a configuration changes llama.cpp's answer.
 
-    Whether the file is mapped does not, nor what edgespec keeps or reads itself.
+    Whether files are mapped does not, nor what edgespec keeps or reads itself.
     """
     config = one.config
     layers = () if layers_to_read(one.spec, config.read_layers) else config.read_layers
@@ -290,6 +290,7 @@ def _allocating(one: ContextRequest) -> RunConfig:
     return replace(
         config,
         mapped=False,
+        packed_file=False,
         read_layers=layers,
         devices=tuple(devices),
         drafter="none",

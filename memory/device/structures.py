@@ -45,6 +45,17 @@ class BufferBytes(ctypes.Structure):
     )
 
 
+class LoadedWeights(ctypes.Structure):
+    """struct edgespec::Loaded of `backends/kernels/ggml_plugin.cpp`"""
+
+    _fields_ = (
+        ("begin", _P),
+        ("size", _SIZE),
+        ("layout", ctypes.c_uint64),
+        ("is_mapped", ctypes.c_int),
+    )
+
+
 # llm_graph_result (`llama.cpp: src/llama-graph.h`): the word of the graph, whose number of nodes is
 # in the next one.
 RESULT_GRAPH = 32

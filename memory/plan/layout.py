@@ -49,6 +49,7 @@ from edgespec.memory.plan.plan import (
     most_leaves,
 )
 from edgespec.memory.plan.request import ContextRange, Request, contexts_of
+from edgespec.memory.store.packed import is_worth_keeping
 from edgespec.models.adapter import adapters_of
 from edgespec.models.projector import Projector, read_projector
 from edgespec.models.spec import ModelSpec
@@ -61,7 +62,8 @@ _GPU_BATCH = 512  # a GPU is idle on smaller ones
 _CPU_BATCHES = ((1024, 64), (0, 128))  # from this width on
 # What llama.cpp writes of a cell, and of a layer, besides values, when it copies a state.
 _CELL_HEADER, _LAYER_HEADER = 16, 64
-# Of the disk cache: what is hashed at once, and its index; a token's number in lists of a text.
+# Of the disk cache, by tracemalloc for texts of 4,096 and 32,768 tokens: 2.0 MiB where a piece is
+# checked (two blocks) and up to 1.3 MiB of documents; 64 to 66 a token where a text is looked up.
 _HASHED_BYTES, _INDEX_TOKEN_BYTES = 3 << 20, 64
 
 
@@ -216,6 +218,14 @@ class Layout:
             return self.machine.missing_kernels
         return (
             "" if has_packed_weights(self.spec) else "this file's weights have none of their types"
+        )
+
+    @cached_property
+    def keeps_packed(self) -> bool:
+        """Whether packed weights are kept in a file, and mapped."""
+        asked = self.request.packed_file
+        return self.kernels and (
+            asked == "on" or (asked == "auto" and is_worth_keeping(self.spec.weight_bytes))
         )
 
     @cached_property
@@ -521,6 +531,7 @@ class Layout:
             devices=self.devices,
             overrides=self.overrides,
             kernels=self.kernels,
+            packed_file=self.keeps_packed,
             users=self.users,
             cells=self.cells(context),
             exact=self.exact,

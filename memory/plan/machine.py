@@ -122,7 +122,18 @@ def reachable_bytes() -> int:
 
 def reserve(plan: Planned) -> bool:
     """Keep other programs from planning with a plan's memory; False if it is not free any more."""
-    kept = sum(
+    kept = _reserved_bytes(plan)
+    return reservations.reserve(kept, lambda: plan.predicted_peak_bytes <= reachable_bytes())
+
+
+def reserve_unmapped(plan: Planned) -> None:
+    """From now on reserve what is left: packed weights have become pages of a file."""
+    packed = sum(part.nbytes for part in plan.components if part.is_mapped and not part.is_ceiling)
+    reservations.reserve(_reserved_bytes(plan) - packed, lambda: True)
+
+
+def _reserved_bytes(plan: Planned) -> int:
+    return sum(
         part.nbytes
         for part in plan.components
         if part.device == HOST
@@ -130,4 +141,3 @@ def reserve(plan: Planned) -> bool:
         # Mapped weights can be given up, and programs share them.
         and not (plan.backend == LLAMACPP and part.is_ceiling and part.name.endswith("weights"))
     )
-    return reservations.reserve(kept, lambda: plan.predicted_peak_bytes <= reachable_bytes())

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
         backend: BackendName
         device: DeviceName
         kernels: KernelChoice
+        packed_file: KernelChoice
         exact: bool
         mmproj: str | os.PathLike[str] | None
         image_max_tokens: int | None
@@ -134,6 +135,8 @@ class LoadOptions:
             use.
         device: auto, cpu, gpu, or npu (through ONNX Runtime).
         kernels: edgespec's own CPU kernels: auto (where they fit), on, off.
+        packed_file: Keep weights as edgespec's kernels read them in the cache folder, for later
+            starts: auto (256 MiB or more, in a quarter of the disk's room), on, off.
         exact: Use only settings whose output equals plain decoding's.
         mmproj: GGUF file of the projector that sees images, or none. Default: the one mmproj file
             beside the model.
@@ -176,6 +179,7 @@ class LoadOptions:
     backend: BackendName = option("auto", choices=BACKENDS)
     device: DeviceName = option("auto", choices=DEVICES)
     kernels: KernelChoice = option("auto", choices=KERNELS, noun="choice of kernels")
+    packed_file: KernelChoice = option("auto", choices=KERNELS, noun="choice of a packed file")
     exact: bool = option(False, panel=DRAFTS)
     mmproj: str | os.PathLike[str] | None = option(None, also="-mm")
     image_max_tokens: int | None = option(None, low=1, high=1 << 16)

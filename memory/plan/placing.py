@@ -284,7 +284,10 @@ def _mapped_reason(layout: Layout) -> str:
         return f"packed weights are pages of the converted file{note}"
     if layout.mapped:
         return "weights are used as they lie in the file, whose pages are shared"
-    return "weights are rewritten for this device; mapping the file would hold them twice"
+    reason = "weights are rewritten for this device; mapping the file would hold them twice"
+    if layout.keeps_packed:
+        return f"{reason}; rewritten ones are pages of a file in the cache folder"
+    return reason
 
 
 # -- layers on several devices: the host, GPUs, workers --------------------------------

@@ -31,7 +31,8 @@ def cache_directory() -> Path:
     return Path(platformdirs.user_cache_dir("edgespec", appauthor=False))
 
 
-def _path(kind: str, key: str) -> Path:
+def path_of(kind: str, key: str) -> Path:
+    """Where a document is, or would be."""
     digest = hashlib.blake2b(key.encode(), digest_size=8).hexdigest()
     return cache_directory() / kind / f"{digest}.json"
 
@@ -39,7 +40,7 @@ def _path(kind: str, key: str) -> Path:
 def load(kind: str, key: str) -> dict[str, Any] | None:
     """The document stored under `kind` and `key`, or None."""
     try:
-        document = json.loads(_path(kind, key).read_text())
+        document = json.loads(path_of(kind, key).read_text())
     except (OSError, ValueError, RecursionError):
         return None
     is_ours = isinstance(document, dict) and document.get("key") == key
@@ -57,7 +58,7 @@ def documents(kind: str) -> Iterator[dict[str, Any]]:
 
 def store(kind: str, key: str, document: dict[str, Any]) -> OSError | None:
     """Keep `document` for the next run; see `update`. Returns why it could not be kept."""
-    path = _path(kind, key)
+    path = path_of(kind, key)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         remove_dead(path.parent)
@@ -84,7 +85,7 @@ def update(
 def remove(kind: str, key: str) -> None:
     """Forget a document."""
     with locked(), contextlib.suppress(OSError):
-        _path(kind, key).unlink()
+        path_of(kind, key).unlink()
 
 
 @contextlib.contextmanager

@@ -108,7 +108,7 @@ def test_plan_json(command: Command) -> None:
     memory = document["memory"]
     assert set(memory) == {
         "predicted_peak_bytes", "predicted_gpu_bytes", "available_bytes", "limit_bytes",
-        "components", "ceilings", "devices",
+        "components", "ceilings", "mapped", "devices",
     }  # fmt: skip
     assert memory["predicted_peak_bytes"] == sum(memory["components"].values())
     assert set(memory["components"]) == COMPONENTS

@@ -62,7 +62,7 @@ def test_run_json_has_every_promised_key(report: dict[str, Any]) -> None:
     }  # fmt: skip
     assert set(report["memory"]) == {
         "predicted_peak_bytes", "predicted_gpu_bytes", "available_bytes", "limit_bytes",
-        "components", "ceilings", "devices", "measured_peak_bytes", "allocated_bytes",
+        "components", "ceilings", "mapped", "devices", "measured_peak_bytes", "allocated_bytes",
     }  # fmt: skip
     allocated = {name.removeprefix("draft_") for name in report["memory"]["allocated_bytes"]}
     assert allocated == {"compute", "logits"} | EXACT | ({"weights"} & COMPONENTS)

@@ -37,7 +37,12 @@ def files(folder: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize("splits", [True, False])
-def test_a_conversation_goes_on_after_a_restart(_folder: Path, splits: bool) -> None:
+def test_a_conversation_goes_on_after_a_restart(
+    _folder: Path, splits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Written at the end alone: what comes behind an earlier writing may be too short to keep."""
+    monkeypatch.setattr(kept, "_QUIET_S", 60.0)
+
     def talk(engine: Engine, *said: str, messages: list[ChatMessage] | None = None) -> Session:
         session = Session(engine, system=None if messages else LONG, messages=messages or ())
         for one in said:

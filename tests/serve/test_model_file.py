@@ -82,6 +82,34 @@ def ask(address: str, model: str, prompt: str = "ab", **fields: Any) -> Any:
 
 
 @pytest.mark.model
+def test_a_model_that_comes_back_goes_on_with_what_was_kept_on_disk(
+    files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is room for one of three: each leaves for the next, which the last one cannot."""
+    monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path / "cache"))
+    pool, shared = pool_of(files, 1, replace(REQUEST, disk_cache_bytes=1 << 30))
+    body = {"prompt": "words that are kept " * 9, "max_tokens": 8, "temperature": 0}
+
+    def answer(name: str) -> tuple[str, int]:
+        """Its text, and how many tokens of the prompt were read for it."""
+        told = httpx.post(
+            f"{address}/v1/completions", json={**body, "model": name}, timeout=PATIENCE_S
+        ).json()
+        usage = told["usage"]
+        unread = usage["prompt_tokens"] - usage["prompt_tokens_details"]["cached_tokens"]
+        return told["choices"][0]["text"], unread
+
+    with Server.of_pool(pool, shared) as server:
+        address = server.start()
+        names = [one.stem for one in files]
+        first = {name: answer(name) for name in names}
+        assert all(unread > 128 for _, unread in first.values())
+        assert {name: answer(name) for name in names} == {
+            name: (first[name][0], 1) for name in names
+        }
+
+
+@pytest.mark.model
 def test_three_models_take_turns_in_room_for_two(address: str, files: list[Path]) -> None:
     """Each writes what it writes alone, however often it was unloaded."""
     names = [one.stem for one in files]

@@ -204,7 +204,8 @@ def test_the_shipped_head_is_laid_out_beside_a_packed_table() -> None:
     target = replace(PLAIN, kernels=True, read_layers=head.reads.layers)
     answers = simulated([ContextRequest(spec, target), wanted_head(head, target, target)])
     assert answers[0][HOST].packed > 0.9 * spec.weight_bytes
-    assert 0 < answers[1][HOST].weights + answers[1][HOST].packed <= head.weight_bytes
+    pages = 4096 * len(head.tensors)  # each matrix begins with one
+    assert 0 < answers[1][HOST].weights + answers[1][HOST].packed <= head.weight_bytes + pages
 
 
 # ------------------------------------------------------------------------------ what is kept

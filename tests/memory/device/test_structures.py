@@ -25,7 +25,7 @@ OURS = {
     "TypeTraits": "struct ggml_type_traits",
     "Tensor": "struct ggml_tensor",
 }
-WITHOUT_HEADERS = {"ClipContextParams", "ClipInitResult"}
+WITHOUT_HEADERS = {"ClipContextParams", "ClipInitResult", "LoadedWeights"}
 NESTED = {
     "EdgespecBufferBytes": {name: f"bytes.{name}" for name in ("model", "context", "compute")},
     "struct llama_model_kv_override": {"value": "val_i64"},  # a union without a name

@@ -1,0 +1,124 @@
+"""Packed weights of a file: the same logits to the bit, whether they were packed or mapped."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+from hybrid_gguf import Shape, write_hybrid
+from numpy.typing import NDArray
+from random_gguf import Q8_0, write_model
+
+from edgespec.backends.llama import packed_weights
+from edgespec.backends.llama.backend import LlamaBackend
+from edgespec.backends.tree import DraftTree
+from edgespec.errors import BackendError
+from edgespec.memory.bytes.config import RunConfig
+from edgespec.memory.store import packed
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="no kernels there")
+SETTINGS = RunConfig(256, 32, 4, threads=2, mapped=False, kernels=True, packed_file=True)
+TEXT = list(range(3, 23))
+
+
+@pytest.fixture(scope="module", params=["dense", "experts"])
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Experts of 128 x 256 are no whole pages."""
+    folder = tmp_path_factory.mktemp("packed")
+    if request.param == "dense":
+        return write_model(folder / "model.gguf", "llama", Q8_0)
+    shape = Shape("qwen3moe", interval=1, width=128, hidden=256, vocabulary=272)
+    return write_hybrid(folder / "model.gguf", shape, gguf.GGMLQuantizationType.Q4_0)
+
+
+@pytest.fixture(autouse=True)
+def _cache(attached: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path))
+
+
+def nothing(_part: float) -> None:
+    """Watch no progress."""
+
+
+def rows(backend: LlamaBackend) -> NDArray[np.float32]:
+    backend.truncate(0)
+    backend.prefill(TEXT)
+    return np.array(backend.verify(DraftTree.chain([5, 6])))
+
+
+def logits(path: Path, *, mapped: bool, settings: RunConfig = SETTINGS) -> NDArray[np.float32]:
+    """Of a load, and whether it is of the file."""
+    with closing(LlamaBackend(path, settings)) as backend:
+        assert backend._context.packed is not None
+        assert backend._context.packed.is_mapped is mapped
+        before = rows(backend)
+        assert backend.keep_packed(nothing)
+        np.testing.assert_array_equal(rows(backend), before)  # of the file, from now on
+    return before
+
+
+def test_logits_are_the_same_to_the_bit_and_nothing_is_packed_again(path: Path) -> None:
+    with closing(LlamaBackend(path, replace(SETTINGS, packed_file=False))) as plain:
+        assert not plain.keep_packed(nothing)
+        wanted = rows(plain)
+    np.testing.assert_array_equal(logits(path, mapped=False), wanted)
+    np.testing.assert_array_equal(logits(path, mapped=True), wanted)
+
+
+def test_two_loads_have_one_copy(path: Path) -> None:
+    with closing(LlamaBackend(path, SETTINGS)) as first:
+        first.keep_packed(nothing)
+        with closing(LlamaBackend(path, SETTINGS)) as second:
+            maps = Path("/proc/self/maps")
+            if maps.exists():
+                assert maps.read_text().count(".weights\n") == 2
+            np.testing.assert_array_equal(rows(first), rows(second))
+
+
+def test_a_damaged_file_is_written_anew(path: Path, tmp_path: Path) -> None:
+    wanted = logits(path, mapped=False)
+    (kept,) = tmp_path.glob("packed/*.weights")
+    with kept.open("r+b") as file:
+        file.seek(kept.stat().st_size // 2)
+        file.write(b"damaged")
+    np.testing.assert_array_equal(logits(path, mapped=False), wanted)
+    np.testing.assert_array_equal(logits(path, mapped=True), wanted)
+
+
+def test_other_placements_and_kernels_have_files_of_their_own(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logits(path, mapped=False)
+    here = replace(SETTINGS, overrides=((r"blk\.0\.", "host"),))
+    logits(path, mapped=False, settings=here)
+    monkeypatch.setattr(packed_weights, "kernels_key", lambda: "kernels of another version")
+    logits(path, mapped=False)
+    assert len(list(tmp_path.glob("packed/*.weights"))) == 3
+
+
+def test_weights_in_another_order_are_not_computed_with(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logits(path, mapped=False)
+    checked = packed.PackedFile._checked
+    monkeypatch.setattr(packed.PackedFile, "_checked", lambda *args: checked(*args) and "other")
+    with pytest.raises(BackendError, match="another order"):
+        LlamaBackend(path, SETTINGS)
+    monkeypatch.undo()
+
+
+def test_a_load_that_is_given_up_leaves_nothing_behind(path: Path) -> None:
+    """Names of tensors that are gone are not put back."""
+    logits(path, mapped=False)
+
+    def stop(_part: float) -> None:
+        raise RuntimeError("enough")
+
+    with pytest.raises(RuntimeError, match="enough"):
+        LlamaBackend(path, SETTINGS, progress=stop)
+    logits(path, mapped=True)

@@ -1,0 +1,175 @@
+"""Packed weights on disk: whole or not there, checked before they are used, within a bound."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import subprocess
+import sys
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from edgespec.memory.store import cache, packed
+from edgespec.memory.store.packed import PackedFile
+
+DATA = random.Random(7).randbytes(100_000)
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path))
+    monkeypatch.setattr(packed, "_BLOCK_BYTES", 1000)
+    return tmp_path / "packed"
+
+
+def nothing(_part: float) -> None:
+    """Watch no progress."""
+
+
+def write(file: PackedFile, data: bytes = DATA, during: Callable[[float], None] = nothing) -> bool:
+    return file.write("a.gguf", memoryview(data), "order", during)
+
+
+def read(file: PackedFile) -> bytes | None:
+    with file.opened() as found:
+        if found is None:
+            return None
+        assert found[1] == "order"
+        return os.pread(found[0], 1 << 30, 0)
+
+
+def test_what_was_written_is_read_and_belongs_to_its_key(_folder: Path) -> None:
+    assert read(PackedFile("key")) is None
+    assert write(PackedFile("key"))
+    assert read(PackedFile("key")) == DATA
+    assert read(PackedFile("key of another version")) is None
+    assert {path.stat().st_mode & 0o777 for path in _folder.glob("*.*")} == {0o600}
+
+
+@pytest.mark.parametrize("place", [0, 54_321, len(DATA) - 1])
+def test_a_file_that_was_changed_is_not_used(place: int) -> None:
+    """Its size and time of change are as they were."""
+    file = PackedFile("key")
+    write(file)
+    told = file.path.stat()
+    with file.path.open("r+b") as handle:
+        handle.seek(place)
+        handle.write(bytes([DATA[place] ^ 1]))
+    os.utime(file.path, ns=(told.st_atime_ns, told.st_mtime_ns))
+    assert read(file) is None
+    assert write(file) and read(file) == DATA
+
+
+@pytest.mark.parametrize("size", [0, 1, len(DATA) - 1, len(DATA) + 1])
+def test_a_file_of_another_size_is_not_used(size: int) -> None:
+    file = PackedFile("key")
+    write(file)
+    os.truncate(file.path, size)
+    assert read(file) is None
+
+
+def test_a_copy_is_read_once_to_be_sure(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = PackedFile("key")
+    write(file)
+    file.path.unlink()
+    file.path.write_bytes(DATA)
+    assert read(file) == DATA
+    monkeypatch.setattr(zlib, "crc32", None)  # not again
+    assert read(file) == DATA
+
+
+@pytest.mark.parametrize("document", ["", "[]", "{", '{"key": "key", "size": "x"}'])
+def test_a_damaged_document_is_as_none(document: str) -> None:
+    file = PackedFile("key")
+    write(file)
+    cache.path_of("packed", "key").write_text(document)
+    assert read(file) is None
+    assert write(file) and read(file) == DATA
+
+
+_KILLED = """
+import os, sys
+from edgespec.memory.store import packed
+packed._BLOCK_BYTES = 1000
+def end(part):
+    if part >= float(sys.argv[1]):
+        os._exit(9)
+packed.PackedFile("key").write("a.gguf", memoryview(bytes(100_000)), "order", end)
+"""
+
+
+@pytest.mark.parametrize("part", [0.01, 0.5, 1.0])
+def test_a_writer_that_was_killed_leaves_nothing_that_is_used(_folder: Path, part: float) -> None:
+    assert subprocess.run([sys.executable, "-c", _KILLED, str(part)], timeout=60).returncode == 9
+    assert read(PackedFile("key")) is None
+    assert write(PackedFile("key")) and read(PackedFile("key")) == DATA
+    assert not list(_folder.glob(".*.partial"))
+
+
+@pytest.mark.parametrize("call", ["write", "posix_fallocate"])
+def test_a_full_disk_leaves_what_there_was(
+    _folder: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    write(PackedFile("other"))
+
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, call, full, raising=False)
+        with pytest.raises(OSError, match="No space"):
+            write(PackedFile("key"))
+    assert read(PackedFile("key")) is None and read(PackedFile("other")) == DATA
+    assert len(list(_folder.iterdir())) == 3  # that one, its document, and the lock
+
+
+def test_a_folder_that_cannot_be_made_is_an_error_and_nothing_unasked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path / "file"))
+    assert read(PackedFile("key")) is None
+    with pytest.raises(OSError):
+        write(PackedFile("key"))
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert not packed.is_worth_keeping(packed.LEAST_BYTES)
+
+
+def test_of_two_writers_one_writes() -> None:
+    answers: list[bool] = []
+
+    def other(part: float) -> None:
+        if part == 0.5:
+            answers.append(write(PackedFile("key"), bytes(9)))
+
+    assert write(PackedFile("key"), during=other)
+    assert answers == [False]
+    assert read(PackedFile("key")) == DATA
+
+
+def test_what_was_used_last_stays_within_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed, "_room", lambda: 250_000)
+    for time, key in enumerate(("first", "second")):
+        write(PackedFile(key))
+        os.utime(cache.path_of("packed", key), (time, time))
+    read(PackedFile("first"))
+    write(PackedFile("third"))
+    assert [read(PackedFile(key)) is not None for key in ("first", "second", "third")] == [
+        *(True, False, True)
+    ]
+    with pytest.raises(OSError, match="No space"):
+        write(PackedFile("large"), bytes(250_001))
+    assert read(PackedFile("third")) == DATA
+
+
+def test_little_is_kept_unasked_and_a_quarter_of_the_disk_at_most(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    free = 8 << 30
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: type("", (), {"free": free}))
+    kept = [packed.is_worth_keeping(size << 20) for size in (255, 256, 2048, 2049)]
+    assert kept == [False, True, True, False]
