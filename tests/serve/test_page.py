@@ -494,6 +494,7 @@ def test_calls_of_the_servers_tools_are_made_when_the_person_agrees(
     backend.ids = [*b"No.", END]
     tab.click("#may-call button:text('Do not call it')")
     until(tab, "document.querySelectorAll('article').length === 4")
+    tab.wait_for_selector("#send:visible")
     assert tools.made == [] and "does not want" in texts(tab, "tool")[0]
     backend.ids = [*CALL.encode(), END]
     say(tab, "Again")
