@@ -50,6 +50,8 @@ def test_what_other_threads_compute_is_not_of_the_steps() -> None:
     go_on.set()
     thread.join()
     assert its > 0.9 * spent[0] and both[2] - first[2] > 0.9 * spent[0]
+    after = of_steps({this, thread.native_id})
+    assert after[2] >= both[2], "a thread of a library that has ended is nobody beside the steps"
 
 
 def program(pid: int, name: str, seconds: float) -> Any:
