@@ -170,7 +170,7 @@ class Chat:
         return text
 
     def _agrees(self, name: str) -> bool:
-        """Ask whether a tool may be called; "always" is remembered."""
+        """Ask whether a tool may be called; "always" holds until the chat ends."""
         assert self.tools is not None, "it has tools"
         if not (sys.stdin.isatty() and sys.stderr.isatty()):
             return False

@@ -16,7 +16,6 @@ from edgespec.errors import BackendError
 from edgespec.memory.device.track import resident_bytes
 from edgespec.models.processes import answer_questions
 
-_MOST_PAGES = 16  # of a list of tools
 _LOOK_S = 0.02  # between two looks at what a call takes
 # That this process may grow by for it, twice an answer's bytes or more. The package copies all that
 # came with each part that comes: 12 MiB take 2 s, and 30 MiB take 9.
@@ -72,7 +71,7 @@ class _Connection:
 
 async def _tools(client: Any) -> list[dict[str, Any]]:
     tools, cursor = [], None
-    for _ in range(_MOST_PAGES):
+    for _ in range(16):  # pages; a list without an end is cut off
         page = await client.list_tools(cursor=cursor)
         tools += [
             {"name": one.name, "description": one.description or "", "parameters": one.input_schema}
