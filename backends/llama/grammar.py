@@ -60,6 +60,8 @@ class Vocabulary(Protocol):
 
     def token_bytes(self, token: int) -> bytes: ...
 
+    def all_bytes(self) -> list[bytes]: ...
+
     def is_end(self, token: int) -> bool: ...
 
 
@@ -197,7 +199,7 @@ def _build(tokenizer: Vocabulary) -> LLTokenizer:
 
     lib = library()
     with tokenizer.vocabulary() as vocab:
-        pieces = list(_pieces(lib, vocab, tokenizer.vocab_size))
+        pieces = list(_pieces(tokenizer, lib, vocab))
         found = (token for token in range(len(pieces)) if lib.llama_vocab_is_eog(vocab, token))
         ends = [token for token in found if tokenizer.is_end(token)]
         function = ctypes.cast(lib._lib.llama_tokenize, ctypes.c_void_p).value
@@ -212,17 +214,17 @@ def _build(tokenizer: Vocabulary) -> LLTokenizer:
         return engine
 
 
-def _pieces(lib: Any, vocab: Any, count: int) -> Iterator[bytes]:
+def _pieces(tokenizer: Vocabulary, lib: Any, vocab: Any) -> Iterator[bytes]:
     """The bytes of each token; one that stands for no text begins with 0xFF, its name behind."""
     buffer = ctypes.create_string_buffer(1 << 12)
-    for token in range(count):
-        length = lib.llama_token_to_piece(vocab, token, buffer, len(buffer), 0, True)
-        if length < 0:
-            buffer = ctypes.create_string_buffer(-length)
+    for token, piece in enumerate(tokenizer.all_bytes()):
+        if not piece:
             length = lib.llama_token_to_piece(vocab, token, buffer, len(buffer), 0, True)
-        piece = buffer.raw[:length]
-        is_text = lib.llama_token_to_piece(vocab, token, buffer, len(buffer), 0, False) > 0
-        yield piece if is_text else CONTROL + piece
+            if length < 0:
+                buffer = ctypes.create_string_buffer(-length)
+                length = lib.llama_token_to_piece(vocab, token, buffer, len(buffer), 0, True)
+            piece = CONTROL + buffer.raw[:length]
+        yield piece
 
 
 # -- what llguidance is given ------------------------------------------------------------------
