@@ -112,7 +112,7 @@ def experts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_hybrid(tmp_path_factory.mktemp("experts") / "m.gguf", shape)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_experts_stay_here_and_a_worker_has_the_rest(experts: Path) -> None:
     """Of a mixture of experts that it has room for a third of: planned, allocated, and the same."""
     spec = read_model_spec(experts)
