@@ -21,7 +21,7 @@ from edgespec.serve.api_error import (
     api_error_of,
     openai_error,
 )
-from edgespec.serve.parsing import ServedModel, json_bytes, read_json
+from edgespec.serve.parsing import Fields, ServedModel, json_bytes, read_json
 from edgespec.serve.pool import CHAT, Lease, Member, Pool, Stops, keep_alive_of
 from edgespec.serve.worker import Prepared, Task
 
@@ -44,14 +44,14 @@ _STREAM_HEADERS = [
 class Interface(NamedTuple):
     """How requests of a path are answered, in threads.
 
-    `check` refuses what is wrong in a document itself. `prepare` makes of it what a loaded model
-    answers: generations, or the document of the answer. `tell` is the form of errors, and `fail`
-    that of an event, if another one. Where events are `lines` of JSON, there is a stream unless
-    a request says that it wants none.
+    `read` takes the fields of a request, and refuses what is wrong in itself. Of what it returns
+    `prepare` makes what a loaded model answers: generations, or the document of the answer. `tell`
+    is the form of errors, and `fail` that of an event, if another one. Where events are `lines` of
+    JSON, there is a stream unless a request says that it wants none.
     """
 
     kind: str
-    check: Callable[[Any, ServedModel], object]
+    read: Callable[[Fields, ServedModel], Any]
     prepare: Callable[[Any, Any, Task], Prepared | Any]
     tell: Callable[[ApiError], dict[str, Any]] = openai_error
     fail: Callable[[ApiError], dict[str, Any]] | None = None
@@ -176,7 +176,7 @@ class Answer:
         if self._lease is not None:
             self._make(document, wanted)
             return None
-        self._interface.check(document, wanted[0].model.setup)
+        self._read(document, wanted[0])
         self._streams = isinstance(document, dict) and document.get("stream") is True
         return wanted
 
@@ -184,12 +184,20 @@ class Answer:
         assert self._lease is not None
         wanted = wanted or wanted_model(self._pool, document, self._interface.kind)
         task = Task(self._loop, self._cancel, wanted[0], self._began_s, wanted[1])
-        made = self._interface.prepare(self._lease.loaded, document, task)
+        asked = self._read(document, wanted[0])
+        made = self._interface.prepare(self._lease.loaded, asked, task)
         if isinstance(made, Prepared):
             self._lease.loaded.worker.submit(made.generations)
             self._prepared, self._streams = made, made.streams
         else:
             self._document = made
+
+    def _read(self, document: Any, member: Member) -> Any:
+        """What a request asks for. What nobody took of it is ignored, and the log names it."""
+        fields = Fields(document)
+        asked = self._interface.read(fields, member.model.setup)
+        fields.end()
+        return asked
 
     async def _waited(self, member: Member, keep_alive_s: float | None) -> Lease:
         """The model, when it is loaded; a stream has comments meanwhile, where it may have some."""

@@ -21,13 +21,13 @@ from edgespec.serve.answers import Answer, Interface, wanted_model
 from edgespec.serve.api_error import OLLAMA, ApiError, error_form
 from edgespec.serve.chat import (
     apply_template,
-    check_template,
     count_chat,
     prepare_chat,
     read_chat,
+    read_template,
 )
 from edgespec.serve.completions import prepare_completion, read_completion
-from edgespec.serve.embeddings import check_embeddings, check_rerank, embeddings, rerank
+from edgespec.serve.embeddings import embeddings, read_embeddings, read_rerank, rerank
 from edgespec.serve.guard import Guard
 from edgespec.serve.llama import (
     detokenize,
@@ -39,7 +39,7 @@ from edgespec.serve.llama import (
     read_text,
     tokenize,
 )
-from edgespec.serve.messages import count_message, prepare_message, read_messages
+from edgespec.serve.messages import prepare_message, read_messages
 from edgespec.serve.ollama import (
     embed,
     ollama_version,
@@ -65,22 +65,19 @@ from edgespec.serve.responses import (
 from edgespec.serve.service import Shared, adapters, metrics, props, status
 from edgespec.serve.worker import Task
 
-Check = Callable[[Any, ServedModel], object]
+Read = Callable[[Fields, ServedModel], Any]
 Prepare = Callable[[Any, Any, Task], Any]
 Answered = Callable[[Interface, Scope, Receive, Send], Awaitable[None]]
 Handler = Callable[[Request], Awaitable[Response]]
 
 
-def _nothing(_document: Any, _setup: ServedModel) -> None: ...
-
-
 def _told(answer: Callable[[Any, Any], Any]) -> Callable[[Any, Any, Task], Any]:
-    return lambda service, document, _task: answer(service, document)
+    return lambda service, asked, _task: answer(service, asked)
 
 
 # What takes a document. Each path is also there without /v1, but for those of Ollama's interface,
 # whose streams are lines.
-_ASKED: dict[str, tuple[str, Check, Prepare]] = {
+_ASKED: dict[str, tuple[str, Read, Prepare]] = {
     "/v1/chat/completions": (CHAT, read_chat, prepare_chat),
     "/v1/completions": (CHAT, read_completion, prepare_completion),
     "/v1/responses": (CHAT, read_response, prepare_response),
@@ -89,16 +86,16 @@ _ASKED: dict[str, tuple[str, Check, Prepare]] = {
     "/infill": (CHAT, read_infill, prepare_infill),
     "/tokenize": (CHAT, read_text, _told(tokenize)),
     "/detokenize": (CHAT, read_ids, _told(detokenize)),
-    "/apply-template": (CHAT, check_template, _told(apply_template)),
-    "/v1/messages/count_tokens": (CHAT, partial(read_messages, counts=True), _told(count_message)),
+    "/apply-template": (CHAT, read_template, _told(apply_template)),
+    "/v1/messages/count_tokens": (CHAT, partial(read_messages, counts=True), _told(count_chat)),
     "/v1/chat/completions/input_tokens": (CHAT, read_chat, _told(count_chat)),
     "/v1/responses/input_tokens": (CHAT, read_response, _told(count_response)),
     "/api/chat": (CHAT, read_ollama_chat, prepare_ollama_chat),
     "/api/generate": (CHAT, read_ollama_prompt, prepare_ollama_prompt),
     "/api/embed": (EMBED, read_embed, embed),
     "/api/embeddings": (EMBED, read_embed, embed),
-    "/v1/embeddings": (EMBED, check_embeddings, embeddings),
-    "/v1/rerank": (EMBED, check_rerank, rerank),
+    "/v1/embeddings": (EMBED, read_embeddings, embeddings),
+    "/v1/rerank": (EMBED, read_rerank, rerank),
 }
 # What fails before there is an answer, as an event, where it is another one.
 _FAILING = {"/v1/responses": lambda problem: ResponsesShape("", {}).failed(problem)}
@@ -153,13 +150,13 @@ class Routes:
         ]
         handlers += [(path, "GET", self._told(tell)) for path, tell in _TELLING.items()]
         handlers += [(path, "GET", _of_page(path)) for path in page_files()]
-        asked = {**_ASKED, "/v1/models/load": (ANY, _nothing, self._loaded)}
+        asked = {**_ASKED, "/v1/models/load": (ANY, lambda fields, _: fields.skip(), self._loaded)}
         interfaces = {
             path: Interface(
-                *(kind, check, prepare, error_form(path), _FAILING.get(path)),
+                *(kind, read, prepare, error_form(path), _FAILING.get(path)),
                 lines=path.startswith(OLLAMA),
             )
-            for path, (kind, check, prepare) in asked.items()
+            for path, (kind, read, prepare) in asked.items()
         }
         return [
             *(
@@ -223,7 +220,7 @@ class Routes:
         told = {"object": "model", "created": self._shared.started_s, "owned_by": "edgespec"}
         return {"id": member.name, **told, **member.card}
 
-    def _loaded(self, _loaded: Any, _document: Any, task: Task) -> dict[str, Any]:
+    def _loaded(self, _loaded: Any, _asked: None, task: Task) -> dict[str, Any]:
         return {"success": True, **self._card(task.member)}
 
     async def _adapt(self, request: Request) -> Response:
@@ -231,7 +228,8 @@ class Routes:
         _, values = await self._named(request)
         member = self._pool.find(request.query_params.get("model"), CHAT)
         count = len(adapters(self._pool, self._shared, member))
-        found = scales_of(values if isinstance(values, list) else [values], "body")
+        given = {"body": values if isinstance(values, list) else [values]}
+        found = scales_of(Fields(given), "body")
         if unknown := [one for one in found if one >= count]:
             raise ApiError(f"there is no adapter {unknown[0]} of {count}", param="id")
         member.loaded.lora = found

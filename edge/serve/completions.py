@@ -65,9 +65,8 @@ class CompletionAsked:
         return self.echo and self.options.logprobs is not None
 
 
-def read_completion(body: Any, setup: ServedModel) -> CompletionAsked:
+def read_completion(fields: Fields, setup: ServedModel) -> CompletionAsked:
     """What a request wants. Raises ApiError for a field that is wrong or not supported."""
-    fields = Fields(body)
     take_model(fields, setup)
     prompts = take_prompts(fields, setup.limits)
     output = take_output(fields, setup.limits)
@@ -95,7 +94,6 @@ def read_completion(body: Any, setup: ServedModel) -> CompletionAsked:
     fields.ignore(*NO_EFFECT)
     fields.only("best_of", 0, 1, output.choices)
     fields.refuse_set(NOT_THERE)
-    fields.end()
     return CompletionAsked(prompts, options, output, echo, suffix, most > 0)
 
 
@@ -134,9 +132,8 @@ def _is_ids(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(type(one) is int for one in value)
 
 
-def prepare_completion(service: Service, body: Any, task: Task) -> Prepared:
+def prepare_completion(service: Service, asked: CompletionAsked, task: Task) -> Prepared:
     """Prompts as they are, continued. Raises ApiError, and as `Engine.stream`."""
-    asked = read_completion(body, service.setup)
     generations, echoes = [], []
     for prompt in asked.prompts:
         ids = _completion_ids(service, asked, prompt)

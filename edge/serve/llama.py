@@ -64,29 +64,20 @@ class LlamaAsked:
     paths: Sequence[str]  # what alone is told; all of it where there are none
 
 
-def read_llama(body: Any, setup: ServedModel) -> LlamaAsked:
+def read_llama(fields: Fields, setup: ServedModel) -> LlamaAsked:
     """What `/completion` is asked for. Raises ApiError."""
-    fields = Fields(body)
     return _asked(fields, setup, take_prompts(fields, setup.limits), None)
 
 
-def read_infill(body: Any, setup: ServedModel) -> LlamaAsked:
+def read_infill(fields: Fields, setup: ServedModel) -> LlamaAsked:
     """What `/infill` is asked for. Raises ApiError."""
-    fields = Fields(body)
     prefix, suffix = fields.text("input_prefix"), fields.text("input_suffix")
-    files = [
-        _file(Fields(value, f"input_extra[{index}]"))
-        for index, value in enumerate(fields.list("input_extra", setup.limits.messages))
-    ]
+    files = []
+    for one in fields.objects("input_extra", setup.limits.messages):
+        files.append((one.text("filename", ""), one.text("text")))
+        one.ignore("time")  # which llama.vscode adds
     gap = Gap(prefix + fields.text("prompt", ""), suffix, files)
     return _asked(fields, setup, [], gap)
-
-
-def _file(fields: Fields) -> tuple[str, str]:
-    found = fields.text("filename", ""), fields.text("text")
-    fields.ignore("time")  # which llama.vscode adds
-    fields.end()
-    return found
 
 
 def _asked(
@@ -120,7 +111,6 @@ def _asked(
     for name, values in _NOTHING:
         fields.only(name, *values)
     fields.ignore(*_IGNORED)
-    fields.end()
     return asked
 
 
@@ -229,9 +219,8 @@ _ANSWER_SHARE = 4  # of the context, kept free for an answer whose length nobody
 # -- what is answered ----------------------------------------------------------------------
 
 
-def prepare_llama(service: Service, body: Any, task: Task) -> Prepared:
+def prepare_llama(service: Service, asked: LlamaAsked, task: Task) -> Prepared:
     """`/completion`. Raises ApiError, and as `Engine.stream`."""
-    asked = read_llama(body, service.setup)
     for one in asked.prompts:
         if isinstance(one, str):
             service.prompts.check_length(one, param="prompt")
@@ -239,9 +228,8 @@ def prepare_llama(service: Service, body: Any, task: Task) -> Prepared:
     return _llama(service, asked, several, task)
 
 
-def prepare_infill(service: Service, body: Any, task: Task) -> Prepared:
+def prepare_infill(service: Service, asked: LlamaAsked, task: Task) -> Prepared:
     """`/infill`. Raises ApiError, also where the model cannot, and as `Engine.stream`."""
-    asked = read_infill(body, service.setup)
     assert asked.gap is not None
     size, most, gap = service.setup.context_size, service.prompts.bound.most_bytes, asked.gap
     near = Gap(gap.prefix[-most:], gap.suffix[:most], _last(gap.files, most))
@@ -291,9 +279,9 @@ def _without(sampling: SamplingParams | None, tokens: Sequence[int]) -> Sampling
 # -- `/tokenize` and `/detokenize`, as llama.cpp's server has them -----------------------------
 
 
-def tokenize(service: Service, body: Any) -> Any:
+def tokenize(service: Service, asked: tuple[str, bool, bool, bool]) -> Any:
     """Ids of a text; with `with_pieces`, each with its own. Raises ApiError."""
-    text, add_special, with_pieces, is_parsed = read_text(body)
+    text, add_special, with_pieces, is_parsed = asked
     service.prompts.check_length(text, param="content")
     tokenizer = service.engine.backend.tokenizer
     meant = text if is_parsed else tokenizer.control_texts.mark(text)
@@ -305,20 +293,17 @@ def tokenize(service: Service, body: Any) -> Any:
     return b'{"tokens":[' + b",".join(map(written.__getitem__, ids)) + b"]}"
 
 
-def read_text(body: Any, _setup: ServedModel | None = None) -> tuple[str, bool, bool, bool]:
+def read_text(fields: Fields, _setup: ServedModel) -> tuple[str, bool, bool, bool]:
     """A text to tokenize, and how: `add_special`, `with_pieces`, `parse_special`."""
-    fields = Fields(body)
     fields.ignore("model")  # by which this one was found
     text = fields.text("content")
     flags = fields.flag("add_special"), fields.flag("with_pieces")
-    is_parsed = fields.flag("parse_special", True)
-    fields.end()
-    return text, *flags, is_parsed
+    return text, *flags, fields.flag("parse_special", True)
 
 
-def detokenize(service: Service, body: Any) -> dict[str, Any]:
+def detokenize(service: Service, asked: tuple[Fields, list[Any]]) -> dict[str, Any]:
     """The text of ids. Raises ApiError, also for a text that is longer than any that fits."""
-    fields, ids = read_ids(body)
+    fields, ids = asked
     size, most = service.engine.vocab_size, service.prompts.bound.most_bytes
     if not all(type(one) is int and 0 <= one < size for one in ids):
         fields.refuse("tokens", f"must be whole numbers from 0 to {size - 1}")
@@ -328,13 +313,10 @@ def detokenize(service: Service, body: Any) -> dict[str, Any]:
     return {"content": b"".join(map(written.__getitem__, ids)).decode(errors="replace")}
 
 
-def read_ids(body: Any, _setup: ServedModel | None = None) -> tuple[Fields, list[Any]]:
+def read_ids(fields: Fields, _setup: ServedModel) -> tuple[Fields, list[Any]]:
     """Ids to make a text of, and the request that has them."""
-    fields = Fields(body)
     fields.ignore("model")
-    ids = fields.list("tokens", MOST_VALUES)
-    fields.end()
-    return fields, ids
+    return fields, fields.list("tokens", MOST_VALUES)
 
 
 def _piece(token: int, data: bytes) -> bytes:

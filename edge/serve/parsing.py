@@ -16,7 +16,7 @@ import math
 import re
 import threading
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn, TypedDict
 
@@ -39,7 +39,7 @@ class Fields:
 
     A field that is null counts as left out, and so does `cache_control` wherever it stands: the
     cache is reused without being asked. Every method takes one field and raises ApiError for a
-    value that cannot be.
+    value that cannot be. Who reads a request ends it; objects within it end with what they are in.
 
     Args:
         value: what was sent in its place.
@@ -52,6 +52,7 @@ class Fields:
                 f"{path or 'the body'} must be an object, not {shown(value)}", param=path
             )
         self.path = path
+        self._inner: list[Fields] = []
         self._left = {
             name: item for name, item in value.items() if item is not None and name != _CACHE
         }
@@ -118,12 +119,27 @@ class Fields:
 
     def object(self, field: str) -> Fields:
         """An object; an empty one where there is none."""
-        return Fields(self.pop(field, {}), self.name(field))
+        return self.within(self.pop(field, {}), self.name(field))
+
+    def objects(self, field: str, most: int) -> Iterator[Fields]:
+        """The objects of a list of at most `most`, one at a time: each ends when the next comes."""
+        for index, value in enumerate(self.list(field, most)):
+            yield (one := Fields(value, f"{self.name(field)}[{index}]"))
+            one.end()
+
+    def within(self, value: Any, path: str = "") -> Fields:
+        """An object that is read in place of a part of this one, and ends with it."""
+        self._inner.append(Fields(value, path))
+        return self._inner[-1]
 
     def ignore(self, *fields: str) -> None:
         """Fields that change no answer."""
         for field in fields:
             self._left.pop(field, None)
+
+    def skip(self) -> None:
+        """Ignore all that is left, of which the log says nothing."""
+        self._left = {}
 
     def only(self, field: str, *values: Any) -> None:
         """A field of which only values are supported that ask for nothing."""
@@ -153,7 +169,9 @@ class Fields:
         """Ignore what nobody took; the log names it."""
         for field in self._left:
             note_ignored(self.name(field[:_SHOWN_CHARS]))
-        self._left.clear()
+        for one in self._inner:
+            one.end()
+        self._left, self._inner = {}, []
 
     def refuse(self, field: str, problem: str, *, code: str | None = None) -> NoReturn:
         """Raise ApiError for a field."""
@@ -427,7 +445,6 @@ def takes_prewarm(fields: Fields) -> bool:
     options = fields.object("prompt_cache_options")
     prewarms = options.flag("prewarm")
     options.ignore("mode", "ttl")
-    options.end()
     return prewarms
 
 
@@ -477,7 +494,6 @@ def take_format(fields: Fields, limits: Limits) -> AnswerForm:
             found[inner.name("json_object")] = {"json_schema": _ANY_OBJECT}
         inner.ignore(*_SILENT)
         inner.refuse_set({"structural_tag": "use json, regex, choice or grammar"})
-        inner.end()
     fields.refuse_set({f"guided_{name}": "use structured_outputs" for name in _VLLM})
     if "json_schema" in fields:
         found["json_schema"] = {"json_schema": _schema(fields, "json_schema", limits)}
@@ -500,10 +516,8 @@ def typed_format(fields: Fields, limits: Limits) -> AnswerForm:
         named = fields.object("json_schema") if "json_schema" in fields else fields
         named.ignore("name", "description", "strict")  # answers always keep to it
         form["json_schema"] = _schema(named, "schema", limits)
-        named.end()
     elif kind != "text":
         fields.refuse("type", f"must be text, json_object or json_schema, not {shown(kind)}")
-    fields.end()
     return form
 
 
@@ -511,9 +525,7 @@ def format_within(fields: Fields, field: str, limits: Limits) -> AnswerForm:
     """The form that the field `format` of an object asks for."""
     outer = fields.object(field)
     outer.ignore("effort", "task_budget", "verbosity")
-    form = typed_format(outer.object("format"), limits) if "format" in outer else AnswerForm()
-    outer.end()
-    return form
+    return typed_format(outer.object("format"), limits) if "format" in outer else AnswerForm()
 
 
 def schema_text(schema: Any, param: str, limits: Limits) -> str:
@@ -603,27 +615,22 @@ def take_output(fields: Fields, limits: Limits) -> Output:
         progress=fields.flag("return_progress"),
     )
     options.ignore("include_obfuscation")  # padding; an answer without it is read alike
-    options.end()
     return output
 
 
 def take_lora(fields: Fields) -> dict[int, float] | None:
     """How much of each adapter an answer has, by number, as llama.cpp's server takes it."""
-    if "lora" not in fields:
-        return None
-    return scales_of(fields.list("lora", _MOST_ADAPTERS), "lora")
+    return scales_of(fields, "lora") if "lora" in fields else None
 
 
-def scales_of(values: Sequence[Any], path: str) -> dict[int, float]:
+def scales_of(fields: Fields, field: str) -> dict[int, float]:
     """The same, of a list of objects. Raises ApiError."""
     found = {}
-    for index, value in enumerate(values):
-        one = Fields(value, f"{path}[{index}]")
+    for one in fields.objects(field, _MOST_ADAPTERS):
         if "id" not in one:
             one.refuse("id", "is missing")
         number = one.whole("id", 0, 0, _MOST_ADAPTERS)
         found[number] = one.number("scale", 1.0, -MOST_SCALE, MOST_SCALE)
-        one.end()
     return found
 
 

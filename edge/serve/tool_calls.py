@@ -16,7 +16,7 @@ from edgespec.models.chat import plain_message
 from edgespec.models.images import images_of
 from edgespec.serve.api_error import ApiError
 from edgespec.serve.chat import Conversation, conversation_of, read_chat
-from edgespec.serve.parsing import Defaults, Limits, ServedModel
+from edgespec.serve.parsing import Defaults, Fields, Limits, ServedModel
 from edgespec.serve.prompts import Prompts
 
 _NAME = "edgespec"  # of the model, which nobody is told
@@ -44,7 +44,7 @@ def conversation(engine: Engine, prompt: AnyPrompt, options: GenerationOptions) 
     }
     size = engine.backend.context_size
     try:
-        asked = read_chat(body, ServedModel((_NAME,), size, Defaults(), Limits()))
+        asked = read_chat(Fields(body), ServedModel((_NAME,), size, Defaults(), Limits()))
         prompts = Prompts(engine)
         template = prompts.template(with_tools=bool(asked.tools.offered)) or ""
         found = conversation_of(replace(asked, options=options), prompts, template)

@@ -98,7 +98,7 @@ SETUP = ServedModel(("edgespec",), 2048, Defaults(think_budget=500), Limits())
 def test_clients_say_in_many_ways_how_long_a_model_may_think(
     fields: dict[str, Any], budget: int | None, thinks: bool | None
 ) -> None:
-    asked = read_chat({"messages": HELLO, **fields}, SETUP)
+    asked = read_chat(Fields({"messages": HELLO, **fields}), SETUP)
     assert (asked.think_budget, asked.variables.get("enable_thinking")) == (budget, thinks)
 
 
