@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from edgespec.backends.base import AnswerFormat
 from edgespec.decode.generation import Chunk
@@ -19,12 +19,14 @@ from edgespec.models.images import KINDS as IMAGES
 from edgespec.models.images import Image, images_of, joined, sent_image
 from edgespec.sampling.constrained import make_grammar
 from edgespec.sampling.params import ThoughtLimit
-from edgespec.serve.answer_reader import THINK, AnswerReader, ThinkTags, think_tags
-from edgespec.serve.api_error import ApiError, api_error_of
+from edgespec.serve.answer_reader import AnswerReader
 from edgespec.serve.parsing import (
+    ApiError,
     Fields,
     Limits,
+    Output,
     ServedModel,
+    api_error_of,
     shown,
     take_format,
     take_lora,
@@ -35,31 +37,21 @@ from edgespec.serve.parsing import (
     take_stops,
     takes_prewarm,
 )
-from edgespec.serve.shapes import (
-    Choice,
-    Delta,
-    OpenAIShape,
-    Output,
-    Shape,
-    ToldTokens,
-    ToolCall,
-    timings,
-)
+from edgespec.serve.service import Prepared, Prompts, Service, Task
+from edgespec.serve.shapes import Choice, Delta, OpenAIShape, Shape, ToldTokens, ToolCall, timings
 from edgespec.serve.tool_formats import (
     HARMONY,
     HERMES,
+    THINK,
+    ThinkTags,
     ToolFormat,
     format_of,
     knows_tools,
     markers_in,
     pieces,
+    think_tags,
 )
 from edgespec.serve.tools import Tools, call_arguments, instructions, take_tools
-from edgespec.serve.worker import Prepared, Task
-
-if TYPE_CHECKING:
-    from edgespec.serve.prompts import Prompts
-    from edgespec.serve.service import Service
 
 _MOST_CALLS = 128
 # Fields that change no answer here, whatever they say.

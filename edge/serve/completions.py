@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import nan
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from edgespec.backends.base import FillsIn, FillTokens, Tokenizer
 from edgespec.decode.generation import Chunk
 from edgespec.decode.options import GenerationOptions
 from edgespec.sampling.logprobs import TokenLogprob
-from edgespec.serve.api_error import ApiError
 from edgespec.serve.chat import NO_EFFECT, NOT_THERE, take_prediction
 from edgespec.serve.parsing import (
+    ApiError,
     Fields,
     Limits,
+    Output,
     ServedModel,
     shown,
     take_format,
@@ -26,20 +27,16 @@ from edgespec.serve.parsing import (
     take_sampling,
     take_stops,
 )
+from edgespec.serve.service import Prepared, Service, Task
 from edgespec.serve.shapes import (
     Choice,
     Delta,
     OpenAIShape,
-    Output,
     TextPlace,
     ToldTokens,
     timings,
     unwritten,
 )
-from edgespec.serve.worker import Prepared, Task
-
-if TYPE_CHECKING:
-    from edgespec.serve.service import Service
 
 _MAX_TOKENS = 16  # OpenAI's
 

@@ -9,12 +9,18 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from edgespec.errors import ContextFullError, UnsupportedError
-from edgespec.serve.api_error import ApiError
-from edgespec.serve.parsing import EMBEDDINGS_AT_ONCE, Fields, ServedModel, json_bytes, shown
+from edgespec.serve.parsing import (
+    EMBEDDINGS_AT_ONCE,
+    ApiError,
+    Fields,
+    ServedModel,
+    json_bytes,
+    shown,
+)
 from edgespec.setup.embedding import Embedder, Embeddings, Text
 
 if TYPE_CHECKING:
-    from edgespec.serve.worker import Task
+    from edgespec.serve.service import Task
 
 _MOST_TEXTS = 4096  # of a request
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from edgespec.decode.generation import Chunk, Result
 from edgespec.decode.options import GenerationOptions
@@ -23,11 +23,8 @@ from edgespec.serve.parsing import (
     take_sampling,
     take_stops,
 )
+from edgespec.serve.service import Generation, Prepared, Service, Task
 from edgespec.serve.shapes import Choice, Delta, Shape, ToldTokens, timings, unwritten
-from edgespec.serve.worker import Generation, Prepared, Task
-
-if TYPE_CHECKING:
-    from edgespec.serve.service import Service
 
 _MAX_TOKENS = ("n_predict", "max_completion_tokens", "max_tokens")
 _MOST = 1 << 31

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from edgespec.decode.generation import Chunk, Result
 from edgespec.decode.options import GenerationOptions
@@ -25,6 +25,7 @@ from edgespec.serve.chat import (
 from edgespec.serve.parsing import (
     Fields,
     Limits,
+    Output,
     ServedModel,
     format_within,
     shown,
@@ -34,12 +35,9 @@ from edgespec.serve.parsing import (
     take_stops,
     takes_prewarm,
 )
-from edgespec.serve.shapes import Choice, Delta, Output, Shape, ToolCall, new_id
+from edgespec.serve.service import Prepared, Service, Task
+from edgespec.serve.shapes import Choice, Delta, Shape, ToolCall, new_id
 from edgespec.serve.tools import Tools, check_schemas, is_kind, take_function
-from edgespec.serve.worker import Prepared, Task
-
-if TYPE_CHECKING:
-    from edgespec.serve.service import Service
 
 Messages = list[dict[str, Any]]
 _NOT_THERE = {

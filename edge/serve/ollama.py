@@ -13,13 +13,12 @@ from datetime import datetime, timezone
 from importlib.metadata import version
 from itertools import chain
 from time import monotonic, perf_counter, time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from edgespec.decode.generation import Chunk
 from edgespec.decode.options import GenerationOptions
 from edgespec.errors import EdgespecError
 from edgespec.models.spec import ModelSpec
-from edgespec.serve.answer_reader import think_tags
 from edgespec.serve.chat import (
     ChatAsked,
     prepared,
@@ -32,6 +31,7 @@ from edgespec.serve.completions import Gap, fill_ids
 from edgespec.serve.embeddings import EmbeddingService, take_texts
 from edgespec.serve.parsing import (
     Fields,
+    Output,
     ServedModel,
     json_bytes,
     schema_text,
@@ -40,14 +40,11 @@ from edgespec.serve.parsing import (
     take_stops,
 )
 from edgespec.serve.pool import EMBED, Member, Pool
-from edgespec.serve.shapes import Choice, Delta, Output, Shape, ToolCall, joined
-from edgespec.serve.tool_formats import HARMONY, format_of
+from edgespec.serve.service import Prepared, Service, Shared, Task
+from edgespec.serve.shapes import Choice, Delta, Shape, ToolCall, joined
+from edgespec.serve.tool_formats import HARMONY, format_of, think_tags
 from edgespec.serve.tools import take_tools
-from edgespec.serve.worker import Prepared, Task
 from edgespec.setup.embedding import Text
-
-if TYPE_CHECKING:
-    from edgespec.serve.service import Service, Shared
 
 # The interface's, and not this program's: clients refuse to talk to what is too old for them.
 _VERSION = "0.13.0"

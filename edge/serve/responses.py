@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from edgespec.decode.generation import Chunk
 from edgespec.decode.options import GenerationOptions
 from edgespec.models.images import KINDS as IMAGES
-from edgespec.serve.api_error import ApiError
 from edgespec.serve.chat import (
     ChatAsked,
     content_of,
@@ -24,8 +23,10 @@ from edgespec.serve.chat import (
     text_of,
 )
 from edgespec.serve.parsing import (
+    ApiError,
     Fields,
     Limits,
+    Output,
     ServedModel,
     format_within,
     note_ignored,
@@ -35,10 +36,10 @@ from edgespec.serve.parsing import (
     take_sampling,
     takes_prewarm,
 )
+from edgespec.serve.service import Prepared, Service, Task
 from edgespec.serve.shapes import (
     Choice,
     Delta,
-    Output,
     Shape,
     ToldTokens,
     ToolCall,
@@ -48,10 +49,6 @@ from edgespec.serve.shapes import (
     usage,
 )
 from edgespec.serve.tools import call_arguments, take_tools
-from edgespec.serve.worker import Prepared, Task
-
-if TYPE_CHECKING:
-    from edgespec.serve.service import Service
 
 _PARTS = ("input_text", "output_text", "summary_text", "reasoning_text", "text")
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}

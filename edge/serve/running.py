@@ -25,8 +25,7 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from edgespec.serve.api_error import LOGGER
-from edgespec.serve.parsing import Limits
+from edgespec.serve.parsing import LOGGER, Limits
 
 # Told to end, the process is gone 2 s later: answers under way have most of the first of them, and
 # are told that the server stops in what is left of it. Threads that end their steps have the next

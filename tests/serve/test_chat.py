@@ -22,10 +22,9 @@ from serving_cases import (
 )
 
 from edgespec.drafting.drafters.suffix import SuffixDrafter
-from edgespec.serve.api_error import ApiError
 from edgespec.serve.chat import ChatShape, read_chat, take_messages
-from edgespec.serve.parsing import Defaults, Fields, Limits, ServedModel
-from edgespec.serve.shapes import Output, ToldTokens
+from edgespec.serve.parsing import ApiError, Defaults, Fields, Limits, Output, ServedModel
+from edgespec.serve.shapes import ToldTokens
 from edgespec.testing import ByteTokenizer
 
 

@@ -22,7 +22,6 @@ from serving_cases import Connect
 from edgespec.errors import BackendError, ContextFullError, EdgespecError
 from edgespec.memory.plan.machine import this_machine
 from edgespec.memory.plan.request import Request
-from edgespec.serve.api_error import ApiError
 from edgespec.serve.embeddings import (
     EmbeddingService,
     embeddings,
@@ -31,7 +30,7 @@ from edgespec.serve.embeddings import (
     rerank,
 )
 from edgespec.serve.model_file import ModelFile
-from edgespec.serve.parsing import Defaults, Fields, Limits, ServedModel
+from edgespec.serve.parsing import ApiError, Defaults, Fields, Limits, ServedModel
 from edgespec.serve.pool import Member, Pool
 from edgespec.serve.server import Server
 from edgespec.serve.service import Shared

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from edgespec.serve.api_error import ApiError
-from edgespec.serve.parsing import Fields, shown
+from edgespec.serve.parsing import ApiError, Fields, shown
 
 
 def refused(call: Callable[[], object]) -> tuple[str, str | None, str | None]:

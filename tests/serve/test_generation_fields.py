@@ -11,8 +11,8 @@ import pytest
 
 import edgespec
 from edgespec.sampling.params import SamplingParams
-from edgespec.serve.api_error import ApiError
 from edgespec.serve.parsing import (
+    ApiError,
     Fields,
     Limits,
     seed_of_choice,
