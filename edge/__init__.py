@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from edgespec.decode.engine import Engine
-    from edgespec.decode.generation import Chunk, Result, Span, ToolCall
+    from edgespec.decode.generation import Chunk, Counters, Result, Span, ToolCall
     from edgespec.decode.options import GenerationOptions
     from edgespec.decode.session import Session, Turn
-    from edgespec.decode.stats import Counters
     from edgespec.decode.stream import Stream
     from edgespec.errors import (
         BackendError,
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from edgespec.memory.plan.options import LoadOptions
     from edgespec.memory.plan.plan import Plan
     from edgespec.models.chat import ChatMessage
-    from edgespec.sampling.logprobs import TokenLogprob
+    from edgespec.sampling.best_tokens import TokenLogprob
     from edgespec.sampling.params import SamplingParams
     from edgespec.serve.server import Server
     from edgespec.setup.embedding import Embedder, embed
@@ -79,7 +78,7 @@ __all__ = [
 _MODULES = {
     "ChatMessage": "models.chat",
     "Chunk": "decode.generation",
-    "Counters": "decode.stats",
+    "Counters": "decode.generation",
     "Embedder": "setup.embedding",
     "Engine": "decode.engine",
     "GenerationOptions": "decode.options",
@@ -92,7 +91,7 @@ _MODULES = {
     "Session": "decode.session",
     "Span": "decode.generation",
     "SwitchPolicy": "switching.policy",
-    "TokenLogprob": "sampling.logprobs",
+    "TokenLogprob": "sampling.best_tokens",
     "ToolCall": "decode.generation",
     "Turn": "decode.session",
     "embed": "setup.embedding",

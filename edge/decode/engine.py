@@ -13,21 +13,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Protocol, TypeAlias, TypeGuard
 
 from edgespec.backends.base import Backend, ImageRun, KeepsSnapshots, KeepsStates, SeesImages
-from edgespec.decode.generation import (
-    Chunk,
-    PartReader,
-    Result,
-    TextStream,
-)
+from edgespec.decode.generation import Chunk, Counters, PartReader, Result, TextStream
 from edgespec.decode.kept import PrefixKeeper
 from edgespec.decode.options import GenerationOptions
 from edgespec.decode.scheduler import Scheduler, never
 from edgespec.decode.sequence import Job, Target
 from edgespec.decode.slots import Slots
-from edgespec.decode.stats import Counters
 from edgespec.decode.stream import Stream, chunks_of
-from edgespec.drafting.drafters.base import Drafter
-from edgespec.drafting.ledger import RoundHistory
+from edgespec.drafting.drafters.combined import RoundHistory
+from edgespec.drafting.proposal import Drafter
 from edgespec.errors import ContextFullError, UnsupportedError
 from edgespec.memory.store.prefixes import PrefixStore
 from edgespec.memory.times.curve import CostCurve

@@ -41,9 +41,8 @@ from edgespec.sampling.best_tokens import (
     inverse_of,
     softmax_weights,
 )
-from edgespec.sampling.chain import Chain, Left, Mirostat
+from edgespec.sampling.chain import Chain, Dry, Left, Mirostat, Penalties, TokenText
 from edgespec.sampling.distributions import TargetDistribution
-from edgespec.sampling.history import Dry, Penalties, TokenText
 from edgespec.sampling.params import SamplingParams, bias_pairs
 
 

@@ -272,6 +272,10 @@ Answered = Callable[[Interface, Scope, Receive, Send], Awaitable[None]]
 Handler = Callable[[Request], Awaitable[Response]]
 
 
+def _read_nothing(fields: Fields, _setup: ServedModel) -> None:
+    fields.skip()
+
+
 def _told(answer: Callable[[Any, Any], Any]) -> Callable[[Any, Any, Task], Any]:
     return lambda service, asked, _task: answer(service, asked)
 
@@ -351,7 +355,7 @@ class Routes:
         ]
         handlers += [(path, "GET", self._told(tell)) for path, tell in _TELLING.items()]
         handlers += [(path, "GET", _of_page(path)) for path in page_files()]
-        asked = {**_ASKED, "/v1/models/load": (ANY, lambda fields, _: fields.skip(), self._loaded)}
+        asked = {**_ASKED, "/v1/models/load": (ANY, _read_nothing, self._loaded)}
         interfaces = {
             path: Interface(
                 *(kind, read, prepare, error_form(path), _FAILING.get(path)),
@@ -421,7 +425,7 @@ class Routes:
         told = {"object": "model", "created": self._shared.started_s, "owned_by": "edgespec"}
         return {"id": member.name, **told, **member.card}
 
-    def _loaded(self, _loaded: Any, _asked: None, task: Task) -> dict[str, Any]:
+    def _loaded(self, _loaded: Any, _asked: Any, task: Task) -> dict[str, Any]:
         return {"success": True, **self._card(task.member)}
 
     async def _adapt(self, request: Request) -> Response:

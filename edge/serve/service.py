@@ -23,10 +23,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from edgespec.backends.base import AnswerFormat, MakesGrammars
 from edgespec.backends.vocabulary import TextBound
 from edgespec.decode.engine import Engine
-from edgespec.decode.generation import Chunk, Result
+from edgespec.decode.generation import Chunk, Counters, Result
 from edgespec.decode.options import GenerationOptions
 from edgespec.decode.session import KnownText
-from edgespec.decode.stats import Counters
 from edgespec.decode.stream import Stream
 from edgespec.errors import ContextFullError, UnsupportedError
 from edgespec.log import PROMPTS, REQUEST_ID

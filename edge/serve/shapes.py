@@ -15,9 +15,8 @@ from importlib.metadata import version
 from typing import Any, NamedTuple
 
 from edgespec.backends.base import Tokenizer
-from edgespec.decode.generation import Chunk, Result
-from edgespec.decode.stats import Counters
-from edgespec.sampling.logprobs import TokenLogprob
+from edgespec.decode.generation import Chunk, Counters, Result
+from edgespec.sampling.best_tokens import TokenLogprob
 from edgespec.serve.parsing import ApiError, Output
 
 _REASONS = {"stop": "stop", "length": "length", "context_full": "length"}

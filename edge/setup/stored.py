@@ -29,7 +29,7 @@ from typing import Any
 
 from edgespec.drafting.constants import TELLING_ROUNDS
 from edgespec.drafting.drafters import HEAD, MODEL
-from edgespec.drafting.ledger import TIME, RoundHistory, dated, is_recent
+from edgespec.drafting.drafters.combined import TIME, RoundHistory, dated, is_recent
 from edgespec.memory.bytes.config import KV_TYPE_BYTES, Device, RunConfig, kv_pair
 from edgespec.memory.device import host
 from edgespec.memory.device.kernels import kernels_key

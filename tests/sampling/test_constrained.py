@@ -20,14 +20,13 @@ import edgespec
 from edgespec.backends.base import Logits
 from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
-from edgespec.drafting.drafters.base import VerifyResult
 from edgespec.drafting.drafters.grammar import GrammarDrafter, new_counts
 from edgespec.drafting.drafters.suffix import SuffixDrafter
-from edgespec.drafting.proposal import StepContext
+from edgespec.drafting.proposal import StepContext, VerifyResult
 from edgespec.errors import BackendError, UnsupportedError
 from edgespec.memory.times.curve import CostCurve
+from edgespec.sampling.best_tokens import logprob_of
 from edgespec.sampling.constrained import ConstrainedSampler
-from edgespec.sampling.logprobs import logprob_of
 from edgespec.sampling.params import SamplingParams
 from edgespec.sampling.sampling import Sampler
 

@@ -28,8 +28,7 @@ from edgespec.drafting.constants import (
     SPREAD,
     WIDTH,
 )
-from edgespec.drafting.drafters.base import TopTokens
-from edgespec.drafting.proposal import Proposal, StepContext
+from edgespec.drafting.proposal import Proposal, StepContext, TopTokens
 from edgespec.sampling.distributions import DraftDistribution, without
 from edgespec.sampling.sampling import Sampler
 

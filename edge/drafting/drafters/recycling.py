@@ -20,8 +20,14 @@ from collections.abc import Sequence
 
 from edgespec.drafting.calibration import Calibration
 from edgespec.drafting.constants import RECYCLED_BORDERS, RECYCLED_GUESSES, RIVAL_BORDERS, WIDTH
-from edgespec.drafting.drafters.base import CountingDrafter, TopTokens, VerifyResult
-from edgespec.drafting.proposal import EMPTY, Proposal, StepContext
+from edgespec.drafting.proposal import (
+    EMPTY,
+    CountingDrafter,
+    Proposal,
+    StepContext,
+    TopTokens,
+    VerifyResult,
+)
 from edgespec.memory.store.texts import KeptText
 
 _SLOT_BITS = 15

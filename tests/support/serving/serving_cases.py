@@ -15,8 +15,7 @@ from waiting import PATIENCE_S
 
 from edgespec.backends.base import Logits
 from edgespec.backends.tree import DraftTree
-from edgespec.decode.generation import Result
-from edgespec.decode.stats import Counters
+from edgespec.decode.generation import Counters, Result
 from edgespec.models.control_texts import ControlTexts
 from edgespec.serve.answer_reader import AnswerReader
 from edgespec.serve.shapes import Delta, Shape, joined
