@@ -176,10 +176,10 @@ class LlamaSequence:
     def _has_window(self, length: int) -> bool:
         """Whether the cells are still there that sliding layers see from so many tokens on."""
         context = self._context
-        if not self.capabilities.rollback or not context.window:
+        if not self.capabilities.rollback or not context.sliding_window:
             return False
         first = int(context.lib.llama_memory_seq_pos_min(context.memory, self.number))
-        return 0 <= first <= max(0, self._position_of(length) - context.window)
+        return 0 <= first <= max(0, self._position_of(length) - context.sliding_window)
 
     def _go_back(self, kept: int, source: LlamaSequence) -> None:
         """Hold the first `kept` tokens of a sequence, of which all cells of attention are here."""
@@ -202,7 +202,11 @@ class LlamaSequence:
     @property
     def splits_cache(self) -> bool:
         """As of `KeepsCache`: cells of a window are gone, and those of an image take others."""
-        return self._context.spare is not None and not self._images and not self._context.window
+        return (
+            self._context.spare is not None
+            and not self._images
+            and not self._context.sliding_window
+        )
 
     def save_cache(self, path: str, start: int = 0, end: int | None = None) -> int:
         """Write the cells to a new file, and states behind them; how many bytes it has.

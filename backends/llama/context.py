@@ -229,7 +229,7 @@ class LlamaContext:
         # llama.cpp begins with rows of logits for the largest step: others would lie beside them.
         has_one_place = not settings.exact or settings.users == 1  # for cells of all sequences
         splits = settings.disk_cache_bytes > 0 and self.capabilities.truncate and has_one_place
-        branches = max(settings.max_leaves * self.capabilities.tree, settings.window, splits)
+        branches = max(settings.max_leaves * self.capabilities.tree, settings.drafts_itself, splits)
         sequences = min(settings.users + branches, _MOST_SEQUENCES)
         self.spare = sequences - 1 if splits and sequences == settings.users + branches else None
         set_params(
@@ -250,11 +250,11 @@ class LlamaContext:
             op_offload=False,  # as `Placed` says
         )
         adjust(params)
-        if settings.read_layers:
+        if settings.captured_layers:
             from edgespec.backends.llama.block_outputs import BlockOutputs
 
             room = settings.batch_size + settings.max_nodes
-            self.outputs = BlockOutputs(settings.read_layers, self.width, room)
+            self.outputs = BlockOutputs(settings.captured_layers, self.width, room)
             self.outputs.join(params)
         pages = HugePages()
         with interrupts_kept():
@@ -291,7 +291,7 @@ class LlamaContext:
         self.lib.llama_memory_seq_rm(self.memory, sequence, start, -1)
 
     @property
-    def window(self) -> int:
+    def sliding_window(self) -> int:
         """Tokens that sliding layers see; 0 where none slides."""
         return int(self.lib.llama_model_n_swa(self._model))
 

@@ -99,16 +99,16 @@ class _Contexts:
 
     def answer(self, request: dict[str, Any]) -> list[dict[str, DeviceBytes]]:
         """Bytes by device of each context; later ones may refer to earlier ones by `beside`."""
-        made: list[SimulatedContext] = []
+        contexts: list[SimulatedContext] = []
         with ExitStack() as opened:
             for one in request["contexts"]:
-                context = self._made(request["folder"], one, made)
+                context = self._new_context(request["folder"], one, contexts)
                 opened.callback(context.close)
-                made.append(context)
-            return [context.said() for context in made]
+                contexts.append(context)
+            return [context.allocated_bytes() for context in contexts]
 
-    def _made(
-        self, folder: str, one: dict[str, Any], made: list[SimulatedContext]
+    def _new_context(
+        self, folder: str, one: dict[str, Any], contexts: list[SimulatedContext]
     ) -> SimulatedContext:
         given = one["config"]
         given["devices"] = tuple(Device(**each) for each in given["devices"])
@@ -120,7 +120,7 @@ class _Contexts:
         key = repr((one["skeleton"], one["tied_bytes"], loading, one["adapters"]))
         if key not in self._models:
             self._models[key] = context.loaded(f"{folder}/{one['skeleton']}.gguf")
-        beside = None if one["beside"] is None else made[one["beside"]]
+        beside = None if one["beside"] is None else contexts[one["beside"]]
         context.make(self._models[key], one["changes"], beside)
         return context
 
@@ -140,8 +140,8 @@ class SimulatedContext(LlamaContext):
     """
 
     def __init__(self, config: RunConfig, tied_bytes: int) -> None:
-        self._read_layers, self._tied_bytes = config.read_layers, tied_bytes
-        super().__init__(replace(config, mapped=False, tied=tied_bytes > 0, read_layers=()))
+        self._captured_layers, self._tied_bytes = config.captured_layers, tied_bytes
+        super().__init__(replace(config, mapped=False, tied=tied_bytes > 0, captured_layers=()))
         self.capabilities = Capabilities(True, config.max_leaves > 1, True)
 
     def loaded(self, path: str) -> _Loaded:
@@ -156,10 +156,10 @@ class SimulatedContext(LlamaContext):
             return _Loaded(self._model, None, {})
         LIBRARY_LOG.clear()
         self._open_adapters()
-        told = LIBRARY_LOG.buffer_bytes(self._placed.labels)
+        log_bytes = LIBRARY_LOG.buffer_bytes(self._placed.labels)
         labels = [HOST, *self._placed.labels.values()]
         names = {label: "adapters" if label == HOST else f"{label}_adapters" for label in labels}
-        found = {label: told[name] for label, name in names.items() if name in told}
+        found = {label: log_bytes[name] for label, name in names.items() if name in log_bytes}
         return _Loaded(self._model, self._adapters, found)
 
     def make(self, loaded: _Loaded, changes: dict[str, int], beside: LlamaContext | None) -> None:
@@ -177,9 +177,9 @@ class SimulatedContext(LlamaContext):
         with kernels(self.settings.kernels, tied=True):
             self._make_context(adjust)
             self._cache_bytes = sum((one + _ROUNDED) * 2**20 for one in LIBRARY_LOG.cache_mebibytes)
-            for layer in self._read_layers:
+            for layer in self._captured_layers:
                 keep_layer_input(self, layer)
-            if self._read_layers or self._adapters:
+            if self._captured_layers or self._adapters:
                 self._lay_out_anew()
 
     def _adjust_loading(self, params: Any) -> None:
@@ -194,23 +194,23 @@ class SimulatedContext(LlamaContext):
         lay_out.restype, lay_out.argtypes = None, [ctypes.c_void_p]
         lay_out(self.handle)
 
-    def said(self) -> dict[str, DeviceBytes]:
+    def allocated_bytes(self) -> dict[str, DeviceBytes]:
         """Bytes by label of the device: exact, or as the log rounds them."""
         try:
             found = allocated(self)
         except OSError:
-            found = _with_work(self, self._said_by_log())
+            found = _with_work(self, self._bytes_in_log())
         for label, size_bytes in self._adapter_bytes.items():
             found[label] = found.get(label, _NOTHING)._replace(adapters=size_bytes)
         return found
 
-    def _said_by_log(self) -> dict[str, DeviceBytes]:
+    def _bytes_in_log(self) -> dict[str, DeviceBytes]:
         """As much as the log tells: buffers and caches, rounded up to hundredths of a MiB.
 
         All weights count as rewritten, a tied table twice. Weights and caches are shared among the
         devices by their layers.
         """
-        told = LIBRARY_LOG.buffer_bytes(self._placed.labels)
+        log_bytes = LIBRARY_LOG.buffer_bytes(self._placed.labels)
         layers = {one.label: one.layers for one in self.settings.devices}
         everything = int(self.lib.llama_model_n_layer(self._model)) + 1
         layers[HOST] = max(0, everything - sum(layers.values()))
@@ -219,7 +219,7 @@ class SimulatedContext(LlamaContext):
         for label, count in layers.items():
             prefix = "" if label == HOST else f"{label}_"
             part = count / everything
-            compute = told.get(f"{prefix}compute", 0)
+            compute = log_bytes.get(f"{prefix}compute", 0)
             found[label] = DeviceBytes(
                 0, round(part * weights), round(part * self._cache_bytes), compute
             )
@@ -237,14 +237,14 @@ def allocated(context: LlamaContext) -> dict[str, DeviceBytes]:
 
     Raises OSError where edgespec's library, which reads llama.cpp's answer, was not compiled.
     """
-    told = (BufferBytes * _MOST_TYPES)()
+    filled = (BufferBytes * _MOST_TYPES)()
     function = open_library()["edgespec_memory_breakdown"]
     function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int]
-    count = function(context.lib._lib._handle, context.handle, told, _MOST_TYPES)
+    count = function(context.lib._lib._handle, context.handle, filled, _MOST_TYPES)
     if count < 0:
         raise OSError("this llama.cpp does not tell what it allocates")
     found: dict[str, list[int]] = {}
-    for one in told[:count]:
+    for one in filled[:count]:
         name = one.name.decode()
         there = found.setdefault(context.label_of(name), [0, 0, 0, 0])
         there[name in REPACKED] += one.model

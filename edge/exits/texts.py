@@ -293,7 +293,7 @@ class Places:
             users=places,
             cells=places * length,
             exact=True,
-            read_layers=layers_to_read(spec, layers),
+            captured_layers=layers_to_read(spec, layers),
         )
         self._context = LlamaContext(settings)
         self._layers = sorted(set(layers))

@@ -296,8 +296,8 @@ def _close(learning: Learning) -> None:
 
 
 def _load_llamacpp(spec: ModelSpec, plan: Plan, report: Progress) -> Backend:
-    read = layers_to_read(spec, plan.read_layers)
-    config = replace(plan, tied=spec.tied_embeddings, read_layers=read)
+    read = layers_to_read(spec, plan.captured_layers)
+    config = replace(plan, tied=spec.tied_embeddings, captured_layers=read)
     has_head = HEAD in plan.drafter.split(",") and plan.draft_max > 0
     make: type[LlamaBackend] = BackendWithHead if has_head else LlamaBackend
     if plan.snapshots:

@@ -86,8 +86,8 @@ class RunConfig:
     drafter: str = "none"
     snapshots: int = 0  # of a recurrent state, besides the one behind the last token
     head: bool = False  # the block that predicts further tokens is loaded, too
-    read_layers: tuple[int, ...] = ()  # whose inputs a head in a file of its own reads
-    window: bool = False  # the model may draft for itself, under a sequence id of its own
+    captured_layers: tuple[int, ...] = ()  # whose inputs a head in a file of its own reads
+    drafts_itself: bool = False  # behind a window, under a sequence id of its own
     whole: bool = False  # layers that slide keep all cells, so that it can go back
     states: int = 0  # copies of recurrent or sliding layers' states that are kept at most
     disk_cache_bytes: int = 0  # for pieces of its cache, which have a sequence id of their own

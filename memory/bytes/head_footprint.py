@@ -94,14 +94,14 @@ def _block_config(target: RunConfig, config: RunConfig) -> RunConfig:
         users=1,
         max_leaves=1,
         head=True,
-        read_layers=(),
+        captured_layers=(),
         lora=(),
     )
 
 
 def _head_config(reads: Reads | None, target: RunConfig, config: RunConfig) -> RunConfig:
     assert reads is not None, "a head"
-    config = replace(config, context_size=target.context_size, cells=0, read_layers=())
+    config = replace(config, context_size=target.context_size, cells=0, captured_layers=())
     if reads.kind == MTP:
         return _block_config(target, config)
     if reads.kind == EAGLE:
@@ -135,7 +135,7 @@ def _rows_of(
     if kind == ASSISTANT:
         values = spec.embedding_size * (of_target + 3)
     else:
-        values = len(target.read_layers) * spec.embedding_size * (of_target + config.batch_size)
+        values = len(target.captured_layers) * spec.embedding_size * (of_target + config.batch_size)
     if kind == EAGLE:  # and rows of its encoder, and rows to go on with
         values += head.embedding_size * 2 * EAGLE_TOKENS
     yield Component("rows", values * F32, is_ceiling=True)

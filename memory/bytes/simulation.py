@@ -285,13 +285,13 @@ def _allocating(one: ContextRequest) -> RunConfig:
     Whether files are mapped does not, nor what edgespec keeps or reads itself.
     """
     config = one.config
-    layers = () if layers_to_read(one.spec, config.read_layers) else config.read_layers
+    layers = () if layers_to_read(one.spec, config.captured_layers) else config.captured_layers
     devices = (replace(device, description="", free_bytes=0) for device in config.devices)
     return replace(
         config,
         mapped=False,
         packed_file=False,
-        read_layers=layers,
+        captured_layers=layers,
         devices=tuple(devices),
         drafter="none",
         states=0,

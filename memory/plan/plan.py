@@ -99,9 +99,9 @@ class Plan(RunConfig):
             snapshots=self.switch_snapshots,
             overrides=(),
             head=False,
-            read_layers=(),
+            captured_layers=(),
             lora=(),
-            window=False,
+            drafts_itself=False,
             states=0,
             switch_snapshots=0,
         )

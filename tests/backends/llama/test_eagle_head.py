@@ -67,7 +67,7 @@ def test_drafts_are_accepted(
     monkeypatch.setattr("edgespec.decode.step.perf_counter", lambda: 0.0)
     model, head = pair(tmp_path, made, arch=arch)
     spec, read = read_model_spec(head, heads=True), layers_to_read(read_model_spec(model), LAYERS)
-    settings = RunConfig(512, max_nodes=4, gpu_layers=0, read_layers=read)
+    settings = RunConfig(512, max_nodes=4, gpu_layers=0, captured_layers=read)
     backend = BackendWithHead(model, settings)
     opened = backend.open_head(lambda one: EagleHead(one, spec, RunConfig(512)))
     drafter = HeadDrafter(HeadText(opened), Frozen([0.0, *[0.01] * 8]), 258)
@@ -116,7 +116,7 @@ def test_what_is_read_by_name_is_what_llama_cpp_hands_out(tmp_path: Path, thread
     """In every step, also in those of several batches."""
     model, found = write_hybrid(tmp_path / "model.gguf", SHAPE), list[Any]()
     for read in ((), LAYERS):
-        settings = RunConfig(256, 8, 24, 1, threads, read_layers=read)
+        settings = RunConfig(256, 8, 24, 1, threads, captured_layers=read)
         with closing(LlamaContext(settings)) as context:
             context.open(str(model), None, lambda _params: None)
             rows, batch = LayerRows(context, LAYERS), Batch(context.lib, 32, 1, None, context.width)

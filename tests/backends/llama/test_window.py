@@ -48,7 +48,12 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def opened(path: Path, **changes: Any) -> LlamaBackend:
     """With steps of at most 64 tokens, so that all of them round alike."""
-    values: dict[str, Any] = {"batch_size": 32, "max_nodes": NODES, "max_leaves": 1, "window": True}
+    values: dict[str, Any] = {
+        "batch_size": 32,
+        "max_nodes": NODES,
+        "max_leaves": 1,
+        "drafts_itself": True,
+    }
     return LlamaBackend(path, RunConfig(512, **{**values, "threads": 1, **changes}))
 
 
@@ -61,7 +66,10 @@ def fill(backend: LlamaSequence, tokens: list[int]) -> None:
 def pair(path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[LlamaBackend, LlamaBackend]]:
     """One that drafts and one that never does."""
     leaves = int(request.param)
-    drafting, plain = opened(path, max_leaves=leaves), opened(path, max_leaves=leaves, window=False)
+    drafting, plain = (
+        opened(path, max_leaves=leaves),
+        opened(path, max_leaves=leaves, drafts_itself=False),
+    )
     for one in (drafting, plain):
         fill(one, TEXT)
     yield drafting, plain

@@ -116,9 +116,9 @@ def test_without_our_library_the_log_is_read(
     context = SimulatedContext(replace(PLAIN, snapshots=4), table)
     loaded = context.loaded(str(spec.path))
     context.make(loaded, {}, None)
-    exact = context.said()[HOST]
+    exact = context.allocated_bytes()[HOST]
     monkeypatch.setattr(simulator, "allocated", missing_library)
-    rounded = context.said()[HOST]
+    rounded = context.allocated_bytes()[HOST]
     context.close()
     library().llama_model_free(loaded.model)
     assert rounded.cache == pytest.approx(exact.cache, abs=3 * 0.01 * 2**20)
@@ -184,7 +184,7 @@ def test_a_head_and_its_model_take_what_was_said(
     head = read_model_spec(write(tmp_path / "head.gguf", spec.path, TARGET, made), heads=True)
     assert head.reads is not None
     plain = replace(PLAIN, kernels=has_kernels)
-    target = replace(plain, read_layers=head.reads.layers)
+    target = replace(plain, captured_layers=head.reads.layers)
     wanted = [ContextRequest(spec, target), wanted_head(head, target, plain)]
     said = simulated(wanted)
     settings = replace(plain, mapped=False, tied=spec.tied_embeddings)
@@ -201,7 +201,7 @@ def test_the_shipped_head_is_laid_out_beside_a_packed_table() -> None:
     assert path is not None
     spec, head = read_model_spec(embedded_model()), read_model_spec(path, heads=True)
     assert head.reads is not None
-    target = replace(PLAIN, kernels=True, read_layers=head.reads.layers)
+    target = replace(PLAIN, kernels=True, captured_layers=head.reads.layers)
     answers = simulated([ContextRequest(spec, target), wanted_head(head, target, target)])
     assert answers[0][HOST].packed > 0.9 * spec.weight_bytes
     pages = 4096 * len(head.tensors)  # each matrix begins with one
