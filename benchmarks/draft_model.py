@@ -32,8 +32,8 @@ from edgespec.backends.llama.following import DraftHead
 from edgespec.backends.llama.head import (
     BackendWithHead,
     RecurrentBackendWithHead,
+    open_head_file,
 )
-from edgespec.backends.llama.head_files import open_head_file
 from edgespec.backends.llama.kernels import refusal_of_kernels
 from edgespec.backends.tree import DraftTree
 from edgespec.bench.switch_calibration import forced_rows
@@ -45,9 +45,9 @@ from edgespec.drafting.drafters.model import HeadDrafter, HeadText, ModelDrafter
 from edgespec.drafting.drafters.suffix import SuffixDrafter
 from edgespec.drafting.proposal import EMPTY, Drafter, Proposal, StepContext
 from edgespec.exits.files import HeadInfo, check_made_for, read_head
-from edgespec.exits.gains import LONGEST_RUN, agreement_of
-from edgespec.exits.gains import gains_of as gains_along
 from edgespec.exits.target import hyperparameters_of
+from edgespec.exits.trainer import LONGEST_RUN, agreement_of
+from edgespec.exits.trainer import gains_of as gains_along
 from edgespec.measure.noise import find_divergence, measure_batch_noise
 from edgespec.measure.timing import expect_slopes, measure_curve, one_step, times_behind
 from edgespec.memory.bytes.config import RunConfig

@@ -18,8 +18,7 @@ from warnings import warn
 from edgespec.backends.base import Backend, KeepsSnapshots, sequences_of
 from edgespec.backends.llama.backend import LlamaBackend, LlamaSequence
 from edgespec.backends.llama.early_exit import ExitBackend
-from edgespec.backends.llama.head import BackendWithHead, RecurrentBackendWithHead
-from edgespec.backends.llama.head_files import open_head_file
+from edgespec.backends.llama.head import BackendWithHead, RecurrentBackendWithHead, open_head_file
 from edgespec.backends.llama.recurrent import RecurrentBackend
 from edgespec.backends.llama.window import Window
 from edgespec.decode.engine import Engine

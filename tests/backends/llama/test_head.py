@@ -17,9 +17,8 @@ from head_cases import BESIDE, DRAFTS, INSIDE, Files, opened, written
 from random_gguf import F32, Q8_0, write_model
 
 import edgespec
-from edgespec.backends.llama.cache_head import CacheHead
 from edgespec.backends.llama.following import DraftHead
-from edgespec.backends.llama.head import BackendWithHead
+from edgespec.backends.llama.head import BackendWithHead, CacheHead
 from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
 from edgespec.drafting.drafters import make_drafter
