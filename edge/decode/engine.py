@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from edgespec.decode.options import GenerationKeywords
 
 
-_PROMPT_END = 8  # tokens by which a drafter finds the beginning of a predicted answer
 _FEW = 32  # tokens of a cache that are read again at once
 # One sequence, for mypy to know a literal of messages; nobody mixes them with ids.
 Prompt: TypeAlias = str | Sequence[ChatMessage | int]
@@ -299,7 +298,8 @@ class Engine(Target):
         if not text:
             return ()
         tokens = self.backend.tokenizer.encode(text, add_special=False)
-        return (*ids[-_PROMPT_END:], *tokens[: self.backend.context_size])
+        # By the last eight tokens of the prompt a drafter finds where a predicted answer begins.
+        return (*ids[-8:], *tokens[: self.backend.context_size])
 
     def astream(
         self,

@@ -531,9 +531,6 @@ class Learning:
                 drafter.close()
 
 
-_DRAFT_CURVE_SECONDS = 0.4
-
-
 def load_draft_model(
     target: Backend, spec: ModelSpec, plan: Plan, report: Progress
 ) -> Sequence[WritingDrafter]:
@@ -620,9 +617,7 @@ def _draft_curve(
     if stored is not None and holds and stored.contention <= backend.contention:
         return stored
     report("measuring step times", 0.0)
-    curve = measure_curve(
-        lambda nodes: one_step(backend, nodes), DRAFT_MODEL_NODES, seconds=_DRAFT_CURVE_SECONDS
-    )
+    curve = measure_curve(lambda nodes: one_step(backend, nodes), DRAFT_MODEL_NODES, seconds=0.4)
     if spec is not None and spec.reads is None:
         expect_slopes(curve, spec)
     curve = curve.scaled(times_behind(target, backend, curve)).uncontended(backend.contention)

@@ -161,10 +161,6 @@ def speed_model(spec: ModelSpec, config: RunConfig) -> SpeedModel:
     return SpeedModel(estimate, False, rounds, is_from_busy_moment(nbytes))
 
 
-# Of a draft model of another vocabulary: pieces of text in both, and the texts of its tokens.
-_TRANSLATION_BYTES = 4 << 20
-
-
 def draft_spec_of(spec: ModelSpec, request: Request) -> ModelSpec | None:
     """The draft model that was named. Raises UnsupportedError if it cannot draft for this one."""
     names = () if request.drafter == "auto" else drafter_names(request.drafter)
@@ -203,7 +199,8 @@ def draft_rows_bytes(spec: ModelSpec, draft_spec: ModelSpec | None, names: str) 
     if draft_spec is None and not {HEAD, WINDOW} & set(names.split(",")):
         return 0
     if draft_spec is not None and is_translated(spec, draft_spec):
-        return _TRANSLATION_BYTES  # whose tokens are not drawn
+        # Of another vocabulary, whose tokens are not drawn: pieces of text in both, and its texts.
+        return 4 << 20
     distributions = MOST_DRAWN * spec.vocab_size * (4 + 8)  # of float32, and of float64
     is_part = draft_spec and (DRAFTED in draft_spec.tensors or read_exit(draft_spec))
     spread = spec.vocab_size * 4 if is_part else 0
@@ -361,10 +358,6 @@ def _with_device(request: Request, machine: Machine) -> Request:
     return replace(request, gpu_layers=0) if request.device == "cpu" else request
 
 
-_SHORT_BYTES = 512  # whose tokens are not worth a look: there are at most as many, and a format's
-_FORMAT_TOKENS = 64
-
-
 def most_prompt_tokens(
     spec: ModelSpec, prompts: Iterable[str | Sequence[Message]], *, raw: bool = False
 ) -> int:
@@ -378,8 +371,9 @@ def most_prompt_tokens(
         for one in several
     ]
     most_bytes = max((len(text.encode(errors="surrogatepass")) for text in words), default=0)
-    if most_bytes <= _SHORT_BYTES:
-        return most_bytes + _FORMAT_TOKENS
+    # Not worth a look: there are at most as many tokens as bytes, and those of a chat format.
+    if most_bytes <= 512:
+        return most_bytes + 64
     from edgespec.backends.vocabulary import open_vocabulary  # which loads numpy and llama.cpp
 
     with closing(open_vocabulary(spec)) as tokenizer:
@@ -401,7 +395,6 @@ def most_prompt_tokens(
 
 
 _MOST_READ = 12  # headers, of a few to a hundred milliseconds each
-_LEAST_BITS = 2.8  # of a weight that `quantize fit` gets down to: Q2_K has 2.6, and heads more
 _MARGIN = 0.98  # of the bytes that are left: other types may be copied, and these are not planned
 
 
@@ -467,7 +460,8 @@ def _to_be_made(spec: ModelSpec, request: Request, machine: Machine) -> Iterator
         left = spec.file_bytes - (needed.predicted_peak_bytes - limit)
         size = int(_MARGIN * left) // MEBIBYTE
         weights = sum(prod(tensor.dims) for tensor in spec.tensors.values())
-        if size * MEBIBYTE >= weights * _LEAST_BITS / 8 and left < spec.file_bytes:
+        # 2.8 bits of a weight are what `quantize fit` gets down to: Q2_K has 2.6, and heads more.
+        if size * MEBIBYTE >= weights * 2.8 / 8 and left < spec.file_bytes:
             made = f"{spec.path.stem}-{size}MiB.gguf"
             names = f"{quote(str(spec.path))} {quote(made)}"
             yield f"`edgespec quantize fit {names} {size}MiB` makes one that fits"

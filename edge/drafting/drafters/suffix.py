@@ -49,7 +49,6 @@ from edgespec.prefix import common_prefix_length
 
 ORDERS = (4, 2, 1)  # lengths of the indexed endings, longest first
 LENGTH_CAP = 64  # matches are not followed further back than this
-_MAX_PLACES = 16  # links followed in one hash chain
 _HASH_BITS = 16
 _HASH_MASK = (1 << _HASH_BITS) - 1
 _MIX = 0x9E3779B1  # 2^32 / golden ratio, the usual multiplicative hash
@@ -58,9 +57,7 @@ _PLACE_BITS = 20
 _PLACE_MASK = (1 << _PLACE_BITS) - 1
 _MOST_TEXTS = (1 << 32 - _PLACE_BITS) - 1
 _LIMIT_BYTES = 3 << 19
-_TEXT_BYTES, _SHARED_BYTES = 1024, 128  # that a text takes besides its tokens and links
 _TOKEN_BYTES, _LINKS_BYTES = 4, 4 * len(ORDERS)
-_LEAST_SHARED = 16  # tokens of a common beginning
 _BLOCK = 8  # tokens that are compared at once, behind as many single ones
 _SURE = 8  # of a text that is another one from its first token on
 _END = 8  # tokens, such as the end of an answer, that are not part of a text which goes on
@@ -85,7 +82,7 @@ class Text:
     @property
     def nbytes(self) -> int:
         own = len(self.tokens) - self.first
-        more = _TEXT_BYTES + _SHARED_BYTES * len(self.shared)
+        more = 1024 + 128 * len(self.shared)  # besides its tokens and links
         return more + _TOKEN_BYTES * len(self.tokens) + _LINKS_BYTES * own
 
 
@@ -147,7 +144,7 @@ class TextIndex:
 
     def _most_alike(self, history: str, ids: array[int]) -> tuple[Text | None, int]:
         """The text with the longest common beginning, and how many tokens of it are shared."""
-        found, known = None, _LEAST_SHARED - 1
+        found, known = None, 15  # tokens in common at most, which are not worth sharing
         last = len(ids) - 1  # whose place the new text has in any case
         for one in self._texts.values():
             if one.history == history and one.tokens[known : known + 1] == ids[known : known + 1]:
@@ -251,7 +248,7 @@ class TextIndex:
             other: Text | None = text
             links, is_read = text.links[number], True
             place = links[-1] if links and end >= order else 0
-            for _ in range(_MAX_PLACES):
+            for _ in range(16):  # links of one hash chain
                 if other is None or place >> _PLACE_BITS != other.number:
                     other = self._texts.get(place >> _PLACE_BITS)
                     if other is None:
