@@ -128,7 +128,8 @@ class Guard:
         """The answer to who has a key, where keys are asked for."""
         tokens = None
         try:
-            if self._access.keys and _route_path(scope) not in _OPEN_PATHS:
+            path = scope["path"].removeprefix(scope.get("root_path", ""))
+            if self._access.keys and path not in _OPEN_PATHS:
                 key = _sent_key(Headers(scope=scope))
                 if not self._access.has_key(key):
                     problem = "the API key is missing or wrong"
@@ -256,11 +257,6 @@ def _local(scope: Scope) -> tuple[Scope, str]:
     return {**scope, **more, "path": f"{root}/{path.strip('/')}"}, host
 
 
-def _route_path(scope: Scope) -> str:
-    path: str = scope["path"]
-    return path.removeprefix(scope.get("root_path", ""))
-
-
 def _shown(text: str) -> str:
     """On one line, whatever a client sent."""
     return ascii(text[:_PATH_CHARS])[1:-1]
@@ -268,7 +264,6 @@ def _shown(text: str) -> str:
 
 Read = Callable[[Fields, ServedModel], Any]
 Prepare = Callable[[Any, Any, Task], Any]
-Answered = Callable[[Interface, Scope, Receive, Send], Awaitable[None]]
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -365,7 +360,7 @@ class Routes:
         }
         return [
             *(
-                Route(one, _Endpoint(self._answered, interface), methods=["POST"])
+                Route(one, _Endpoint(self, interface), methods=["POST"])
                 for path, interface in interfaces.items()
                 for one in _places(path)
             ),
@@ -376,9 +371,10 @@ class Routes:
             ),
         ]
 
-    async def _answered(
+    async def answer(
         self, interface: Interface, scope: Scope, receive: Receive, send: Send
     ) -> None:
+        """A request that has a document."""
         underway = self._shared.underway
         one = Answer(interface, self._pool, self._admission, underway, scope, receive, send)
         await one.run()
@@ -484,11 +480,11 @@ class Routes:
 class _Endpoint:
     """Starlette takes a function for a handler of requests, and an object for an application."""
 
-    def __init__(self, answered: Answered, interface: Interface) -> None:
-        self._answered, self._interface = answered, interface
+    def __init__(self, routes: Routes, interface: Interface) -> None:
+        self._routes, self._interface = routes, interface
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._answered(self._interface, scope, receive, send)
+        await self._routes.answer(self._interface, scope, receive, send)
 
 
 def _of_page(path: str) -> Handler:

@@ -32,9 +32,8 @@ from edgespec.serve.parsing import (
     take_lora,
     take_max_tokens,
     take_model,
+    take_options,
     take_output,
-    take_sampling,
-    take_stops,
     takes_prewarm,
 )
 from edgespec.serve.service import Prepared, Prompts, Service, Task
@@ -106,18 +105,9 @@ def read_chat(fields: Fields, setup: ServedModel) -> ChatAsked:
     names = "max_completion_tokens", "max_tokens"
     most = take_max_tokens(fields, setup.defaults.max_tokens, setup.context_size, *names)
     prewarms = takes_prewarm(fields)
-    options = GenerationOptions(
-        max_tokens=max(1, most),
-        ahead=prewarms,
-        sampling=take_sampling(fields, setup.defaults.sampling, setup.limits),
-        stop=take_stops(fields, setup.limits),
-        raw=True,
-        reuse=True,
-        logprobs=take_logprobs(fields, setup.limits),
-        prediction=take_prediction(fields),
-        lora=take_lora(fields),
-        **take_format(fields, setup.limits),
-    )
+    told = {"logprobs": take_logprobs(fields, setup.limits), "lora": take_lora(fields)}
+    told |= {"prediction": take_prediction(fields), **take_format(fields, setup.limits)}
+    options = take_options(fields, setup, most, ahead=prewarms, **told)
     tools = take_tools(fields, setup.limits)
     budget, variables = take_thinking(fields, setup)
     fields.only("modalities", ["text"], [])

@@ -23,9 +23,8 @@ from edgespec.serve.parsing import (
     take_lora,
     take_max_tokens,
     take_model,
+    take_options,
     take_output,
-    take_sampling,
-    take_stops,
 )
 from edgespec.serve.service import Prepared, Service, Task
 from edgespec.serve.shapes import (
@@ -71,20 +70,20 @@ def read_completion(fields: Fields, setup: ServedModel) -> CompletionAsked:
         fields.refuse("n", f"asks for more than {setup.limits.choices} answers, prompts counted")
     usual = setup.defaults.max_tokens or _MAX_TOKENS
     most = take_max_tokens(fields, usual, setup.context_size, "max_tokens")
-    options = GenerationOptions(
-        max_tokens=max(1, most),
-        sampling=take_sampling(fields, setup.defaults.sampling, setup.limits),
-        stop=take_stops(fields, setup.limits),
-        raw=True,
-        reuse=True,
-        logprobs=_logprobs(fields, setup.limits),
-        prediction=take_prediction(fields),
-        lora=take_lora(fields),
-        **take_format(fields, setup.limits),
-    )
+    logprobs = None  # no best tokens to be told at each place, and no logprobs at all
+    if "logprobs" in fields and not fields.only_false("logprobs"):
+        logprobs = fields.whole("logprobs", 0, 0, setup.limits.logprobs)
+    told = {"logprobs": logprobs, "lora": take_lora(fields)}
+    told |= {"prediction": take_prediction(fields), **take_format(fields, setup.limits)}
+    options = take_options(fields, setup, most, **told)
     echo = fields.flag("echo")
-    if echo and options.logprobs is not None:
-        _check_scored(fields, options, output)
+    is_more = output.streams or output.choices > 1 or options.stop or options.answer_format
+    if echo and logprobs is not None and is_more:
+        fields.refuse(
+            "logprobs",
+            "of a prompt are told alone: leave out stream, n, stop and the form of the answer",
+            code="unsupported_value",
+        )
     suffix = fields.text("suffix", "")
     if suffix and (echo or not all(isinstance(prompt, str) for prompt in prompts)):
         fields.refuse("suffix", "needs prompts that are texts, without echo")
@@ -92,25 +91,6 @@ def read_completion(fields: Fields, setup: ServedModel) -> CompletionAsked:
     fields.only("best_of", 0, 1, output.choices)
     fields.refuse_set(NOT_THERE)
     return CompletionAsked(prompts, options, output, echo, suffix, most > 0)
-
-
-def _check_scored(fields: Fields, options: GenerationOptions, output: Output) -> None:
-    """Refuse what makes no sense beside logprobs of a prompt."""
-    if output.streams or output.choices > 1 or options.stop or options.answer_format:
-        fields.refuse(
-            "logprobs",
-            "of a prompt are told alone: leave out stream, n, stop and the form of the answer",
-            code="unsupported_value",
-        )
-
-
-def _logprobs(fields: Fields, limits: Limits) -> int | None:
-    """Best tokens to be told at each place; None for no logprobs at all."""
-    if "logprobs" not in fields:
-        return None
-    if fields.only_false("logprobs"):
-        return None
-    return fields.whole("logprobs", 0, 0, limits.logprobs)
 
 
 def take_prompts(fields: Fields, limits: Limits) -> list[str | list[int]]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
 
-from edgespec.decode.generation import Chunk, Result
+from edgespec.decode.generation import Chunk
 from edgespec.decode.options import GenerationOptions
 from edgespec.memory.bytes.requests import MOST_VALUES
 from edgespec.sampling.best_tokens import TokenLogprob
@@ -20,8 +20,7 @@ from edgespec.serve.parsing import (
     take_format,
     take_lora,
     take_model,
-    take_sampling,
-    take_stops,
+    take_options,
 )
 from edgespec.serve.service import Generation, Prepared, Service, Task
 from edgespec.serve.shapes import Choice, Delta, Shape, ToldTokens, timings, unwritten
@@ -85,16 +84,9 @@ def _asked(
     count = fields.whole("n_probs" if "n_probs" in fields else "logprobs", 0, 0, limits.logprobs)
     most = _most_tokens(fields, setup)
     most_ms = fields.whole("t_max_predict_ms", -1, -1, _MOST)
-    options = GenerationOptions(
-        max_tokens=max(1, most),
-        sampling=take_sampling(fields, setup.defaults.sampling, setup.limits),
-        stop=take_stops(fields, limits),
-        raw=True,
-        reuse=fields.flag("cache_prompt", True),
-        logprobs=count or None,
-        lora=take_lora(fields),
-        **take_format(fields, setup.limits),
-    )
+    told = {"reuse": fields.flag("cache_prompt", True), "logprobs": count or None}
+    told |= {"lora": take_lora(fields), **take_format(fields, limits)}
+    options = take_options(fields, setup, most, **told)
     asked = LlamaAsked(
         options,
         prompts,
@@ -177,6 +169,7 @@ class LlamaShape(Shape):
         if not self._generations[choice.index].ran_out:
             choice.check_complete()
         result, counters = choice.result, choice.result.counters
+        ends = "eos" if result.finish_reason == "stop" else "limit"
         document = {
             "index": choice.index,
             "content": content,
@@ -185,7 +178,7 @@ class LlamaShape(Shape):
             "tokens_predicted": counters.generated_tokens,
             "tokens_evaluated": counters.prompt_tokens,
             "truncated": self._is_cut or result.finish_reason == "context_full",
-            "stop_type": _stop_type(result),
+            "stop_type": ends if result.stop_string is None else "word",
             "stopping_word": result.stop_string or "",
             "tokens_cached": counters.prompt_tokens + max(0, counters.generated_tokens - 1),
             "timings": timings([choice]),
@@ -204,12 +197,6 @@ def _picked(document: dict[str, Any], paths: Sequence[str]) -> dict[str, Any]:
         if value is not None:
             found[path] = value
     return found
-
-
-def _stop_type(result: Result) -> str:
-    if result.stop_string is not None:
-        return "word"
-    return "eos" if result.finish_reason == "stop" else "limit"
 
 
 _ANSWER_SHARE = 4  # of the context, kept free for an answer whose length nobody said
@@ -256,8 +243,10 @@ def _llama(
     is_cut: bool = False,
 ) -> Prepared:
     options = asked.options
-    if asked.never_ends:
-        options = replace(options, sampling=_without(options.sampling, service.end_ids))
+    if asked.never_ends:  # what ends an answer is never picked
+        params = options.sampling or SamplingParams()
+        biases = {**dict(params.logit_bias), **dict.fromkeys(service.end_ids, -inf)}
+        options = replace(options, sampling=replace(params, logit_bias=biases))
     made = [
         one
         for ids in several
@@ -265,12 +254,6 @@ def _llama(
     ]
     shape = LlamaShape(service.setup.names[0], asked, service.told_tokens, made, is_cut)
     return Prepared(made, shape, asked.streams, names_events=True)
-
-
-def _without(sampling: SamplingParams | None, tokens: Sequence[int]) -> SamplingParams:
-    """The same, but these tokens are never picked."""
-    params = sampling or SamplingParams()
-    return replace(params, logit_bias={**dict(params.logit_bias), **dict.fromkeys(tokens, -inf)})
 
 
 # -- `/tokenize` and `/detokenize`, as llama.cpp's server has them -----------------------------

@@ -8,7 +8,6 @@ from itertools import chain
 from typing import Any
 
 from edgespec.decode.generation import Chunk, Result
-from edgespec.decode.options import GenerationOptions
 from edgespec.models.images import KINDS as IMAGES
 from edgespec.models.images import Image
 from edgespec.serve.chat import (
@@ -31,8 +30,7 @@ from edgespec.serve.parsing import (
     shown,
     take_max_tokens,
     take_model,
-    take_sampling,
-    take_stops,
+    take_options,
     takes_prewarm,
 )
 from edgespec.serve.service import Prepared, Service, Task
@@ -59,15 +57,8 @@ def read_messages(fields: Fields, setup: ServedModel, *, counts: bool = False) -
     budget, variables = _thinking(fields, setup)
     most = take_max_tokens(fields, None, setup.context_size, "max_tokens")
     prewarms = takes_prewarm(fields)
-    options = GenerationOptions(
-        max_tokens=max(1, most),
-        ahead=prewarms,
-        sampling=take_sampling(fields, setup.defaults.sampling, setup.limits),
-        stop=take_stops(fields, setup.limits, "stop_sequences"),
-        raw=True,
-        reuse=True,
-        **format_within(fields, "output_config", setup.limits),
-    )
+    form = format_within(fields, "output_config", setup.limits)
+    options = take_options(fields, setup, most, stop="stop_sequences", ahead=prewarms, **form)
     tools = _tools(fields, setup.limits)
     output = Output(streams=fields.flag("stream"))
     fields.ignore("metadata", "service_tier", "context_management", "betas")

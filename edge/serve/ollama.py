@@ -16,7 +16,6 @@ from time import monotonic, perf_counter, time
 from typing import Any
 
 from edgespec.decode.generation import Chunk
-from edgespec.decode.options import GenerationOptions
 from edgespec.errors import EdgespecError
 from edgespec.models.spec import ModelSpec
 from edgespec.serve.chat import (
@@ -36,8 +35,7 @@ from edgespec.serve.parsing import (
     json_bytes,
     schema_text,
     take_model,
-    take_sampling,
-    take_stops,
+    take_options,
 )
 from edgespec.serve.pool import EMBED, Member, Pool
 from edgespec.serve.service import Prepared, Service, Shared, Task
@@ -104,15 +102,9 @@ def _asked(fields: Fields, setup: ServedModel, messages: Sequence[dict[str, Any]
     schema = {"type": "object"} if form == "json" else form
     usual = setup.defaults.max_tokens
     most = inner.whole("num_predict", -1 if usual is None else usual, -2, 1 << 31)
-    options = GenerationOptions(
-        max_tokens=setup.context_size if most < 0 else max(1, most),
-        sampling=take_sampling(inner, setup.defaults.sampling, limits),
-        stop=take_stops(inner, limits),
-        raw=True,
-        reuse=True,
-        logprobs=take_logprobs(fields, limits),
-        json_schema=schema_text(schema, "format", limits) if schema != "" else None,
-    )
+    most = setup.context_size if most < 0 else most
+    told = {"json_schema": schema_text(schema, "format", limits)} if schema != "" else {}
+    options = take_options(inner, setup, most, logprobs=take_logprobs(fields, limits), **told)
     tools = take_tools(fields, limits)
     budget, variables = take_thinking(fields, setup)
     output = Output(streams=fields.flag("stream", True))

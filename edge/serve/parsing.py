@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, NoReturn, TypedDict
 
+from edgespec.decode.options import GenerationOptions
 from edgespec.errors import (
     BackendError,
     ContextFullError,
@@ -510,11 +511,6 @@ def seed_of_choice(params: SamplingParams, index: int) -> SamplingParams:
     )
 
 
-def take_stops(fields: Fields, limits: Limits, field: str = "stop") -> tuple[str, ...]:
-    """Texts that end an answer: one, or a list."""
-    return _texts(fields, field, limits)
-
-
 def _samplers(fields: Fields, limits: Limits) -> tuple[str, ...]:
     """Names of samplers, in order."""
     known = (name.replace("-", "_") for name in _texts(fields, "samplers", limits))
@@ -531,6 +527,21 @@ def _texts(fields: Fields, field: str, limits: Limits) -> tuple[str, ...]:
     if any(len(text) > limits.stop_chars for text in texts):
         fields.refuse(field, f"has a text of more than {limits.stop_chars} characters")
     return tuple(text for text in texts if text)
+
+
+def take_options(
+    fields: Fields, setup: ServedModel, most: int, *, stop: str | None = "stop", **more: Any
+) -> GenerationOptions:
+    """How an answer of at most so many tokens is written, and what else a request said of it.
+
+    0 tokens read the prompt alone; an engine writes one, which nobody is told. Raises ApiError.
+    """
+    return GenerationOptions(
+        max_tokens=max(1, most),
+        sampling=take_sampling(fields, setup.defaults.sampling, setup.limits),
+        stop=() if stop is None else _texts(fields, stop, setup.limits),
+        **{"raw": True, "reuse": True, **more},
+    )
 
 
 def take_max_tokens(fields: Fields, default: int | None, context: int, *names: str) -> int:

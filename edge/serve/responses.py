@@ -10,7 +10,6 @@ from itertools import accumulate
 from typing import Any
 
 from edgespec.decode.generation import Chunk
-from edgespec.decode.options import GenerationOptions
 from edgespec.models.images import KINDS as IMAGES
 from edgespec.serve.chat import (
     ChatAsked,
@@ -33,7 +32,7 @@ from edgespec.serve.parsing import (
     shown,
     take_max_tokens,
     take_model,
-    take_sampling,
+    take_options,
     takes_prewarm,
 )
 from edgespec.serve.service import Prepared, Service, Task
@@ -93,20 +92,17 @@ def read_response(fields: Fields, setup: ServedModel) -> Asked:
     repeated = {name: fields.peek(name) for name in _REPEATED}
     fields.refuse_set(_NOT_THERE)
     messages = _messages(fields, setup.limits)
-    summarises = _wants_summary(fields.peek("reasoning"))
+    reasoning = fields.peek("reasoning")
+    asked_for = reasoning if isinstance(reasoning, dict) else {}
+    kinds = [asked_for.get(name) for name in ("summary", "generate_summary")]
+    summarises = any(kind not in (None, "none") for kind in kinds)
     budget, variables = take_thinking(fields, setup)
     limit, size = setup.defaults.max_tokens, setup.context_size
     most = take_max_tokens(fields, limit, size, "max_output_tokens")
     prewarms = takes_prewarm(fields)
-    options = GenerationOptions(
-        max_tokens=max(1, most),
-        ahead=prewarms,
-        sampling=take_sampling(fields, setup.defaults.sampling, setup.limits),
-        raw=True,
-        reuse=True,
-        logprobs=_logprobs(fields, setup.limits),
-        **format_within(fields, "text", setup.limits),
-    )
+    told = {"logprobs": _logprobs(fields, setup.limits), "ahead": prewarms}
+    told |= format_within(fields, "text", setup.limits)
+    options = take_options(fields, setup, most, stop=None, **told)
     tools = take_tools(fields, setup.limits)
     output = Output(streams=fields.flag("stream"))
     fields.ignore(*_NO_EFFECT)
@@ -129,13 +125,6 @@ def prepare_response(service: Service, wanted: Asked, task: Task) -> Prepared:
 def count_response(service: Service, wanted: Asked) -> dict[str, Any]:
     """How many tokens the prompt of a response has. Raises as `prepare_response`."""
     return {"object": "response.input_tokens", **count_chat(service, wanted[0])}
-
-
-def _wants_summary(reasoning: Any) -> bool:
-    names = ("summary", "generate_summary")
-    return isinstance(reasoning, dict) and any(
-        reasoning.get(name) not in (None, "none") for name in names
-    )
 
 
 def _messages(fields: Fields, limits: Limits) -> list[dict[str, Any]]:
