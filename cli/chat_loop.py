@@ -479,10 +479,6 @@ def _undo(chat: Chat, _argument: str) -> None:
     note(f"took back: {text if len(text) <= 60 else text[:59] + '…'}")
 
 
-def _retry(chat: Chat, _argument: str) -> None:
-    chat.say(None)
-
-
 def _edit(chat: Chat, argument: str) -> None:
     if argument:
         chat.say(argument, instead=True)
@@ -539,7 +535,7 @@ COMMANDS: dict[str, tuple[Callable[[Chat, str], None], str]] = {
     "/memory": (_memory, "memory by component, predicted and measured"),
     "/plan": (_plan, "every choice and its reason"),
     "/undo": (_undo, "take the last message and its answer back"),
-    "/retry": (_retry, "answer the last message again"),
+    "/retry": (lambda chat, _: chat.say(None), "answer the last message again"),
     "/edit": (_edit, "change the last message and answer it again"),
     "/image": (_image, "show a file to the model with the next message"),
     "/audio": (_image, "the same of a sound"),

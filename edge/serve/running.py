@@ -96,8 +96,9 @@ class Running(uvicorn.Server):
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        handled = [one for one in (signal.SIGINT, signal.SIGTERM) if _is_heard(one)]
-        before = {one: signal.signal(one, self.handle_exit) for one in handled}
+        both = (signal.SIGINT, signal.SIGTERM)
+        heard = [one for one in both if signal.getsignal(one) != signal.SIG_IGN]
+        before = {one: signal.signal(one, self.handle_exit) for one in heard}
         try:
             yield
         finally:
@@ -144,10 +145,6 @@ def end_within(seconds: float) -> threading.Timer:
 def _nowhere() -> int:
     """Where the watchdog writes what the threads were doing."""
     return os.open(os.devnull, os.O_WRONLY)
-
-
-def _is_heard(one: signal.Signals) -> bool:
-    return signal.getsignal(one) != signal.SIG_IGN
 
 
 _FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)

@@ -99,7 +99,8 @@ def list_repository(name: str) -> Repository:
         commit = _formed(name, "commit", info.get("sha"), _COMMIT)
         tree = _pages(name, f"/api/models/{name}/tree/{commit}?recursive=true")
         listed = (one for page in tree for one in (page if isinstance(page, list) else [page]))
-        kept = islice(filter(_is_model_file, listed), _MOST_FILES)
+        there = (o for o in listed if isinstance(o, dict) and o.get("type") != "directory")
+        kept = islice((o for o in there if str(o.get("path")).endswith(".gguf")), _MOST_FILES)
         files = [_remote_file(name, one) for one in kept]
     written = str(info.get("id"))  # of a repository that was renamed it is another name
     name = written if written.lower() == name.lower() else name
@@ -152,14 +153,6 @@ class _RefusedError(Exception):
     def __init__(self, response: Any) -> None:
         super().__init__(f"status {response.status_code}")
         self.response = response
-
-
-def _is_model_file(one: Any) -> bool:
-    return (
-        isinstance(one, dict)
-        and one.get("type") != "directory"
-        and str(one.get("path")).endswith(".gguf")
-    )
 
 
 def _remote_file(name: str, one: dict[str, Any]) -> RemoteFile:

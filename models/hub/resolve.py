@@ -86,10 +86,11 @@ def _everything() -> Iterator[Local]:
     yield from _embedded()
     yield from _of_hub()
     yield from _of_ollama()
+    own = os.environ.get(FOLDERS, "").split(os.pathsep)
     for source, folder in (
         ("llama.cpp", llama_cpp_cache()),
         *(("LM Studio", folder) for folder in _lm_studio_folders()),
-        *((FOLDERS, Path(os.path.expanduser(folder))) for folder in _own_folders()),
+        *((FOLDERS, Path(os.path.expanduser(folder))) for folder in own if folder),
     ):
         for path in gguf_files(folder):
             yield Local(_short(path), path, source)
@@ -269,10 +270,6 @@ def _lm_studio_folders() -> list[Path]:
         Path(os.path.expanduser("~/.cache/lm-studio")),
     ]
     return [home / "models" for home in homes]
-
-
-def _own_folders() -> list[str]:
-    return [folder for folder in os.environ.get(FOLDERS, "").split(os.pathsep) if folder]
 
 
 # Brings the file of a repository that a tag means; `edgespec.models.hub.fetching` has one.
