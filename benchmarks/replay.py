@@ -38,7 +38,6 @@ from edgespec.backends.base import Backend
 from edgespec.backends.llama.backend import LlamaBackend
 from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
-from edgespec.drafting.calibration import Calibration, Counts
 from edgespec.drafting.constants import REQUIRED_GAIN
 from edgespec.drafting.drafters import combined as combined_module
 from edgespec.drafting.drafters import make_drafter, suffix
@@ -47,6 +46,8 @@ from edgespec.drafting.drafters.proposal_builder import top_tokens_of
 from edgespec.drafting.drafters.suffix import VERSION, SuffixDrafter, cautious
 from edgespec.drafting.proposal import (
     EMPTY,
+    Calibration,
+    Counts,
     StepContext,
     TopTokens,
     VerifyResult,

@@ -35,7 +35,7 @@ SPREAD = 5.3  # logits below the best one: a two-hundredth of its probability
 WINDOW_FIRST, WINDOW_LAST = 4, 512  # cells it sees
 WINDOW_GAINS = (0.85, 0.71, 0.58, 0.48)  # tokens that a first draft brings, a second, ... (LOG.md)
 
-# -- acceptance by counting (calibration.py) -----------------------------------------------------
+# -- acceptance by counting (proposal.py) --------------------------------------------------------
 CELL_STRENGTH = 6.0  # tries that the group of a cell counts for in it
 RECENT_STRENGTH = 40.0  # tries that a cell counts for beside those of lately
 RECENT_DECAY = 0.9  # of lately, from try to try: half of them are the last seven

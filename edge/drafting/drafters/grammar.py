@@ -11,9 +11,9 @@ from itertools import accumulate
 from operator import mul
 
 from edgespec.backends.base import Grammar
-from edgespec.drafting.calibration import Calibration
 from edgespec.drafting.proposal import (
     EMPTY,
+    Calibration,
     CountingDrafter,
     Drafter,
     Proposal,

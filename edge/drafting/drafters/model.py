@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from edgespec.backends.base import Backend, Logits
 from edgespec.backends.tree import DraftTree
 from edgespec.drafting import constants
-from edgespec.drafting.calibration import Calibration
 from edgespec.drafting.constants import LONGEST
 from edgespec.drafting.drafters.proposal_builder import (
     ProposalBuilder,
@@ -30,6 +29,7 @@ from edgespec.drafting.drafters.proposal_builder import (
 )
 from edgespec.drafting.proposal import (
     EMPTY,
+    Calibration,
     CountingDrafter,
     DraftEstimate,
     Proposal,

@@ -17,7 +17,6 @@ from itertools import pairwise
 import numpy as np
 
 from edgespec.backends.base import Logits
-from edgespec.drafting.calibration import Calibration
 from edgespec.drafting.constants import (
     BELIEF,
     BELIEF_POWER,
@@ -28,8 +27,8 @@ from edgespec.drafting.constants import (
     SPREAD,
     WIDTH,
 )
-from edgespec.drafting.proposal import Proposal, StepContext, TopTokens
-from edgespec.sampling.distributions import DraftDistribution, without
+from edgespec.drafting.proposal import Calibration, Proposal, StepContext, TopTokens
+from edgespec.sampling.best_tokens import DraftDistribution, without
 from edgespec.sampling.sampling import Sampler
 
 _NUM_RANKS = 3  # nodes beside each other

@@ -18,10 +18,10 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
 
-from edgespec.drafting.calibration import Calibration
 from edgespec.drafting.constants import RECYCLED_BORDERS, RECYCLED_GUESSES, RIVAL_BORDERS, WIDTH
 from edgespec.drafting.proposal import (
     EMPTY,
+    Calibration,
     CountingDrafter,
     Proposal,
     StepContext,

@@ -34,7 +34,6 @@ from operator import itemgetter
 from typing import Any
 
 from edgespec.drafting import constants
-from edgespec.drafting.calibration import Calibration, Counts, pairs_of
 from edgespec.drafting.constants import (
     AGREEING_BORDERS,
     LENGTH_BORDERS,
@@ -43,7 +42,16 @@ from edgespec.drafting.constants import (
     OLD_TEXT_WEIGHT,
     VOTE_BORDERS,
 )
-from edgespec.drafting.proposal import EMPTY, CountingDrafter, Proposal, StepContext, VerifyResult
+from edgespec.drafting.proposal import (
+    EMPTY,
+    Calibration,
+    CountingDrafter,
+    Counts,
+    Proposal,
+    StepContext,
+    VerifyResult,
+    pairs_of,
+)
 from edgespec.memory.store.texts import KeptText
 from edgespec.prefix import common_prefix_length
 
