@@ -105,9 +105,14 @@ def read_chat(fields: Fields, setup: ServedModel) -> ChatAsked:
     names = "max_completion_tokens", "max_tokens"
     most = take_max_tokens(fields, setup.defaults.max_tokens, setup.context_size, *names)
     prewarms = takes_prewarm(fields)
-    told = {"logprobs": take_logprobs(fields, setup.limits), "lora": take_lora(fields)}
-    told |= {"prediction": take_prediction(fields), **take_format(fields, setup.limits)}
-    options = take_options(fields, setup, most, ahead=prewarms, **told)
+    options = take_options(
+        *(fields, setup, most),
+        ahead=prewarms,
+        logprobs=take_logprobs(fields, setup.limits),
+        prediction=take_prediction(fields),
+        lora=take_lora(fields),
+        **take_format(fields, setup.limits),
+    )
     tools = take_tools(fields, setup.limits)
     budget, variables = take_thinking(fields, setup)
     fields.only("modalities", ["text"], [])

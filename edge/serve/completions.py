@@ -73,9 +73,13 @@ def read_completion(fields: Fields, setup: ServedModel) -> CompletionAsked:
     logprobs = None  # no best tokens to be told at each place, and no logprobs at all
     if "logprobs" in fields and not fields.only_false("logprobs"):
         logprobs = fields.whole("logprobs", 0, 0, setup.limits.logprobs)
-    told = {"logprobs": logprobs, "lora": take_lora(fields)}
-    told |= {"prediction": take_prediction(fields), **take_format(fields, setup.limits)}
-    options = take_options(fields, setup, most, **told)
+    options = take_options(
+        *(fields, setup, most),
+        logprobs=logprobs,
+        prediction=take_prediction(fields),
+        lora=take_lora(fields),
+        **take_format(fields, setup.limits),
+    )
     echo = fields.flag("echo")
     is_more = output.streams or output.choices > 1 or options.stop or options.answer_format
     if echo and logprobs is not None and is_more:

@@ -84,9 +84,13 @@ def _asked(
     count = fields.whole("n_probs" if "n_probs" in fields else "logprobs", 0, 0, limits.logprobs)
     most = _most_tokens(fields, setup)
     most_ms = fields.whole("t_max_predict_ms", -1, -1, _MOST)
-    told = {"reuse": fields.flag("cache_prompt", True), "logprobs": count or None}
-    told |= {"lora": take_lora(fields), **take_format(fields, limits)}
-    options = take_options(fields, setup, most, **told)
+    options = take_options(
+        *(fields, setup, most),
+        reuse=fields.flag("cache_prompt", True),
+        logprobs=count or None,
+        lora=take_lora(fields),
+        **take_format(fields, limits),
+    )
     asked = LlamaAsked(
         options,
         prompts,

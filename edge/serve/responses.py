@@ -100,9 +100,13 @@ def read_response(fields: Fields, setup: ServedModel) -> Asked:
     limit, size = setup.defaults.max_tokens, setup.context_size
     most = take_max_tokens(fields, limit, size, "max_output_tokens")
     prewarms = takes_prewarm(fields)
-    told = {"logprobs": _logprobs(fields, setup.limits), "ahead": prewarms}
-    told |= format_within(fields, "text", setup.limits)
-    options = take_options(fields, setup, most, stop=None, **told)
+    options = take_options(
+        *(fields, setup, most),
+        stop=None,
+        ahead=prewarms,
+        logprobs=_logprobs(fields, setup.limits),
+        **format_within(fields, "text", setup.limits),
+    )
     tools = take_tools(fields, setup.limits)
     output = Output(streams=fields.flag("stream"))
     fields.ignore(*_NO_EFFECT)
