@@ -15,7 +15,7 @@ import re
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from itertools import groupby, islice
 from typing import TYPE_CHECKING, Any, Protocol
@@ -59,6 +59,8 @@ class Vocabulary(Protocol):
     def encode(self, text: str, *, add_special: bool = True) -> list[int]: ...
 
     def token_bytes(self, token: int) -> bytes: ...
+
+    def all_bytes(self) -> list[bytes]: ...
 
     def is_end(self, token: int) -> bool: ...
 
@@ -197,7 +199,7 @@ def _build(tokenizer: Vocabulary) -> LLTokenizer:
 
     lib = library()
     with tokenizer.vocabulary() as vocab:
-        pieces = list(_pieces(lib, vocab, tokenizer.vocab_size))
+        pieces = _pieces(tokenizer)
         found = (token for token in range(len(pieces)) if lib.llama_vocab_is_eog(vocab, token))
         ends = [token for token in found if tokenizer.is_end(token)]
         function = ctypes.cast(lib._lib.llama_tokenize, ctypes.c_void_p).value
@@ -212,17 +214,18 @@ def _build(tokenizer: Vocabulary) -> LLTokenizer:
         return engine
 
 
-def _pieces(lib: Any, vocab: Any, count: int) -> Iterator[bytes]:
+def _pieces(tokenizer: Vocabulary) -> list[bytes]:
     """The bytes of each token; one that stands for no text begins with 0xFF, its name behind."""
+    pieces, ask = tokenizer.all_bytes(), library().llama_token_to_piece
     buffer = ctypes.create_string_buffer(1 << 12)
-    for token in range(count):
-        length = lib.llama_token_to_piece(vocab, token, buffer, len(buffer), 0, True)
-        if length < 0:
-            buffer = ctypes.create_string_buffer(-length)
-            length = lib.llama_token_to_piece(vocab, token, buffer, len(buffer), 0, True)
-        piece = buffer.raw[:length]
-        is_text = lib.llama_token_to_piece(vocab, token, buffer, len(buffer), 0, False) > 0
-        yield piece if is_text else CONTROL + piece
+    with tokenizer.vocabulary() as vocab:
+        for token in [token for token, piece in enumerate(pieces) if not piece]:
+            length = ask(vocab, token, buffer, len(buffer), 0, True)
+            if length < 0:
+                buffer = ctypes.create_string_buffer(-length)
+                length = ask(vocab, token, buffer, len(buffer), 0, True)
+            pieces[token] = CONTROL + buffer.raw[:length]
+    return pieces
 
 
 # -- what llguidance is given ------------------------------------------------------------------
@@ -296,9 +299,7 @@ def _key_of(tokenizer: Vocabulary, wanted: AnswerFormat) -> tuple[str, str, str]
 def _all_pieces(tokenizer: Vocabulary) -> str:
     """The bytes of all tokens, as JSON; kept, as a guest that was ended needs them anew."""
     if tokenizer not in _PIECES:
-        with tokenizer.vocabulary() as vocab:
-            pieces = _pieces(library(), vocab, tokenizer.vocab_size)
-            _PIECES[tokenizer] = json.dumps([one.decode("latin-1") for one in pieces])
+        _PIECES[tokenizer] = json.dumps([one.decode("latin-1") for one in _pieces(tokenizer)])
     return _PIECES[tokenizer]
 
 

@@ -21,6 +21,7 @@ import threading
 import time
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -145,14 +146,16 @@ class PrefixStore:
         return None if found is None else (found[0].text[: found[1]], best)
 
     def is_whole(self, piece: Piece) -> bool:
-        """Whether a piece and those before it are undamaged; a damaged one is removed."""
-        for one in piece.chain:
-            try:
-                read_session(one.path)
-            except SessionFileError:
+        """Whether a piece and those before it are undamaged; a damaged one is removed.
+
+        All at once: checksums of 8,000 tokens of a 1.5B take 0.36 s one after the other.
+        """
+        with ThreadPoolExecutor() as pool:
+            are_whole = list(pool.map(_has_its_checksum, piece.chain))
+        for one, is_whole in zip(piece.chain, are_whole, strict=True):
+            if not is_whole:
                 self.remove(one)
-                return False
-        return True
+        return all(are_whole)
 
     def touch(self, piece: Piece) -> None:
         """It is used now, and so are those before it: what goes first is the last of them."""
@@ -342,6 +345,14 @@ def _files(root: Path) -> Iterator[tuple[int, int, Path]]:
         with suppress(OSError):
             told = path.stat()
             yield told.st_mtime_ns, told.st_size, path
+
+
+def _has_its_checksum(piece: Piece) -> bool:
+    try:
+        read_session(piece.path)
+    except SessionFileError:
+        return False
+    return True
 
 
 def _owner(salt: str) -> str:

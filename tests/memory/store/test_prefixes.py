@@ -13,7 +13,7 @@ import pytest
 from edgespec.errors import SessionFileError
 from edgespec.memory.store import prefixes
 from edgespec.memory.store.cache_file import read_session
-from edgespec.memory.store.prefixes import PrefixStore, ends_of, forget, kept_bytes
+from edgespec.memory.store.prefixes import Piece, PrefixStore, ends_of, forget, kept_bytes
 
 TEXT = list(range(1000, 1100))
 
@@ -111,6 +111,20 @@ def test_a_damaged_file_is_never_read(_folder: Path) -> None:
         assert store_of().find(TEXT[:20], "", 1000) is None
     piece.path.write_bytes(good)
     assert store_of().is_whole(store_of().find(TEXT[:20], "", 1000)[0])  # type: ignore[index]
+
+
+@pytest.mark.parametrize("damaged", [0, 1, 2])
+def test_a_text_with_one_damaged_piece_is_not_whole(_folder: Path, damaged: int) -> None:
+    """And what comes before that piece stays."""
+    store, pieces = store_of(), list[Piece]()
+    for end in (5, 10, 15):
+        parent = pieces[-1] if pieces else None
+        pieces.append(store.add(parent, end - 5, TEXT[end - 5 : end], "", cells(40)))
+    content = bytearray(pieces[damaged].path.read_bytes())
+    content[7] ^= 1
+    pieces[damaged].path.write_bytes(content)
+    assert not store.is_whole(pieces[2])
+    assert [one.path.exists() for one in pieces] == [number < damaged for number in range(3)]
 
 
 def test_files_are_of_their_owner_alone_and_are_deleted(_folder: Path) -> None:
