@@ -10,8 +10,8 @@ import typer
 
 from edgespec.cli import options
 from edgespec.cli.answer_writer import color_option
-from edgespec.cli.chat_input import AUTO, OFF, ON, ReadAhead
 from edgespec.cli.options import PROMPT, TOOLS, FormatOptions, SamplingOptions
+from edgespec.cli.read_ahead import AUTO, OFF, ON, ReadAhead
 from edgespec.cli.render import error
 from edgespec.errors import EdgespecError
 from edgespec.option_fields import option

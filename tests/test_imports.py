@@ -211,8 +211,8 @@ def test_imports_point_one_way() -> None:
 
 def test_imports_for_types_are_what_is_left_out() -> None:
     tree = MODULES["edgespec.backends.tree"]
-    assert "edgespec.sampling.best_tokens" in {target for _, target in imports_of(tree)}
-    assert "edgespec.sampling.best_tokens" not in {
+    assert "edgespec.sampling.distributions" in {target for _, target in imports_of(tree)}
+    assert "edgespec.sampling.distributions" not in {
         target for _, target in imports_of(tree, types=False)
     }
 

@@ -55,7 +55,7 @@ from edgespec.drafting.drafters.combined import CombinedDrafter
 from edgespec.drafting.drafters.recycling import RecyclingDrafter
 from edgespec.drafting.drafters.suffix import SuffixDrafter
 from edgespec.drafting.proposal import Drafter
-from edgespec.sampling.best_tokens import DraftDistribution, TargetDistribution, without
+from edgespec.sampling.distributions import DraftDistribution, TargetDistribution, without
 from edgespec.sampling.params import SamplingParams
 from edgespec.sampling.sampling import Sampler
 

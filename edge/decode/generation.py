@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
 from edgespec.backends.tree import DraftTree
 from edgespec.errors import UnsupportedError
 from edgespec.models.chat import ChatMessage
-from edgespec.sampling.best_tokens import TokenLogprob
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # commands ask for the names alone
     from edgespec.backends.base import Logits
+    from edgespec.sampling.logprobs import TokenLogprob
 
 
 @dataclass(slots=True)

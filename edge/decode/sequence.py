@@ -47,8 +47,8 @@ from edgespec.memory.store.prefixes import Piece
 from edgespec.memory.times.curve import CostCurve
 from edgespec.memory.times.speed import NO_DIFFERENCE
 from edgespec.prefix import common_prefix_length
-from edgespec.sampling.best_tokens import TokenLogprob, logprob_of
 from edgespec.sampling.constrained import ConstrainedSampler, LimitedThought
+from edgespec.sampling.logprobs import TokenLogprob, logprob_of
 from edgespec.sampling.sampling import Sampler
 
 Chunks = Generator[Chunk, None, None]

@@ -55,7 +55,7 @@ from numpy.typing import NDArray
 
 from edgespec.backends.base import Logits
 from edgespec.backends.tree import DraftTree
-from edgespec.sampling.best_tokens import DraftDistribution, TargetDistribution
+from edgespec.sampling.distributions import DraftDistribution, TargetDistribution
 from edgespec.sampling.sampling import Sampler
 
 

@@ -25,7 +25,7 @@ from edgespec.memory.store.texts import KeptText
 from edgespec.memory.times.curve import CostCurve
 
 if TYPE_CHECKING:
-    from edgespec.sampling.best_tokens import DraftDistribution
+    from edgespec.sampling.distributions import DraftDistribution
     from edgespec.sampling.sampling import Sampler
 
 

@@ -13,8 +13,9 @@ import pytest
 import typer
 
 from edgespec.cli import chat_input
-from edgespec.cli.chat_input import OFF, ReadAhead, interface_bytes, read_messages
+from edgespec.cli.chat_input import interface_bytes, read_messages
 from edgespec.cli.chat_loop import NextLine
+from edgespec.cli.read_ahead import OFF, ReadAhead
 from edgespec.sampling.params import SamplingParams
 
 

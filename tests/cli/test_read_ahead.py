@@ -12,9 +12,9 @@ from serving_cases import TEMPLATE, Speaker
 from waiting import until
 
 from edgespec.backends.base import Logits
-from edgespec.cli import chat_input
-from edgespec.cli.chat_input import AUTO, OFF, ON, ReadAhead
+from edgespec.cli import read_ahead
 from edgespec.cli.chat_loop import Chat, NextLine, Totals
+from edgespec.cli.read_ahead import AUTO, OFF, ON, ReadAhead
 from edgespec.decode.engine import Engine
 from edgespec.decode.session import Session
 
@@ -33,7 +33,7 @@ class Slow(Speaker):
 
 @pytest.fixture
 def chat(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    monkeypatch.setattr(chat_input, "_QUIET_S", 0.01)
+    monkeypatch.setattr(read_ahead, "_QUIET_S", 0.01)
     backend = Slow("Yes.")
     backend.goes_on = threading.Event()
     backend.goes_on.set()

@@ -33,7 +33,7 @@ from drafted_trees import (
 
 from edgespec.backends.tree import DraftTree
 from edgespec.decode.verification import Dice, accept_sampled
-from edgespec.sampling.best_tokens import TargetDistribution, without
+from edgespec.sampling.distributions import TargetDistribution, without
 
 
 @cache

@@ -28,7 +28,7 @@ from edgespec.drafting.constants import (
     WIDTH,
 )
 from edgespec.drafting.proposal import Calibration, Proposal, StepContext, TopTokens
-from edgespec.sampling.best_tokens import DraftDistribution, without
+from edgespec.sampling.distributions import DraftDistribution, without
 from edgespec.sampling.sampling import Sampler
 
 _NUM_RANKS = 3  # nodes beside each other

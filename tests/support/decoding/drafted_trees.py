@@ -16,7 +16,7 @@ from all_dice import Row, outcomes
 
 from edgespec.backends.tree import DraftTree
 from edgespec.decode.verification import Dice, accept, accept_sampled
-from edgespec.sampling.best_tokens import DraftDistribution, TargetDistribution, without
+from edgespec.sampling.distributions import DraftDistribution, TargetDistribution, without
 
 # Distributions [V] by the tokens after the root.
 Model = Callable[[tuple[int, ...]], Row]
