@@ -37,7 +37,7 @@ from streams import ReadLoop, cycles, streams
 
 import edgespec
 from edgespec.backends.llama.backend import LlamaBackend
-from edgespec.backends.llama.context import Batch
+from edgespec.backends.llama.batch import Batch
 from edgespec.backends.llama.kernels import refusal_of_kernels
 from edgespec.backends.ort.backend import OrtBackend
 from edgespec.backends.ort.cache import converted

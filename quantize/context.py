@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.backends.llama.context import Batch, LlamaContext
+from edgespec.backends.llama.batch import Batch
+from edgespec.backends.llama.context import LlamaContext
 from edgespec.backends.llama.library import set_params
 from edgespec.memory.bytes.config import RunConfig, kv_pair, padded
 

@@ -118,7 +118,8 @@ FACE = {"edgespec.__main__": "cli", "edgespec.testing": "setup"}
 NO_LIBRARY = ("switching", "decode", "drafting", "measure", "sampling")
 CONTRACT = {"edgespec.backends.base", "edgespec.backends.tree"}
 LIBRARY = {
-    f"edgespec.backends.llama.{name}" for name in ("library", "ggml_values", "kernels", "context")
+    f"edgespec.backends.llama.{name}"
+    for name in ("library", "ggml_values", "kernels", "context", "batch")
 }
 OF_BACKENDS = {**dict.fromkeys(NO_LIBRARY, CONTRACT), "quantize": LIBRARY}
 

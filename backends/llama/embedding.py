@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.backends.base import Capabilities
-from edgespec.backends.llama.context import Batch, LlamaContext
+from edgespec.backends.llama.batch import Batch
+from edgespec.backends.llama.context import LlamaContext
 from edgespec.backends.llama.library import set_params
 from edgespec.backends.llama.team import end_team
 from edgespec.errors import BackendError

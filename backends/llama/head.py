@@ -20,7 +20,8 @@ import numpy as np
 
 from edgespec.backends.base import Logits
 from edgespec.backends.llama.backend import LlamaBackend
-from edgespec.backends.llama.context import Batch, LlamaContext
+from edgespec.backends.llama.batch import Batch
+from edgespec.backends.llama.context import LlamaContext
 from edgespec.backends.llama.following import DraftHead, HeadContext
 from edgespec.backends.llama.hidden_rows import LayerRows, ModelRows, NextRows, Rows
 from edgespec.backends.llama.recurrent import RecurrentBackend

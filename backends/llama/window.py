@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from edgespec.backends.base import Logits
 from edgespec.backends.llama.backend import LlamaSequence
-from edgespec.backends.llama.context import Batch
+from edgespec.backends.llama.batch import Batch
 
 
 class Window:

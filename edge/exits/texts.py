@@ -23,7 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.backends.base import Tokenizer
-from edgespec.backends.llama.context import Batch, LlamaContext
+from edgespec.backends.llama.batch import Batch
+from edgespec.backends.llama.context import LlamaContext
 from edgespec.backends.llama.hidden_rows import LayerRows, Rows
 from edgespec.backends.llama.tokenizer import open_tokenizer
 from edgespec.errors import DoesNotFitError, ModelFileError, UnsupportedError

@@ -19,7 +19,8 @@ from hybrid_gguf import Shape, write_hybrid
 from random_gguf import Q8_0
 
 import edgespec
-from edgespec.backends.llama.context import Batch, LlamaContext
+from edgespec.backends.llama.batch import Batch
+from edgespec.backends.llama.context import LlamaContext
 from edgespec.backends.llama.head import BackendWithHead, EagleHead
 from edgespec.backends.llama.hidden_rows import LayerRows
 from edgespec.decode.engine import Engine
