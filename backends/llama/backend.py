@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 
 from edgespec.backends.base import Embeddings, ImageRun, Logits, no_room, require_room
-from edgespec.backends.llama.batch import Batch
+from edgespec.backends.llama.batch import Batch, Embed
 from edgespec.backends.llama.branches import Branches
-from edgespec.backends.llama.context import Embed, LlamaContext
+from edgespec.backends.llama.context import LlamaContext
 from edgespec.backends.llama.library import LIBRARY_LOG
 from edgespec.backends.llama.states import States, say_lost
 from edgespec.backends.llama.team import end_team

@@ -18,8 +18,7 @@ from typing import Any
 
 from edgespec.backends.base import Capabilities, Logits
 from edgespec.backends.llama.backend import LlamaBackend
-from edgespec.backends.llama.batch import Batch
-from edgespec.backends.llama.context import Embed
+from edgespec.backends.llama.batch import Batch, Embed
 from edgespec.backends.llama.library import set_params
 from edgespec.backends.llama.states import say_lost
 from edgespec.backends.tree import DraftTree
