@@ -40,7 +40,8 @@ WHEELS := $(or $(EDGESPEC_CACHE),$(HOME)/.cache/edgespec)/llama.cpp/$(shell { ec
 	cat $(BUILD_RULES); $(CXX) --version; echo | $(CXX) -march=native -dM -E -; } 2>&1 | cksum | cut -d' ' -f1)
 INSTALL_LLAMA = { ls -d $(VENV)/lib/python3*/site-packages/$(subst ==,-,$(subst -,_,$(LLAMA))).dist-info || { \
 	{ ls $(WHEELS)/*.whl || $(BIN)/python -m pip wheel --no-cache-dir --no-deps --wheel-dir $(WHEELS) \
-	--no-binary llama-cpp-python $(LLAMA); } && $(BIN)/python -m pip install $(WHEELS)/*.whl; }; }
+	--no-binary llama-cpp-python $(LLAMA); } && \
+	$(BIN)/python -m pip install --no-compile $(WHEELS)/*.whl; }; }
 COMPILER := $(shell for tool in "$${CXX:-c++}" c++ g++ clang++; do command -v $$tool; done | head -1)
 # Wheels of `make dist`, made here or elsewhere: llama.cpp is not compiled then, and without a compiler
 # nothing is. The one for x86-64 needs AVX2.
@@ -93,7 +94,8 @@ define QUIETLY
 		grep -iE '(error|not found)' $(LOG) | tail -1 >&2; exit 1; }
 endef
 
-# Installs with the extras of the argument.
+# Installs with the extras of the argument. Modules are compiled when they are first imported: all of
+# them would take pip 50 s, and most are never used.
 define INSTALL
 $(CHECK_PYTHON)
 @[ -n "$(COMPILER)$(READY)" ] || { printf '%s\n' "$$NO_COMPILER" >&2; exit 1; }
@@ -102,12 +104,12 @@ $(CHECK_PYTHON)
 @rm -f $(VENV)/*installed-*
 @echo "setting up $(VENV)$(if $(READY), with the wheels in dist,: the first time takes minutes, as llama.cpp is compiled)" >&2
 $(call QUIETLY,$(BIN)/python -m pip install --upgrade pip && $(if $(READY),,$(INSTALL_LLAMA) &&) \
-	$(BIN)/python -m pip install $(READY) \
+	$(BIN)/python -m pip install --no-compile $(READY) \
 	$(if $(COMPILER),-e '.[$(1)]' --config-settings editable_mode=strict,'edgespec[$(1)]'),the installation)
 @touch $@
 endef
 
-.PHONY: run test test-long install dist size clean
+.PHONY: run test test-long types tests-of-ci install dist size clean
 
 run: $(if $(wildcard $(STAMP)),,$(RUN_STAMP))
 ifdef PROMPT
@@ -118,14 +120,20 @@ else
 endif
 
 # Modules are compiled once, whatever the environment says: tests start hundreds of processes.
-test test-long: export PYTHONDONTWRITEBYTECODE :=
+test test-long tests-of-ci: export PYTHONDONTWRITEBYTECODE :=
 PYTEST = $(BIN)/pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 test: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	@$(MAKE) --no-print-directory -j 2 types tests-of-ci
+
+# Types are checked by one thread, so tests run beside.
+types:
 	$(BIN)/mypy -p edgespec
 	$(BIN)/mypy tests benchmarks docs
+
+tests-of-ci:
 	$(PYTEST)
 
 # Tests of training and of export, which skip in `make test`.

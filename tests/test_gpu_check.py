@@ -22,7 +22,7 @@ def check(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_every_check_passes_on_another_device(tmp_path: Path) -> None:
     """Random weights: the embedded model takes minutes."""
     if not accelerators() and not has_rpc():

@@ -113,7 +113,7 @@ def test_ready_wheels_are_taken_and_without_a_compiler_edgespecs_own(
         return
     installed = (tmp_path / "said").read_text().splitlines()[-1]
     assert "with the wheels in dist" in done.stderr
-    assert installed.startswith("-m pip install --find-links dist ")
+    assert installed.startswith("-m pip install --no-compile --find-links dist ")
     assert ("edgespec[demo,hub,serve]" in installed) == (not compiler)
     assert ("-e .[demo,hub,serve]" in installed) == bool(compiler)
 

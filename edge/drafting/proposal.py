@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from edgespec.backends.tree import DraftTree, is_chain
@@ -220,6 +221,7 @@ class StepContext:
     previous: int = 0  # nodes of the target's step before, whose graph can be reused
     extra: int = 0  # tokens that the target will be fed besides the nodes
     others: int = 0  # of these, the roots of other texts, each of which brings a token
+    rest: float = inf  # tokens that the text may still get
     branches: bool = True
     sampler: Sampler | None = None
 

@@ -215,9 +215,12 @@ class CostCurve:
         slope_ms = self.depth_ms * self.texts + self.depth_node_ms * num_nodes
         return base_ms + slope_ms * depth + changed
 
-    def read_ms(self, num_tokens: int, depth: int) -> float:
-        """To read tokens in chunks as large as were measured, all of one size but the last."""
-        size = min(max(1, num_tokens), self.max_nodes)
+    def read_ms(self, num_tokens: int, depth: int, chunk: int = 0) -> float:
+        """To read tokens in chunks as large as were measured, all of one size but the last.
+
+        Or of `chunk` tokens, where these are more.
+        """
+        size = min(max(1, num_tokens), max(chunk, self.max_nodes))
         full, rest = divmod(num_tokens, size)
         rest_ms = self.estimated_ms(rest, depth) if rest else 0.0
         return full * self.estimated_ms(size, depth) + rest_ms

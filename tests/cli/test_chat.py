@@ -248,7 +248,9 @@ def test_what_is_typed_is_read_before_it_is_sent(person: Person) -> None:
 
 
 @pytest.mark.slow
-def test_a_chat_keeps_what_it_read_for_the_next_one(measured: str, tmp_path: Path) -> None:
+def test_a_chat_keeps_what_it_read_for_the_next_one(
+    measured: str, tiny: str, tmp_path: Path
+) -> None:
     """By itself where the disk has room, and not with `--disk-cache 0`."""
     ignored = shutil.ignore_patterns("prefixes", "lock*")
     cache = shutil.copytree(measured, tmp_path / "cache", ignore=ignored)
@@ -256,7 +258,7 @@ def test_a_chat_keeps_what_it_read_for_the_next_one(measured: str, tmp_path: Pat
     by_itself = shutil.disk_usage(cache).free > 16 << 30
     for arguments, is_kept in ((("--disk-cache", "0"), False), ((), by_itself)):
         done = subprocess.run(
-            [sys.executable, *COMMAND, "-n", "4", "--system", "Be of use. " * 60, *arguments],
+            [sys.executable, *COMMAND, tiny, "-n", "4", "--system", "Be of use. " * 60, *arguments],
             input=b"Say hello.\n",
             capture_output=True,
             env=environment,
@@ -277,7 +279,7 @@ def test_a_dumb_terminal_gets_no_escapes(measured: str) -> None:
     assert "\x1b" not in person.shown
 
 
-@pytest.mark.parametrize("no_color", ["", "1"])
+@pytest.mark.parametrize("no_color", [pytest.param("", marks=pytest.mark.long), "1"])
 def test_drafted_text_is_tinted_and_narrow_terminals_are_enough(
     measured: str, no_color: str
 ) -> None:

@@ -19,19 +19,18 @@ SHORT = ("--max-tokens", "12", "--ctx", "256", "--threads", "1", "--json")
 pytestmark = pytest.mark.model
 
 
-def report_of(cache: Path, *arguments: str) -> dict[str, Any]:
-    done = run("run", str(embedded_model()), QUESTION, *SHORT, *arguments, cache=str(cache))
+def report_of(cache: Path, *arguments: str, model: str = "") -> dict[str, Any]:
+    file = model or str(embedded_model())
+    done = run("run", file, QUESTION, *SHORT, *arguments, cache=str(cache))
     assert (done.status, done.err) == (0, "")
     return done.document
 
 
-@pytest.mark.usefixtures("exact_engine")  # which has measured what exact settings are
-def test_a_draft_model_is_planned_priced_and_lossless(measured_cache: Path) -> None:
+def test_a_draft_model_is_planned_priced_and_lossless(measured_cache: Path, tiny: str) -> None:
     """The model drafts for itself: it cannot be wrong, and can hardly pay."""
-    itself = str(embedded_model())
     exact = ("--exact", "--draft-max", "7")
-    report = report_of(measured_cache, "--draft-model", itself, *exact)
-    plain = report_of(measured_cache, "--drafter", "none", *exact)
+    report = report_of(measured_cache, "--draft-model", tiny, *exact, model=tiny)
+    plain = report_of(measured_cache, "--drafter", "none", *exact, model=tiny)
     assert report["token_ids"] == plain["token_ids"]
     assert report["plan"]["drafter"]["value"] == "suffix,model"
     memory = report["memory"]

@@ -310,14 +310,19 @@ def test_an_output_that_is_full_is_a_sentence(arguments: tuple[str, ...]) -> Non
     ("line", "status", "out", "told"),
     [
         ("run <&-", 2, "", "the prompt is empty"),
-        ("run >&-", 2, "", "the prompt is empty"),
         ("run -p Hi -n 2 --color drafted >&-", 1, "", "error: stdout is closed"),
-        ("run -p Hi -n 2 --json >&-", 1, "", "error: stdout is closed"),
-        ("plan >&-", 1, "", "error: stdout is closed"),
-        ("run -p Hi -n 2 2>&-", 0, r"\S.*\n", ""),
-        ("run -p Hi -n 2 <&- >&- 2>&-", 1, "", ""),
-        ("plan nothing.gguf 2>&-", 1, "", ""),
         ("chat --temp 0 2>&-", 0, r"\S.*\n", ""),
+        *(
+            pytest.param(*case, marks=pytest.mark.long)
+            for case in (
+                ("run >&-", 2, "", "the prompt is empty"),
+                ("run -p Hi -n 2 --json >&-", 1, "", "error: stdout is closed"),
+                ("plan >&-", 1, "", "error: stdout is closed"),
+                ("run -p Hi -n 2 2>&-", 0, r"\S.*\n", ""),
+                ("run -p Hi -n 2 <&- >&- 2>&-", 1, "", ""),
+                ("plan nothing.gguf 2>&-", 1, "", ""),
+            )
+        ),
     ],
 )
 def test_streams_that_are_closed_from_the_start_are_no_traceback(

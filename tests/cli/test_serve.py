@@ -129,10 +129,10 @@ def test_a_blank_key_opens_no_server(
 @pytest.mark.slow
 @pytest.mark.model
 def test_a_server_logs_and_a_second_one_is_told_at_once(
-    measured: str, monkeypatch: pytest.MonkeyPatch
+    measured: str, tiny: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EDGESPEC_CACHE", measured)
-    asked = [sys.executable, "-m", "edgespec.cli.main", "serve", "--ctx", "256", "--port"]
+    asked = [sys.executable, "-m", "edgespec.cli.main", "serve", tiny, "--ctx", "256", "--port"]
     first = subprocess.Popen(
         [*asked, "0", "-v", "--api-key", "right", "--allowed-host", "proxy.example"],
         stderr=subprocess.PIPE,

@@ -229,6 +229,13 @@ def test_the_drafter_is_told_how_likely_a_node_must_be_to_pay() -> None:
     assert drafter.min_probability == pytest.approx(0.1)
 
 
+def test_the_drafter_is_told_how_much_may_still_be_written() -> None:
+    engine = engine_of(echo_model, 2)
+    assert isinstance(engine.drafter, Prophet)
+    engine.generate("xabc", max_tokens=9)
+    assert engine.drafter.rests == [8, 5, 2], "a token of the prompt's row, then three a round"
+
+
 def test_without_rollback_there_is_no_drafter() -> None:
     backend = FakeBackend(echo_model, VOCAB, rollback=False)
     engine = Engine(backend, curve=flat(), drafter=SuffixDrafter())

@@ -213,7 +213,7 @@ def test_a_head_that_is_always_wrong_costs_next_to_nothing(
     assert sum(useless[ANSWERS:]) <= MOST_LOST_LATER * sum(plain[ANSWERS:])
 
 
-@pytest.mark.parametrize("agreement", BROUGHT)
+@pytest.mark.parametrize("agreement", [pytest.param(0.5, marks=pytest.mark.long), 0.7])
 def test_a_head_that_is_often_right_brings_as_much_as_before(
     clock: Clock, agreement: float
 ) -> None:

@@ -55,7 +55,7 @@ def asked(question: str, *several: Image) -> list[ChatMessage]:
     return [{"role": "user", "content": [*parts, {"type": "text", "text": question}]}]
 
 
-@pytest.mark.parametrize("count", [1, 2, pytest.param(5, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [2, *(pytest.param(n, marks=pytest.mark.long) for n in (1, 5))])
 @pytest.mark.parametrize("place", PLACES)
 def test_tokens_are_those_of_plain_libmtmd(engine: Engine, count: int, place: str) -> None:
     """With drafts, and without them; from the second time on there is a text to draft from."""

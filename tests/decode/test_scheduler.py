@@ -92,7 +92,7 @@ def alone(prompt: list[int], options: GenerationOptions) -> Result:
 
 @pytest.mark.parametrize("drafter", [None, SuffixDrafter, RecyclingDrafter])
 @pytest.mark.parametrize("feeds_again", [False, True])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.long) for n in (1, 2))])
 def test_each_answer_is_the_one_given_alone(
     seed: int, feeds_again: bool, drafter: type[Drafter] | None
 ) -> None:

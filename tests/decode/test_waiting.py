@@ -110,7 +110,7 @@ def test_where_most_wait_for_their_first_token_prompts_have_more_of_the_time(
     assert found[scheduler._FURTHER][1] < found[0.0][1], found
 
 
-@pytest.mark.parametrize("writing", [1, 3, 7])
+@pytest.mark.parametrize("writing", [1, *(pytest.param(n, marks=pytest.mark.long) for n in (3, 7))])
 def test_a_long_prompt_makes_steps_at_most_twice_as_long(clock: Clock, writing: int) -> None:
     """Where what steps take is a line, and known: the first pieces have learned it."""
     with engine_of(8, clock) as engine:
@@ -124,8 +124,13 @@ def test_a_long_prompt_makes_steps_at_most_twice_as_long(clock: Clock, writing: 
     assert mean(waits) > 1.75 * alone_ms, "the prompt had its share"
 
 
-@pytest.mark.parametrize("prefix", [0, 2500])
-@pytest.mark.parametrize("writing", [1, 7])
+@pytest.mark.parametrize(
+    ("writing", "prefix"),
+    [
+        (1, 2500),
+        *(pytest.param(*one, marks=pytest.mark.long) for one in ((1, 0), (7, 0), (7, 2500))),
+    ],
+)
 def test_the_next_long_prompt_has_the_prices_of_its_depths(
     clock: Clock, writing: int, prefix: int
 ) -> None:

@@ -109,6 +109,7 @@ def test_a_model_that_comes_back_goes_on_with_what_was_kept_on_disk(
         }
 
 
+@pytest.mark.long
 @pytest.mark.model
 def test_three_models_take_turns_in_room_for_two(address: str, files: list[Path]) -> None:
     """Each writes what it writes alone, however often it was unloaded."""

@@ -305,6 +305,7 @@ class _Source:
     def is_worth_asking(self, merged: Proposal, context: StepContext) -> bool:
         """Whether what a draft model expects raises the round's tokens/ms, or a try is free.
 
+        What it has to read first must be saved by the tokens that may still come.
         One that has to read a text does so beside nobody else's: of two short answers at once,
         reading both took more than their drafts saved (0.91 times the speed; LOG.md).
         """
@@ -321,7 +322,8 @@ class _Source:
             node_ms=estimate.node_ms,
             tries=True,
         )
-        if (size > 0 and hoped > rate) or self.ledger.is_full:
+        saved_ms = context.rest * (1.0 / rate - 1.0 / hoped)
+        if (size > 0 and saved_ms > estimate.read_ms) or self.ledger.is_full:
             return True
         self.price, self.why = self.ledger.most, _DEAR
         return False

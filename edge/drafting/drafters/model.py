@@ -38,7 +38,7 @@ from edgespec.drafting.proposal import (
     choose_size,
 )
 from edgespec.errors import DraftModelWarning, EdgespecError, UnsupportedError
-from edgespec.memory.times.curve import CostCurve
+from edgespec.memory.times.curve import Chunk, CostCurve
 from edgespec.models.early_exit import WINDOW, ExitInfo, gains_of
 from edgespec.prefix import common_prefix_length
 
@@ -88,6 +88,11 @@ class ModelText:
         """Empty the cache."""
         self.backend.truncate(0)
         self.cached, self.shared = [], 0
+
+    @property
+    def chunk(self) -> int:
+        """Tokens that it reads at once."""
+        return self.backend.batch_size
 
     @property
     def _fits(self) -> bool:
@@ -186,6 +191,8 @@ class HeadText:
 
     There is nothing to catch up with but what the target has read since the head drafted last.
     """
+
+    chunk = 0  # tokens read at once: as many as its steps have
 
     def __init__(self, head: Head) -> None:
         self.backend = head
@@ -320,8 +327,7 @@ class WritingDrafter(CountingDrafter):
         missing, began = self._text.num_missing, perf_counter()
         logits = self._text.catch_up()
         start = perf_counter()
-        if missing <= self._curve.max_nodes:  # what reading more takes is a guess
-            self._learn(missing, (start - began) * 1e3)
+        self._learn(missing, (start - began) * 1e3)
         # What was read serves many rounds. This one pays for the step behind its first token, or it
         # would seem so dear already that any number of further drafts were cheap.
         paid_ms = self._step_ms()
@@ -337,8 +343,13 @@ class WritingDrafter(CountingDrafter):
                 self._learn(1, (perf_counter() - began) * 1e3)
 
     def _learn(self, num_tokens: int, ms: float) -> None:
-        """A step of the engine over so many tokens took `ms`."""
-        self._curve.observe(num_tokens, len(self._text.tokens), num_tokens, ms)
+        """A step of the engine over so many tokens took `ms`, or several over more of them."""
+        depth, chunk = len(self._text.tokens), min(num_tokens, self._text.chunk)
+        if num_tokens <= self._curve.max_nodes:
+            self._curve.observe(num_tokens, depth, num_tokens, ms)
+        elif chunk > self._curve.max_nodes:
+            each_ms = max(0.0, ms - self._step_ms()) * chunk / num_tokens
+            self._curve.observe_chunk(Chunk(chunk, depth // 2), 0, each_ms)
 
     def _goes_on(self, builder: ProposalBuilder, context: StepContext, spent_ms: float) -> bool:
         """Whether one more token of the spine is expected to raise the round's tokens/ms."""
@@ -365,7 +376,8 @@ class WritingDrafter(CountingDrafter):
 
     def _read_ms(self, num_tokens: int) -> float:
         """What feeding so many tokens takes at this moment."""
-        return self._curve.scale * self._curve.read_ms(num_tokens, len(self._text.tokens))
+        depth = len(self._text.tokens)
+        return self._curve.scale * self._curve.read_ms(num_tokens, depth, self._text.chunk)
 
     def _extend(self, builder: ProposalBuilder, logits: Logits, context: StepContext) -> bool:
         """Let it grow by a row of the draft model; False for a broken one."""

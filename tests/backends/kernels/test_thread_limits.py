@@ -102,6 +102,7 @@ def output(program: str, *arguments: str, folder: Path, **environment: str) -> s
     return done.stdout
 
 
+@pytest.mark.long
 def test_attention_with_fewer_threads_than_planned(tmp_path: Path) -> None:
     """OpenMP gives as many as it may: work memory is enough for each number of them."""
     output(STEPS, "save", folder=tmp_path)

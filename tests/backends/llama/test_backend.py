@@ -202,6 +202,7 @@ def test_chunks_of_a_prefill_do_not_change_the_choice(backend: RecordingBackend,
     assert not np.array_equal(feed(backend, text[:7]), rows[0]), "the text matters"
 
 
+@pytest.mark.long
 def test_large_chunks_of_a_prefill_choose_alike() -> None:
     """Chunks of 64 and more round differently, so only the choice of a clear case is the same."""
     backend = LlamaBackend(embedded_model(), settings(batch_size=256))

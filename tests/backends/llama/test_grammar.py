@@ -562,9 +562,9 @@ PATTERNS = st.recursive(
 )
 
 
-@pytest.mark.slow
-def test_no_pattern_takes_long(tokenizer: VocabularyTokenizer) -> None:
-    @settings(max_examples=300)
+@pytest.mark.parametrize("examples", [60, pytest.param(300, marks=pytest.mark.long)])
+def test_no_pattern_takes_long(tokenizer: VocabularyTokenizer, examples: int) -> None:
+    @settings(max_examples=examples)
     @given(PATTERNS)
     def check(pattern: str) -> None:
         test_no_form_takes_long(tokenizer, "json_schema", {"type": "string", "pattern": pattern})

@@ -237,7 +237,7 @@ def test_half_right_drafts_are_lossless(
     assert {0.0: accepted > 60, 1.0: accepted == 0}.get(wrong, 0 < accepted < drafted)
 
 
-@pytest.mark.parametrize("snapshots", [0, 4, 16])
+@pytest.mark.parametrize("snapshots", [0, pytest.param(4, marks=pytest.mark.long), 16])
 def test_a_run_takes_what_was_planned(path: Path, snapshots: int) -> None:
     """The log has two decimals of a MiB."""
     spec = read_model_spec(path)

@@ -35,7 +35,7 @@ def mrope(vision_folder: Path) -> Iterator[LlamaBackend]:
     made.close()
 
 
-@pytest.mark.parametrize("count", [1, 2, 5])
+@pytest.mark.parametrize("count", [1, *(pytest.param(n, marks=pytest.mark.long) for n in (2, 5))])
 @pytest.mark.parametrize("place", PLACES)
 def test_logits_are_those_of_libmtmd(backend: LlamaBackend, count: int, place: str) -> None:
     """Where these are numbers: Pixtral's graph reads memory that nothing has written."""

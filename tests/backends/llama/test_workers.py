@@ -112,7 +112,7 @@ def experts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_hybrid(tmp_path_factory.mktemp("experts") / "m.gguf", shape)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_experts_stay_here_and_a_worker_has_the_rest(experts: Path) -> None:
     """Of a mixture of experts that it has room for a third of: planned, allocated, and the same."""
     spec = read_model_spec(experts)
@@ -148,7 +148,7 @@ def test_experts_stay_here_and_a_worker_has_the_rest(experts: Path) -> None:
 
 @pytest.mark.parametrize(
     "hangs",
-    [pytest.param(False, id="dies"), pytest.param(True, id="hangs", marks=pytest.mark.slow)],
+    [pytest.param(False, id="dies"), pytest.param(True, id="hangs", marks=pytest.mark.long)],
 )
 def test_a_worker_that_fails_in_the_middle_of_an_answer(file: Path, hangs: bool) -> None:
     """What was written stays, a sentence says which worker, and everything can be closed.

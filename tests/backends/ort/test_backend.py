@@ -362,8 +362,9 @@ def corpus(count: int) -> list[str]:
 
 
 @pytest.mark.usefixtures("converted_once")
-def test_tokens_are_those_of_the_file() -> None:
-    texts = corpus(10_000)
+@pytest.mark.parametrize("count", [1_000, pytest.param(10_000, marks=pytest.mark.long)])
+def test_tokens_are_those_of_the_file(count: int) -> None:
+    texts = corpus(count)
     with (
         edgespec.load(threads=1, context_size=256, backend="onnx", drafter="none") as ours,
         edgespec.load(threads=1, context_size=256, backend="llamacpp", drafter="none") as theirs,

@@ -187,8 +187,8 @@ def check(
 @pytest.mark.parametrize(
     ("max_nodes", "curve"),
     [
-        pytest.param(nodes, curve, marks=[] if nodes == 32 or curve == few else [pytest.mark.long])
-        for nodes, few in ((2, "flat"), (5, ""), (32, ""))
+        pytest.param(nodes, curve, marks=[] if curve in often else [pytest.mark.long])
+        for nodes, often in ((2, ()), (5, ("flat",)), (32, ("flat", "three sizes of 32")))
         for curve in CURVES
     ],
 )

@@ -341,7 +341,7 @@ def test_what_steps_take_here_is_learned(clock: Clock) -> None:
 def test_what_it_would_take_to_catch_up(clock: Clock) -> None:
     """Step times 1, 2, 4 and 8 ms: three missing tokens are 3 ms more than one, and 40 take ten
     steps of four."""
-    draft = Draft(counting, clock, 1.0)
+    draft = Draft(counting, clock, 1.0, batch_size=4)
     drafter = ModelDrafter(draft, curve_of(1.0, 2.0, 4.0, 8.0), V)
     for missing, read_ms in ((1, 0.0), (2, 1.0), (3, 3.0), (4, 7.0), (40, 79.0)):
         drafter.begin([0] * missing)
@@ -349,6 +349,26 @@ def test_what_it_would_take_to_catch_up(clock: Clock) -> None:
         assert found.read_ms == pytest.approx(read_ms)
         assert found.node_ms == 1.0
     assert drafter.reading_ms() == 8.0 * 512 / 4
+
+
+def test_a_prompt_is_read_in_batches_and_what_they_take_is_learned(clock: Clock) -> None:
+    """Sizes of 1 to 4 take 1 to 4 ms, so one of 20 is thought to take 20. It takes 10 here."""
+
+    class Reading(Draft):
+        def prefill(self, tokens: Sequence[int]) -> Any:
+            self.clock.ms += 0.5 * len(tokens)
+            return super().prefill(tokens)
+
+    draft = Reading(counting, clock, 1.0, max_nodes=4, batch_size=20)
+    drafter = ModelDrafter(draft, CostCurve([INF, 1.0, 2.0, 3.0, 4.0]), V)
+    for number in range(60):
+        drafter.begin([number % V] * 60)
+        if not number:
+            assert estimate_of(drafter, max_nodes=3).read_ms == pytest.approx(59.0)
+        drafter.propose(context_of(max_nodes=3))
+    drafter.forget()
+    drafter.begin([0] * 60)
+    assert estimate_of(drafter, max_nodes=3).read_ms == pytest.approx(29.0, rel=0.1)
 
 
 def test_a_draft_grows_over_sizes_of_the_target_that_were_not_measured(clock: Clock) -> None:

@@ -339,7 +339,7 @@ def test_an_end_of_the_process_by_llama_cpp_is_told_in_a_sentence(tmp_path: Path
     [
         ("exps(", r"cannot load model\.gguf: .*Mismatched '\(' and '\)'"),
         ("[z-a]", r"cannot load model\.gguf: .*Invalid range"),
-        pytest.param("(.*)*" * 7 + "Q$", "ended while it was asked", marks=pytest.mark.slow),
+        pytest.param("(.*)*" * 7 + "Q$", "ended while it was asked", marks=pytest.mark.long),
     ],
 )
 def test_a_pattern_that_is_none_is_told_in_a_sentence(

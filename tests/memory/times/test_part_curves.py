@@ -62,6 +62,8 @@ def test_a_step_that_is_made_anyway_is_estimated() -> None:
 def test_reading_is_priced_between_the_steps_that_were_measured() -> None:
     curve = CostCurve([INF, 1.0, INF, 2.0, 3.0, INF])
     assert [curve.read_ms(n, 0) for n in (0, 2, 4, 9)] == [0.0, 1.5, 3.0, 3.0 + 3.0 + 1.0]
+    assert curve.read_ms(17, 0, 8) == pytest.approx(2 * (3.0 + 4 * 2 / 3) + 1.0)
+    assert curve.read_ms(4, 0, 2) == 3.0, "no smaller ones"
     assert CostCurve([INF, 2.0, INF]).read_ms(5, 0) == 10.0
 
 
