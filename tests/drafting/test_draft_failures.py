@@ -136,7 +136,7 @@ def test_rounds_after_a_failure_are_not_held_against_it() -> None:
     assert drafter.state()["model"]["rounds"] == kept["rounds"] > 0
 
 
-@pytest.mark.parametrize("num_words", [1_000, pytest.param(6_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("num_words", [2_000, pytest.param(6_000, marks=pytest.mark.long)])
 def test_what_was_drawn_before_a_failure_is_judged(num_words: int) -> None:
     """Words of three letters, each of an engine whose draft model cannot read a 0.
 

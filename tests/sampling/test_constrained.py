@@ -71,8 +71,8 @@ ROW: Logits = np.array([0.3, 2.0, 1.1, -0.5, 0.9, 1.7, -1.0, 0.0], np.float32)
     ids=str,
 )
 def test_the_law_is_that_of_masking_first(params: SamplingParams) -> None:
-    """4,000 draws; a right sampler fails this once in about 10^8 runs (5.7 sigma a token)."""
-    count = 4_000
+    """20,000 draws; a right sampler fails this once in about 10^8 runs (5.7 sigma a token)."""
+    count = 20_000
     fixed = dataclasses.replace(params, seed=1, penalty_last_n=0)
     sampler = ConstrainedSampler(Sampler(fixed, V), Even())
     drawn = Counter(sampler.pick(ROW) for _ in range(count))

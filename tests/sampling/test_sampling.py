@@ -257,7 +257,7 @@ def test_greedy_picking_allocates_nothing() -> None:
     ids=str,
 )
 def test_picks_follow_the_distribution(settings_of_case: dict[str, Any]) -> None:
-    """4,000 picks, chi-square; the seed is fixed, with a fresh one 1 run in 1,000,000 would fail.
+    """20,000 picks, chi-square; the seed is fixed, with a fresh one 1 run in 1,000,000 would fail.
 
     All five distributions keep all nine tokens (eight degrees of freedom).
     """
@@ -265,8 +265,8 @@ def test_picks_follow_the_distribution(settings_of_case: dict[str, Any]) -> None
     row = row_of(0.3, -1.0, 1.2, 0.0, 0.9, -0.5, 1.2, -0.2, 0.6)
     sampler = Sampler(params, 9)
     ids, probabilities = sampler.distribution(row)
-    picks = Counter(sampler.pick(row) for _ in range(4_000))
-    expected = 4_000 * probabilities
+    picks = Counter(sampler.pick(row) for _ in range(20_000))
+    expected = 20_000 * probabilities
     assert len(expected) == 9 and expected.min() > 5.0
     seen = np.array([picks[int(token)] for token in ids])
     statistic = float(((seen - expected) ** 2 / expected).sum())
