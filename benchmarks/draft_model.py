@@ -32,23 +32,22 @@ from edgespec.backends.llama.following import DraftHead
 from edgespec.backends.llama.head import (
     BackendWithHead,
     RecurrentBackendWithHead,
+    open_head_file,
 )
-from edgespec.backends.llama.head_files import open_head_file
 from edgespec.backends.llama.kernels import refusal_of_kernels
 from edgespec.backends.tree import DraftTree
 from edgespec.bench.switch_calibration import forced_rows
 from edgespec.decode.engine import Engine
 from edgespec.decode.generation import Result
 from edgespec.drafting.drafters import make_drafter
-from edgespec.drafting.drafters.base import Drafter
 from edgespec.drafting.drafters.combined import CombinedDrafter
 from edgespec.drafting.drafters.model import HeadDrafter, HeadText, ModelDrafter, WritingDrafter
 from edgespec.drafting.drafters.suffix import SuffixDrafter
-from edgespec.drafting.proposal import EMPTY, Proposal, StepContext
+from edgespec.drafting.proposal import EMPTY, Drafter, Proposal, StepContext
 from edgespec.exits.files import HeadInfo, check_made_for, read_head
-from edgespec.exits.gains import LONGEST_RUN, agreement_of
-from edgespec.exits.gains import gains_of as gains_along
 from edgespec.exits.target import hyperparameters_of
+from edgespec.exits.trainer import LONGEST_RUN, agreement_of
+from edgespec.exits.trainer import gains_of as gains_along
 from edgespec.measure.noise import find_divergence, measure_batch_noise
 from edgespec.measure.timing import expect_slopes, measure_curve, one_step, times_behind
 from edgespec.memory.bytes.config import RunConfig
@@ -70,7 +69,7 @@ from edgespec.models.gguf.writer import keys_of, text, write_raw
 from edgespec.models.pairing import check_pair
 from edgespec.models.spec import ASSISTANT, DFLASH, EAGLE, MTP, ModelSpec, Reads, read_model_spec
 from edgespec.sampling.params import SamplingParams
-from edgespec.setup.draft_loading import open_draft_model
+from edgespec.setup.loading import open_draft_model
 
 # -- speed -----------------------------------------------------------------------------------
 

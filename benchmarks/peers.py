@@ -45,12 +45,10 @@ from typing import Any
 
 from shared import running
 
-from edgespec.bench.interleaving import Answer, Contender, order_of
-from edgespec.bench.ratios import Timed, interval_text, rate, ratio_of
-from edgespec.bench.summary import decoding, end_to_end
-from edgespec.bench.worker import Worker, WorkerContender
+from edgespec.bench.loaded_model import Answer, Contender, Worker, WorkerContender, order_of
+from edgespec.bench.summary import Timed, decoding, end_to_end, interval_text, rate, ratio_of
 from edgespec.decode.engine import Prompt
-from edgespec.decode.stats import Counters
+from edgespec.decode.generation import Counters
 from edgespec.errors import BackendError, UnsupportedError
 from edgespec.measure.prompts import PROMPTS, TaskPrompt, read_prompts
 from edgespec.memory.device.host import cpu_name, usable_cores

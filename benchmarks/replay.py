@@ -38,16 +38,22 @@ from edgespec.backends.base import Backend
 from edgespec.backends.llama.backend import LlamaBackend
 from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
-from edgespec.drafting.calibration import Calibration, Counts
 from edgespec.drafting.constants import REQUIRED_GAIN
 from edgespec.drafting.drafters import combined as combined_module
 from edgespec.drafting.drafters import make_drafter, suffix
-from edgespec.drafting.drafters.base import TopTokens, VerifyResult
-from edgespec.drafting.drafters.combined import CombinedDrafter
+from edgespec.drafting.drafters.combined import BelievedTimes, CombinedDrafter
 from edgespec.drafting.drafters.proposal_builder import top_tokens_of
 from edgespec.drafting.drafters.suffix import VERSION, SuffixDrafter, cautious
-from edgespec.drafting.ledger import BelievedTimes
-from edgespec.drafting.proposal import EMPTY, StepContext, build_tree, choose_size
+from edgespec.drafting.proposal import (
+    EMPTY,
+    Calibration,
+    Counts,
+    StepContext,
+    TopTokens,
+    VerifyResult,
+    build_tree,
+    choose_size,
+)
 from edgespec.measure.timing import measure_curve, one_step
 from edgespec.memory.bytes.config import RunConfig
 from edgespec.memory.device.host import usable_cores

@@ -22,15 +22,15 @@ from typing import Any
 from peers import Line, Quiet, document_of, in_rounds, one_prompt
 from shared import results_file, stoppable, write_results
 
-from edgespec.bench.ratios import interval_text
-from edgespec.bench.worker import Worker, WorkerContender
+from edgespec.bench.loaded_model import Worker, WorkerContender
+from edgespec.bench.summary import interval_text
 from edgespec.measure.prompts import PROMPTS, TaskPrompt, read_prompts
 from edgespec.memory.device.host import cpu_name
 from edgespec.memory.device.neighbours import BUSY
 from edgespec.memory.plan.request import Request
 from edgespec.models.spec import read_model_spec
 from edgespec.sampling.params import SamplingParams
-from edgespec.setup.prompt_size import most_prompt_tokens
+from edgespec.setup.planning import most_prompt_tokens
 
 _PLAIN, _OURS = "edgespec plain", "edgespec"
 _WARM_UP, _WARM_TOKENS = "Count from one to twenty in words.", 16

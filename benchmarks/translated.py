@@ -27,7 +27,6 @@ from edgespec.backends.llama.backend import LlamaBackend
 from edgespec.backends.llama.kernels import refusal_of_kernels
 from edgespec.backends.llama.tokenizer import open_tokenizer
 from edgespec.decode.engine import Engine
-from edgespec.drafting.drafters.base import VerifyResult
 from edgespec.drafting.drafters.proposal_builder import SHARES
 from edgespec.drafting.drafters.translated import (
     TranslatedChain,
@@ -36,7 +35,7 @@ from edgespec.drafting.drafters.translated import (
     Translation,
     new_calibration,
 )
-from edgespec.drafting.proposal import StepContext
+from edgespec.drafting.proposal import StepContext, VerifyResult
 from edgespec.memory.bytes.config import RunConfig
 from edgespec.memory.device.host import usable_cores
 from edgespec.memory.times.curve import CostCurve

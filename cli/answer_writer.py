@@ -269,7 +269,7 @@ class Tint:
 
     def text(self, chunk: Chunk) -> str:
         """A chunk with what is to be seen of it tinted, and nothing that steers the terminal."""
-        from edgespec.decode.stats import LARGE
+        from edgespec.decode.generation import LARGE
 
         count = 0
         if self._color == DRAFTED:

@@ -50,7 +50,7 @@ def bench(
     from edgespec.bench.measure import bench as measure
     from edgespec.measure.prompts import PROMPTS, first_of_each_task, read_prompts
     from edgespec.models.onnx.folder import read_model
-    from edgespec.setup.prompt_size import most_prompt_tokens
+    from edgespec.setup.planning import most_prompt_tokens
 
     chosen = list(PROMPTS) if prompts is None else read_prompts(prompts)
     if per_task is not None:
@@ -140,7 +140,7 @@ def _variant_table(variant: dict[str, Any], baseline: dict[str, Any]) -> str:
 
 def _remarks(variant: dict[str, Any]) -> str:
     """What a table has no room for: where drafts came from, what was spent, what differs."""
-    from edgespec.bench.ratios import ratio_text
+    from edgespec.bench.summary import ratio_text
 
     overall = variant["overall"]
     if not overall["drafted_tokens"]:

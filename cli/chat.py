@@ -9,9 +9,8 @@ from pathlib import Path
 import typer
 
 from edgespec.cli import options
-from edgespec.cli.answer_options import FormatOptions, SamplingOptions
 from edgespec.cli.answer_writer import color_option
-from edgespec.cli.options import PROMPT, TOOLS
+from edgespec.cli.options import PROMPT, TOOLS, FormatOptions, SamplingOptions
 from edgespec.cli.read_ahead import AUTO, OFF, ON, ReadAhead
 from edgespec.cli.render import error
 from edgespec.errors import EdgespecError
@@ -62,12 +61,11 @@ def chat(
     """
     sampling_options.params()  # before a model is looked for
     texts = format_options.texts()
-    from edgespec.cli.chat_commands import handle
     from edgespec.cli.chat_input import interface_bytes, read_messages
-    from edgespec.cli.chat_loop import Chat
+    from edgespec.cli.chat_loop import Chat, handle
     from edgespec.memory.store.prefixes import usual_budget
     from edgespec.models.onnx.folder import read_model
-    from edgespec.setup.prompt_size import most_prompt_tokens
+    from edgespec.setup.planning import most_prompt_tokens
 
     spec = read_model(model.path(plan_options))
     request = plan_options.request(

@@ -13,10 +13,9 @@ from typing import Any
 
 import typer
 
-from edgespec.cli.answer_options import set_text
 from edgespec.cli.answer_writer import is_dumb
-from edgespec.cli.chat_commands import COMMANDS
-from edgespec.cli.chat_loop import Chat
+from edgespec.cli.chat_loop import COMMANDS, Chat
+from edgespec.cli.options import set_text
 from edgespec.cli.read_ahead import ReadAhead
 from edgespec.cli.render import error, note, printable
 from edgespec.errors import UnsupportedError

@@ -155,8 +155,9 @@ def _unused_gpu(used: bool) -> dict[str, str] | None:
 
 
 def _text(found: dict[str, Any]) -> str:
+    packages = [(p["name"], p["version"] or "missing", p["purpose"]) for p in found["packages"]]
     sections = [
-        "installed\n" + table([_package_row(one) for one in found["packages"]]),
+        "installed\n" + table(packages),
         "this machine\n" + table(_machine_rows(found)),
         "what will be used\n" + table(_use_rows(found)),
     ]
@@ -167,10 +168,6 @@ def _text(found: dict[str, Any]) -> str:
         rows = [(one["name"], one["install"]) for one in missing]
         sections.append("missing, and how to get it\n" + table(rows))
     return printable("\n\n".join(sections))
-
-
-def _package_row(one: dict[str, Any]) -> tuple[str, str, str]:
-    return one["name"], one["version"] or "missing", one["purpose"]
 
 
 def _machine_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
@@ -198,12 +195,6 @@ def _kernels(found: dict[str, Any]) -> str:
     return f"llama.cpp's; edgespec's own are missing: {found['kernels']}"
 
 
-def _workers(found: dict[str, Any]) -> str:
-    if found["has_rpc"]:
-        return "`edgespec worker` lends this machine's devices, --workers uses those of others"
-    return "none: llama.cpp was built without RPC; `make clean install` builds it with it"
-
-
 def _onnx_place(devices: list[dict[str, str]]) -> str:
     """What each `--device` would run on."""
     first: dict[str, str] = {}
@@ -227,10 +218,13 @@ def _use_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
         place += "; `vulkaninfo --summary` or `nvidia-smi` lists what the driver sees"
     providers = ", ".join(f"{one['provider']} ({one['type']})" for one in found["onnx_devices"])
     backends = f"llama.cpp, or ONNX Runtime where it was measured faster; it has {providers}"
+    workers = "none: llama.cpp was built without RPC; `make clean install` builds it with it"
+    if found["has_rpc"]:
+        workers = "`edgespec worker` lends this machine's devices, --workers uses those of others"
     rows = [
         ("backend", backends if providers else "llama.cpp"),
         ("device", place),
-        ("workers", _workers(found)),
+        ("workers", workers),
     ]
     if providers:
         rows.append(("onnx device", _onnx_place(found["onnx_devices"])))

@@ -22,7 +22,7 @@ from edgespec.paths import expanded
 if TYPE_CHECKING:
     from edgespec.memory.plan.machine import Machine
     from edgespec.memory.plan.request import Request
-    from edgespec.models.hub.caches import Local
+    from edgespec.models.hub.resolve import Local
     from edgespec.models.spec import ModelSpec
 
 
@@ -40,7 +40,7 @@ def list_(plan_options: options.PlanOptions, as_json: options.JsonOption = False
 
     from edgespec.memory.bytes.simulation import simulating
     from edgespec.memory.plan.machine import this_machine
-    from edgespec.models.hub.caches import local_models
+    from edgespec.models.hub.resolve import local_models
 
     request = plan_options.request(is_plain_greedy=True)
     machine, progress = this_machine(), Progress()
@@ -144,8 +144,7 @@ def remove(
 ) -> None:
     """Remove a fetched model from the hub's cache. What other programs keep stays theirs."""
     from edgespec.models.hub import fetching
-    from edgespec.models.hub.caches import named
-    from edgespec.models.hub.resolve import missing
+    from edgespec.models.hub.resolve import missing, named
 
     local = named(name)
     if local is None:

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgespec.cli import options
-from edgespec.cli.answer_options import read_text
-from edgespec.cli.options import PROMPT, load_option
+from edgespec.cli.options import PROMPT, load_option, read_text
 from edgespec.cli.render import (
     embedding_memory_json,
     memory_json,
@@ -43,8 +42,7 @@ def plan(
     from edgespec.memory.bytes.simulation import simulating
     from edgespec.memory.plan.embedding import embeds, plan_embedding
     from edgespec.models.onnx.folder import read_model
-    from edgespec.setup.prompt_size import most_prompt_tokens
-    from edgespec.setup.smaller_files import plan_or_say_what_fits
+    from edgespec.setup.planning import most_prompt_tokens, plan_or_say_what_fits
 
     spec = read_model(model.path(plan_options))
     if embeds(spec):

@@ -215,7 +215,7 @@ def memory_json(plan: Plan) -> dict[str, Any]:
 
 def models_text(result: Result) -> str:
     """Who wrote how much, where two models took turns."""
-    from edgespec.decode.stats import LARGE
+    from edgespec.decode.generation import LARGE
 
     switches = f"{result.counters.switches} switch{'es' * (result.counters.switches != 1)}"
     large = sum(span.end - span.start for span in result.spans if span.model == LARGE)

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import typer
 
 from edgespec.cli import options
-from edgespec.cli.answer_options import FormatOptions, SamplingOptions
 from edgespec.cli.answer_writer import color_option, repeats, show_answer, with_progress
-from edgespec.cli.options import PROMPT
+from edgespec.cli.options import PROMPT, FormatOptions, SamplingOptions
 from edgespec.cli.render import memory_json, models_text, note, size_text
 from edgespec.cli.start import cancel_on_interrupt, load_engine
 from edgespec.errors import UnsupportedError
@@ -204,7 +203,7 @@ def run(
     """
     from edgespec.models.images import Sound
     from edgespec.models.onnx.folder import read_model
-    from edgespec.setup.prompt_size import most_prompt_tokens
+    from edgespec.setup.planning import most_prompt_tokens
 
     reads_stdin = "-" in (model.model, wanted.prompt)
     model, prompt = wanted.named(model)

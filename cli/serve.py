@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import typer
 
 from edgespec.cli import options
-from edgespec.cli.answer_options import SamplingOptions, read_text
 from edgespec.cli.embed import PoolingOption
-from edgespec.cli.options import load_option
+from edgespec.cli.options import SamplingOptions, load_option, read_text
 from edgespec.cli.pool_options import PoolOptions
 from edgespec.cli.render import note, printable
 from edgespec.cli.start import cancel_on_interrupt, load_engine

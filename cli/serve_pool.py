@@ -19,7 +19,7 @@ from edgespec.memory.plan.embedding import EmbeddingPlan, embeds
 from edgespec.memory.plan.machine import Machine, this_machine
 from edgespec.memory.plan.plan import Plan
 from edgespec.memory.plan.request import Request
-from edgespec.models.hub.caches import gguf_files, local_models
+from edgespec.models.hub.resolve import gguf_files, local_models
 from edgespec.models.onnx.folder import read_model
 from edgespec.models.projector import is_projector
 from edgespec.models.spec import ModelSpec

@@ -23,8 +23,8 @@ import click
 import typer
 
 import edgespec
-from edgespec.bench.ratios import interval_text
-from edgespec.cli.chat_commands import COMMANDS
+from edgespec.bench.summary import interval_text
+from edgespec.cli.chat_loop import COMMANDS
 from edgespec.cli.command import TITLES, option_name, title_of
 from edgespec.cli.main import app
 from edgespec.cli.options import OTHERS

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from edgespec.decode.engine import Engine
-    from edgespec.decode.generation import Chunk, Result, Span, ToolCall
+    from edgespec.decode.generation import Chunk, Counters, Result, Span, ToolCall
     from edgespec.decode.options import GenerationOptions
     from edgespec.decode.session import Session, Turn
-    from edgespec.decode.stats import Counters
     from edgespec.decode.stream import Stream
     from edgespec.errors import (
         BackendError,
@@ -79,7 +78,7 @@ __all__ = [
 _MODULES = {
     "ChatMessage": "models.chat",
     "Chunk": "decode.generation",
-    "Counters": "decode.stats",
+    "Counters": "decode.generation",
     "Embedder": "setup.embedding",
     "Engine": "decode.engine",
     "GenerationOptions": "decode.options",

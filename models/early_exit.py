@@ -24,9 +24,8 @@ from shlex import quote
 from typing import Any
 
 from edgespec.errors import ModelFileError, UnsupportedError
-from edgespec.models.gguf.reader import Gguf
+from edgespec.models.gguf.reader import Gguf, read_numbers
 from edgespec.models.gguf.shards import read_gguf_shards
-from edgespec.models.gguf.values import read_numbers
 from edgespec.models.spec import ModelSpec, header_hash
 
 PREFIX = "edgespec.early_exit"  # of the keys in a file

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from edgespec.errors import EdgespecError, UnsupportedError
 from edgespec.models.early_exit import check_exit, read_exit
-from edgespec.models.gguf.reader import read_gguf
-from edgespec.models.gguf.values import read_strings
+from edgespec.models.gguf.reader import read_gguf, read_strings
 from edgespec.models.heads import check_head, heads_beside
 from edgespec.models.spec import ONNX_FORMAT, ModelSpec, read_model_spec
 

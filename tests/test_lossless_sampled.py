@@ -51,10 +51,10 @@ from edgespec.backends.base import Logits
 from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
 from edgespec.decode.verification import accept_sampled
-from edgespec.drafting.drafters.base import Drafter
 from edgespec.drafting.drafters.combined import CombinedDrafter
 from edgespec.drafting.drafters.recycling import RecyclingDrafter
 from edgespec.drafting.drafters.suffix import SuffixDrafter
+from edgespec.drafting.proposal import Drafter
 from edgespec.sampling.distributions import DraftDistribution, TargetDistribution, without
 from edgespec.sampling.params import SamplingParams
 from edgespec.sampling.sampling import Sampler

@@ -9,7 +9,8 @@ meanwhile, and is cheap to try again.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,10 +18,56 @@ from numpy.typing import NDArray
 from edgespec.backends.base import Capabilities, Logits
 from edgespec.backends.llama.context import LlamaContext
 from edgespec.backends.llama.hidden_rows import ModelRows, Rows
+from edgespec.backends.llama.kernels import spread_logits
+from edgespec.backends.llama.library import LIBRARY_LOG, set_params
 from edgespec.backends.llama.tokenizer import LlamaTokenizer
-from edgespec.backends.llama.unread import Unread
 from edgespec.backends.tree import DraftTree
 from edgespec.memory.bytes.head_footprint import HEAD_ANEW, HEAD_NODES, HEAD_UNREAD
+from edgespec.models.gguf.reader import read_ids
+from edgespec.models.gguf.shards import read_gguf_shards
+from edgespec.models.heads import DRAFTED
+
+
+class Unread:
+    """What a head has not read: the last tokens that its model has, each with the row before it.
+
+    A ring: of a head that rests, a token goes as one comes, and no other row moves.
+
+    It has at most `most` tokens, and rows of `width` for them and for one token more.
+    """
+
+    def __init__(self, most: int, width: int) -> None:
+        self.tokens: list[int] = []
+        self._rows = np.zeros((most + 1, width), np.float32)
+        self._start = 0  # place of the first token's row
+
+    def places(self, count: int) -> list[Rows]:
+        """Where the rows of the next `count` tokens go: views [<= count, width], one or two."""
+        return self._views(self._start + len(self.tokens), count)
+
+    def rows(self, count: int) -> Rows:
+        """The first `count` rows, [count, width]."""
+        views = self._views(self._start, count)
+        return views[0] if len(views) == 1 else np.concatenate(views)
+
+    def _views(self, start: int, count: int) -> list[Rows]:
+        start %= len(self._rows)
+        view = self._rows[start : start + count]
+        return [view] if len(view) == count else [view, self._rows[: count - len(view)]]
+
+    def leave(self, count: int) -> None:
+        """Drop the first ones."""
+        del self.tokens[:count]
+        self._start = (self._start + count) % len(self._rows)
+
+    def cut(self, length: int) -> None:
+        """Keep the first ones."""
+        del self.tokens[length:]
+
+    @property
+    def nbytes(self) -> int:
+        return self._rows.nbytes
+
 
 _MOST_UNREAD = HEAD_UNREAD - 1  # tokens that are fed together before anything is drafted
 
@@ -220,3 +267,50 @@ class DraftHead(ABC):
     def close(self) -> None:
         """Free the context; safe to call twice."""
         self._context.close()
+
+
+class HeadContext(LlamaContext):
+    """A context of a head, which may look into its model's.
+
+    `drafted` are the tokens that it may draft, ascending; None: all of the model's.
+    """
+
+    drafted: NDArray[np.int64] | None = None
+    _owns_model = True
+
+    def open_beside(
+        self,
+        model: LlamaContext,
+        path: Path | None,
+        progress: Callable[[float], None] | None,
+        *,
+        n_outputs_max: int,
+        **changes: int,
+    ) -> None:
+        """Load the head's file, or take what `model` has loaded, and make a context.
+
+        `changes` are parameters of llama.cpp's context. Raises as `LlamaContext.open`.
+        """
+        LIBRARY_LOG.clear()
+        self._owns_model = path is not None
+        if path is None:
+            self._model = model._model
+        else:
+            self._load(str(path), progress)
+            ids = read_ids(read_gguf_shards(path)[0], DRAFTED)
+            self.drafted = None if ids is None else np.array(ids)
+        self.tokenizer = model.tokenizer
+        if self.drafted is not None and self.settings.kernels:
+            spread_logits()
+        self.capabilities = Capabilities(True, False, True)
+        changes |= {"n_outputs_max": n_outputs_max}
+        self._make_context(lambda params: set_params(params, ctx_other=model.handle, **changes))
+        self._look(rows=n_outputs_max)
+
+    def close(self) -> None:
+        """Free the context, and the model unless it is another one's."""
+        if self._owns_model:
+            super().close()
+        elif self.handle:
+            self.lib.llama_free(self.handle)
+        self.handle = self._model = None

@@ -8,8 +8,7 @@ ahead on rows of its own, as llama.cpp's own server drives it (`llama.cpp: commo
     head    reads   (a, 0) (b, ra) (c, rb) (d, rc)    drafts from (e, rd), e being the next token
 
 `MtpHead` is the model's last block, in its file or in one of its own, and reads the rows of the
-block before it. Other heads in files of their own are in `eagle_head`, `cache_head`
-and `block_head`.
+block before it.
 """
 
 from __future__ import annotations
@@ -23,14 +22,18 @@ from edgespec.backends.base import Logits
 from edgespec.backends.llama.backend import LlamaBackend
 from edgespec.backends.llama.batch import Batch
 from edgespec.backends.llama.context import LlamaContext
-from edgespec.backends.llama.following import DraftHead
-from edgespec.backends.llama.head_context import HeadContext
-from edgespec.backends.llama.hidden_rows import ModelRows, NextRows, Rows
+from edgespec.backends.llama.following import DraftHead, HeadContext
+from edgespec.backends.llama.hidden_rows import LayerRows, ModelRows, NextRows, Rows
 from edgespec.backends.llama.recurrent import RecurrentBackend
 from edgespec.backends.tree import DraftTree
 from edgespec.memory.bytes.config import RunConfig
-from edgespec.memory.bytes.head_footprint import HEAD_UNREAD
-from edgespec.models.spec import ModelSpec
+from edgespec.memory.bytes.head_footprint import (
+    BLOCK_TOKENS,
+    EAGLE_TOKENS,
+    HEAD_UNREAD,
+    block_nodes,
+)
+from edgespec.models.spec import ASSISTANT, DFLASH, EAGLE, MTP, ModelSpec
 
 _MTP = 1  # value of llama_context_type
 
@@ -220,3 +223,240 @@ class RecurrentBackendWithHead(BackendWithHead, RecurrentBackend):
             self.head.close()
             self.head = None
         super().keep_snapshots(count)
+
+
+class CacheHead(MtpHead):
+    """A head that looks into its model's cache and keeps none: the assistant of Gemma 4.
+
+    It reads the row of the model's last token with the token behind it, at that one's position, and
+    goes on there with rows of its own, as llama.cpp's server drives it (`llama.cpp:
+    src/models/gemma4-assistant.cpp`, `common/speculative.cpp`). So all there is to follow is that
+    row.
+
+        model   reads   a b c d         its last row      rd head                            drafts
+        from (e, rd), e being the next token; stays in its place
+
+    In the file of a spec, for the model of another context, whose cache is empty: llama.cpp empties
+    that when it lets this one look into it. Raises as `LlamaContext.open`.
+    """
+
+    batch_tokens = 1
+    reads_prompts = False  # there is nothing of them to be read
+
+    def follow(self, tokens: Sequence[int], *, reads: bool) -> None:
+        """The model has read `tokens`, the first ones of its last step, into the cache of both."""
+        self._models.copy(len(tokens) - 1, self._last)
+        self.length += len(tokens)
+
+    @property
+    def _position(self) -> int:
+        return self.length
+
+    def prefill(self, tokens: Sequence[int]) -> Logits:
+        """A step: it reads no prompts, and what is in the cache is the model's business."""
+        logits: Logits = self.verify(DraftTree.chain(tokens[:1]))[0]
+        return logits
+
+    def verify(self, tree: DraftTree) -> Logits:
+        """A step for each node, all at one position: for the clock alone."""
+        row = np.zeros_like(self._last)
+        steps = [self._step([token], row, self._position, wanted=True) for token in tree.tokens]
+        logits: Logits = steps[-1][None]
+        return logits
+
+
+class EagleHead(Head):
+    """An EAGLE-3 head (arXiv 2503.01840): a block in a file of its own, fed what three blocks read.
+
+    Its encoder makes one row of what three blocks of the model have taken in for a token, and its
+    decoder reads it with the next token, as llama.cpp's server drives both (`llama.cpp:
+    src/models/eagle3.cpp`). So the first token of a text has no row to be read with. Embeddings and
+    the last product may be the model's own; a smaller vocabulary is spread over the model's by
+    llama.cpp.
+
+        model   reads   a b c d         three blocks' inputs make ga gb gc gd head    reads   (b,
+        ga) (c, gb) (d, gc)           drafts from (e, gd), e being the next token
+
+    Its graph computes logits for every token of a step. Steps are short, so that these take little.
+
+    It is in the file of `spec`, for the model of another context. `settings` are its own; their
+    sizes of steps do not count. Raises as `LlamaContext.open`.
+    """
+
+    headless = 1
+    shows_all = True  # llama.cpp takes the first rows for those that were asked for
+
+    def __init__(
+        self,
+        model: LlamaContext,
+        spec: ModelSpec,
+        settings: RunConfig,
+        *,
+        progress: Callable[[float], None] | None = None,
+    ) -> None:
+        assert spec.reads is not None, "a head"
+        settings = replace(settings, batch_size=EAGLE_TOKENS, max_nodes=EAGLE_TOKENS)
+        context = HeadContext(settings)
+        try:
+            sizes = {
+                "n_batch": EAGLE_TOKENS,
+                "n_ubatch": EAGLE_TOKENS,
+                "n_outputs_max": EAGLE_TOKENS,
+            }
+            context.open_beside(model, spec.path, progress, **sizes)
+            own = NextRows(context, spec.embedding_size, masked=True)
+            of_model = LayerRows(model, spec.reads.layers)
+            super().__init__(context, of_model, own, EAGLE_TOKENS)
+            self.token_ids = context.drafted
+            context.logits.most_rows = EAGLE_TOKENS  # its encoder has one for each token, too
+        except BaseException:
+            context.close()
+            raise
+        rows = np.zeros((EAGLE_TOKENS, of_model.width), np.float32)
+        self._read_by_model = Batch(
+            context.lib, EAGLE_TOKENS, 1, None, of_model.width, rows=rows, has_ids=False
+        )
+
+    def _fused(self, rows: Rows, at: int) -> Rows:
+        batch, count = self._read_by_model, len(rows)
+        batch.rows[:count] = rows
+        batch.positions[:count] = np.arange(
+            at, at + count
+        )  # it looks at none, but they are checked
+        self._context.encode(batch, count)
+        return self._own.rows(count)
+
+    def memory_bytes(self) -> dict[str, int]:
+        """As of any head; rows that its encoder is fed with are among them."""
+        found = super().memory_bytes()
+        return {**found, "rows": found["rows"] + self._read_by_model.rows.nbytes}
+
+
+class BlockHead(DraftHead):
+    """A DFlash head (arXiv 2602.06036): a few blocks that draft several tokens in one step.
+
+    What some blocks of its model have taken in for a token becomes keys and values in its cache, at
+    that token's place. It drafts with a step over the next token and as many masks as it fills,
+    which all see each other, as llama.cpp's server drives it (`llama.cpp: src/models/dflash.cpp`).
+    Embeddings and the last product may be the model's own.
+
+        model   reads   a b c d         some blocks' inputs make the head's cells a b c d head
+        reads   e _ _ _         e being the next token; each _ gives a row of what stands there
+
+    A row does not depend on what is drafted before it. So tokens that are drawn are drawn from the
+    rows as they are, and verified by them.
+
+    It is in the file of `spec`, for the model of another context. `settings` are its own; their
+    sizes of steps do not count. Raises as `LlamaContext.open`.
+    """
+
+    lag = 0
+
+    def __init__(
+        self,
+        model: LlamaContext,
+        spec: ModelSpec,
+        settings: RunConfig,
+        *,
+        progress: Callable[[float], None] | None = None,
+    ) -> None:
+        assert spec.reads is not None, "a head"
+        nodes = block_nodes(spec.reads)
+        context = HeadContext(replace(settings, batch_size=BLOCK_TOKENS, max_nodes=nodes))
+        try:
+            sizes = {"n_batch": BLOCK_TOKENS, "n_ubatch": BLOCK_TOKENS, "n_outputs_max": nodes}
+            context.open_beside(model, spec.path, progress, **sizes)
+            context.lib.llama_set_causal_attn(context.handle, spec.reads.is_causal)
+            of_model = LayerRows(model, spec.reads.layers)
+            super().__init__(context, of_model)
+            context.logits.most_rows = nodes  # each step has all of them
+        except BaseException:
+            context.close()
+            raise
+        self.block, self.token_ids = nodes - 1, context.drafted
+        rows = np.zeros((BLOCK_TOKENS, of_model.width), np.float32)
+        self._injected = Batch(
+            context.lib, BLOCK_TOKENS, 1, None, of_model.width, rows=rows, has_ids=False
+        )
+        self._injected.outputs[:] = 0
+        self._masks = Batch(context.lib, nodes, 1, None, 0)
+        self._masks.put(0, [spec.reads.mask_id] * nodes)
+
+    # -- drafting --------------------------------------------------------------------------
+
+    def _feed(self, tokens: Sequence[int], rows: Rows) -> None:
+        batch, most = self._injected, BLOCK_TOKENS
+        for start in range(0, len(rows), most):
+            part = rows[start : start + most]
+            count, at = len(part), self._position + start
+            batch.rows[:count] = part
+            batch.positions[:count] = np.arange(at, at + count)
+            self._context.decode(batch, count)
+
+    def begin(self, token: int) -> Logits:
+        self._prepare()
+        self._read()
+        return self._block_behind(token)
+
+    def _block_behind(self, token: int) -> Logits:
+        batch, nodes, at = self._masks, self.block + 1, self._position
+        batch.put(0, [token])
+        batch.positions[:] = np.arange(at, at + nodes)
+        self._context.decode(batch, nodes)
+        self._drafted = 1
+        return self._row()
+
+    def go_on(self, token: int) -> Logits:
+        """The next row of the block, whatever `token` was drafted; there are `block` of them."""
+        self._drafted += 1
+        return self._row()
+
+    def _row(self) -> Logits:
+        return self._drafted_from(self._context.rows(self.block + 1)[self._drafted])
+
+    # -- as a backend whose steps are timed --------------------------------------------------
+
+    def prefill(self, tokens: Sequence[int]) -> Logits:
+        self._take_back()
+        self._feed(tokens, self._zeros(len(tokens)))
+        self.length += len(tokens)
+        return self._block_behind(tokens[-1])
+
+    def verify(self, tree: DraftTree) -> Logits:
+        """The last token is what a block is drafted behind; those before, what its model read."""
+        self._take_back()
+        before = list(tree.tokens[:-1])
+        self._feed(before, self._zeros(len(before)))
+        length, self.length = self.length, self.length + len(before)
+        row = self._block_behind(tree.tokens[-1])[None]
+        self.length = length
+        return row
+
+    def memory_bytes(self) -> dict[str, int]:
+        fed = self._injected.rows.nbytes + self._unread.nbytes
+        logits = self._context.logits.nbytes
+        rows = self._models.nbytes + fed
+        return {**self._context.buffer_bytes, "logits": logits, "rows": rows}
+
+
+_KINDS: dict[str, Callable[..., DraftHead]] = {
+    EAGLE: EagleHead,
+    MTP: MtpHead,
+    ASSISTANT: CacheHead,
+    DFLASH: BlockHead,
+}
+
+
+def open_head_file(
+    spec: ModelSpec,
+    settings: RunConfig,
+    model: LlamaContext,
+    *,
+    progress: Callable[[float], None] | None = None,
+) -> DraftHead:
+    """The head in the file of `spec`, for the model of another context, whose cache is empty.
+
+    `settings` are its own; their sizes of steps do not count. Raises as `LlamaContext.open`.
+    """
+    assert spec.reads is not None, "a head"
+    return _KINDS[spec.reads.kind](model, spec, settings, progress=progress)

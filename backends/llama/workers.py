@@ -1,17 +1,220 @@
-"""Devices of workers as llama.cpp's own: made known through its C API, each behind a relay."""
+"""Devices of workers as llama.cpp's own: made known through its C API, each behind a relay.
+
+A relay stands between llama.cpp and one worker, so that a worker that fails does not end the
+process. llama.cpp calls abort() when a worker's connection breaks, and waits for ever for one that
+hangs. It is connected to a relay on the loopback interface instead, in a thread of this process.
+When the worker dies, or says nothing and does not answer when asked whether it is alive, the relay
+takes over and answers in its place: zeros of the right size. The step then ends, and whoever
+started it asks `failure` before using what it computed.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import socket
+import struct
 import threading
-from collections.abc import Iterable, Sequence
-from typing import Any
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
 from edgespec.backends.llama.library import ggml_function, library, set_params
-from edgespec.backends.llama.relay import Relay
 from edgespec.errors import BackendError
 from edgespec.memory.bytes.config import HOST, Device
+from edgespec.memory.device import rpc
 from edgespec.memory.device.accelerators import require_rpc
+from edgespec.memory.device.workers import connect, status, unreachable
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+_LOOK_S = 2.0  # of silence, after which a worker is asked whether it is alive
+_REPLY_S = 3.0  # that it has to say so
+# Silence of a server that cannot be asked: llama.cpp's own serves one connection at a time. A batch
+# of a prompt on a slow one may take a minute.
+_MOST_SILENCE_S = 120.0
+_WAITS, _WAIT_S = 20, 0.1  # for a worker that serves somebody
+_FAKE_ADDRESS = 1 << 32  # of a buffer that nobody reads: aligned, and not NULL
+_STAND_INS: dict[int, bytes] = {
+    rpc.Command.GET_ALIGNMENT: struct.pack("<Q", 128),
+    rpc.Command.GET_MAX_SIZE: struct.pack("<Q", 1 << 62),
+    rpc.Command.BUFFER_GET_BASE: struct.pack("<Q", _FAKE_ADDRESS),
+    rpc.Command.SET_TENSOR_HASH: b"\1",  # it has these weights: they are not sent
+    rpc.Command.HELLO: struct.pack("<4B", *rpc.PROTOCOL, 0, 0) + bytes(rpc.HELLO_BYTES),
+}
+
+
+class Relay:
+    """A way to `worker`, which has `num_devices`; for the rest of this process, or until `close`.
+
+    `endpoint` is where llama.cpp connects to. `failure` is empty as long as the worker answers.
+    """
+
+    def __init__(
+        self, worker: str, num_devices: int, *, look_s: float = _LOOK_S, reply_s: float = _REPLY_S
+    ) -> None:
+        self.worker, self.failure, self.hint = worker, "", ""
+        self._was_used = False  # whether it has ever answered llama.cpp
+        self.look_s, self.reply_s = look_s, reply_s
+        self._stand_ins = {**_STAND_INS, rpc.Command.DEVICE_COUNT: struct.pack("<I", num_devices)}
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.endpoint = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._listen, name=f"relay to {worker}", daemon=True).start()
+
+    def close(self) -> None:
+        """Take no more connections; those there are end with llama.cpp's."""
+        self._listener.close()
+
+    def fail(self, problem: OSError) -> None:
+        """From now on every answer is the relay's own. The first problem is told."""
+        if self.failure:
+            return
+        if not self._was_used:
+            told = unreachable(self.worker, problem)
+            self.failure, self.hint = str(told), told.hint
+        elif isinstance(problem, TimeoutError):
+            self.failure = f"worker {self.worker} does not answer any more"
+            self.hint = "it hangs, or its machine is gone: what it had of the model is lost; start "
+            self.hint += "it again, then this command"
+        else:
+            self.failure = f"worker {self.worker} is gone: {problem.strerror or problem}"
+            self.hint = "it ended or was started anew, and what it had of the model is lost; start "
+            self.hint += "this command again when it runs"
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:  # closed
+                return
+            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+
+    def _serve(self, client: socket.socket) -> None:
+        with client, _Line(self) as line, suppress(OSError):  # of llama.cpp: it is done
+            while (request := rpc.read_request(client)) is not None:
+                line.send(request.head)
+                for piece in rpc.pieces(request.left, client.recv_into):
+                    line.send(piece)
+                if request.answer_bytes is not None:
+                    self._answer(client, line, request.command, request.answer_bytes)
+                    self._was_used = self._was_used or not self.failure
+
+    def _answer(self, client: socket.socket, line: _Line, command: int, size: int) -> None:
+        """Pass on the worker's answer, or what is missing of it: where it failed, zeros."""
+        head, sent = rpc.answer_head(size), 0
+        try:
+            line.expect(size)
+            for piece in rpc.pieces(size, line.receive):
+                client.sendall(head + bytes(piece) if head else piece)  # a small one is one packet
+                head, sent = b"", sent + len(piece)
+        except _WorkerGone as gone:
+            self.fail(gone.problem)
+            line.close()
+            rest = self._stand_ins.get(command, b"") if not sent else b""
+            for zeros in rpc.padded(head + rest, len(head) + size - sent):
+                client.sendall(zeros)
+
+
+class _WorkerGone(Exception):
+    """The worker's end failed, and not llama.cpp's."""
+
+    def __init__(self, problem: OSError) -> None:
+        super().__init__(str(problem))
+        self.problem = problem
+
+
+class _Line:
+    """The connection of a relay to its worker; one that failed takes everything and has nothing."""
+
+    def __init__(self, relay: Relay) -> None:
+        self._relay = relay
+        self._connection: socket.socket | None = None
+        self._is_telling = False  # whether it can be asked while it computes
+
+    def __enter__(self) -> Self:
+        if self._relay.failure:
+            return self
+        try:
+            self._require_free()
+            self._connection = connect(self._relay.worker)
+            self._connection.settimeout(self._relay.look_s)
+        except OSError as problem:
+            self._relay.fail(problem)
+        return self
+
+    def _require_free(self) -> None:
+        """Wait a moment for a worker that serves somebody: maybe our own connection just ended."""
+        for _ in range(_WAITS):
+            found = self._status()
+            self._is_telling = found is not None
+            if found is None or not found.get("busy"):
+                return
+            time.sleep(_WAIT_S)
+        raise ConnectionError("another program uses it")
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Drop the connection; safe to call twice."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def send(self, data: bytes | memoryview) -> None:
+        """Send all of it, if the worker is there."""
+        view = memoryview(data)
+        try:
+            while view and self._connection is not None:
+                view = view[self._patiently(self._connection.send, view) :]
+        except _WorkerGone as gone:
+            self._relay.fail(gone.problem)
+            self.close()
+
+    def expect(self, size: int) -> None:
+        """Begin to read an answer of this size. Raises _WorkerGone."""
+        told = rpc.read_size(self.receive)
+        if told != size:
+            raise _WorkerGone(ConnectionError(f"it answered with {told} bytes in place of {size}"))
+
+    def receive(self, view: memoryview) -> int:
+        """What has come, at most as much as there is room for. Raises _WorkerGone."""
+        if self._connection is None:
+            raise _WorkerGone(ConnectionError("the connection was closed"))
+        count = self._patiently(self._connection.recv_into, view)
+        if not count:
+            raise _WorkerGone(ConnectionError("it closed the connection"))
+        return count
+
+    def _patiently(self, move: Callable[[memoryview], int], view: memoryview) -> int:
+        """Wait as long as the worker is alive."""
+        start = time.monotonic()
+        while True:
+            try:
+                return move(view)
+            except TimeoutError as problem:
+                silent = time.monotonic() - start > _MOST_SILENCE_S
+                try:
+                    is_gone = self._status() is None if self._is_telling else silent
+                except OSError:
+                    is_gone = True
+                if is_gone:
+                    raise _WorkerGone(problem) from problem
+            except OSError as problem:
+                raise _WorkerGone(problem) from problem
+
+    def _status(self) -> dict[str, Any] | None:
+        """What it says about itself; None where it says nothing. Raises where nobody is there."""
+        try:
+            return status(self._relay.worker, self._relay.reply_s)
+        except ConnectionRefusedError:
+            raise
+        except (OSError, ValueError):
+            return None
+
 
 _P = ctypes.c_void_p
 _NO_TENSOR = "^no tensor has this name$"

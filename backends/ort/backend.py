@@ -17,11 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.backends.base import Capabilities, Logits, require_room
-from edgespec.backends.ort.compiled import open_sessions
-from edgespec.backends.ort.gqa import GqaRunner
-from edgespec.backends.ort.inputs import Step, rope_tables
-from edgespec.backends.ort.providers import CPU_DEVICE, OnnxDevice
-from edgespec.backends.ort.split import SplitRunner, is_split
+from edgespec.backends.ort.providers import CPU_DEVICE, OnnxDevice, open_sessions
+from edgespec.backends.ort.split import GqaRunner, SplitRunner, Step, is_split, rope_tables
 from edgespec.backends.tree import DraftTree
 from edgespec.backends.vocabulary import OwnTokenizer, open_vocabulary
 from edgespec.errors import ModelFileError, UnsupportedError

@@ -1,9 +1,14 @@
-"""Runs `split` graphs: the past goes in, the new rows of K and V come out, the host keeps some.
+"""Runs graphs: what every one is given besides tokens, and the two ways to keep keys and values.
 
-Works for every graph with these inputs and outputs (`models/onnx/graph.py` names them), whoever
-exported it: `rows`, `position_ids`, `input_ids` and tables for the rotation are given where a graph
-asks for them. Graphs with fixed shapes are buckets: a step takes the smallest it fits into, and is
-padded with rows that nobody looks at.
+Of a `split` graph the past goes in, the new rows of K and V come out, the host keeps some. Works
+for every graph with these inputs and outputs (`models/onnx/graph.py` names them), whoever exported
+it: `rows`, `position_ids`, `input_ids` and tables for the rotation are given where a graph asks for
+them. Graphs with fixed shapes are buckets: a step takes the smallest it fits into, and is padded
+with rows that nobody looks at.
+
+Of a `gqa` graph the KV cache is two arrays a layer that it reads and writes in place. So rolling
+back is forgetting a length, and keeping a branch that does not lie in order copies its rows to the
+front.
 """
 
 from __future__ import annotations
@@ -15,8 +20,78 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.backends.ort.inputs import Step, attention_bias
+from edgespec.backends.tree import DraftTree
 from edgespec.errors import BackendError, UnsupportedError
+from edgespec.models.onnx.facts import GraphFacts
+from edgespec.models.onnx.weights import dequantize, raw_rows
+from edgespec.models.spec import ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Nodes behind `length` committed tokens, of which those from `first_row` on want logits.
+
+    A chain has no tree: every node sees all before it.
+    """
+
+    length: int
+    # [n]
+    positions: NDArray[np.int64]
+    tree: DraftTree | None = None
+    first_row: int = 0
+
+    @property
+    def count(self) -> int:
+        return len(self.positions)
+
+
+def attention_bias(
+    step: Step, window: int, masked: float, *, past: int | None = None, nodes: int | None = None
+) -> NDArray[np.float32]:
+    """What is added to attention scores, [1, 1, nodes, past + nodes]: 0, or `masked`.
+
+    Args:
+        window: a token sees the `window` last positions, its own included; 0 means all.
+        past: cells before the nodes, of which those from `step.length` on are empty.
+        nodes: rows, of which those behind the step's are padding: each sees only itself.
+    """
+    length, count = step.length, step.count
+    past, nodes = length if past is None else past, nodes or count
+    bias = np.full((1, 1, nodes, past + nodes), masked, np.float32)
+    rows = bias[0, 0]
+    rows[:count, :length] = 0.0
+    below = rows[:, past:]
+    np.fill_diagonal(below, 0.0)
+    if step.tree is None:
+        below[:count, :count][np.tri(count, dtype=np.bool_)] = 0.0
+    else:
+        for node in range(len(step.tree)):
+            below[node, step.tree.path(node)] = 0.0
+    if window:
+        lowest = step.positions[:, None] - window
+        rows[:count, :length][np.arange(length)[None] <= lowest] = masked
+        below[:count, :count][step.positions[None] <= lowest] = masked
+    return bias
+
+
+def rope_tables(
+    spec: ModelSpec, facts: GraphFacts, capacity: int
+) -> dict[str, NDArray[np.float32]]:
+    """Cosines and sines of every position, [capacity, D / 2], for full and sliding layers."""
+    half = np.arange(0, spec.key_length[0], 2) / spec.key_length[0]
+    factors = np.float64(1.0)
+    if long := spec.tensors.get("rope_freqs.weight"):
+        factors = dequantize(long, raw_rows(spec.path, long)).reshape(-1).astype(np.float64)
+    tables: dict[str, NDArray[np.float32]] = {}
+    bases = {"": (facts.rope_base, facts.rope_factor * factors)}
+    if any(spec.is_sliding):
+        bases["_window"] = (facts.window_rope_base, np.float64(1.0))
+    for name, (base, divisor) in bases.items():
+        angles = np.arange(capacity)[:, None] * (base**-half / divisor)[None]
+        tables[f"cos{name}"] = np.cos(angles).astype(np.float32)
+        tables[f"sin{name}"] = np.sin(angles).astype(np.float32)
+    return tables
+
 
 _MASKED = -1e4  # fits into half precision; e to its power is 0 there and in float32
 _MORE_CELLS = 256  # a growing cache is masked, not shorter: the graph looks at all of it
@@ -173,3 +248,99 @@ class SplitRunner:
                 cache[0, head, :length] = old[number][0, head, :length]
             self._caches.append(cache)
         self._past = cells
+
+
+_FAR_BELOW = -1e9  # far below every score, and still a number after being added to one
+
+
+class GqaRunner:
+    """One session, with a cache of `capacity` cells.
+
+    Args:
+        tables: cosines and sines of every position, by the name of the input.
+        windows: by the name of each attention bias, how far its layers see; 0 means all.
+        max_nodes: most rows of logits.
+        widest: most tokens of a step.
+    """
+
+    entry = "embeddings"
+    max_step: int | None = None
+
+    def __init__(
+        self,
+        session: Any,
+        tables: dict[str, NDArray[np.float32]],
+        windows: dict[str, int],
+        *,
+        capacity: int,
+        max_nodes: int,
+        widest: int,
+    ) -> None:
+        self._session = session
+        self._binding: Any = session.io_binding()
+        self._windows = windows
+        self._caches: list[NDArray[np.float32]] = []
+        self._bind_caches(capacity)
+        self._tables = tables
+        for name, table in tables.items():
+            self._binding.bind_cpu_input(name, table)
+        self._zeros = np.zeros(widest * capacity, np.float32)  # read only: pages of one zero page
+        self._logits = np.empty((max_nodes, session.get_outputs()[0].shape[-1]), np.float32)
+
+    def run(self, step: Step, values: NDArray[Any]) -> NDArray[np.float32]:
+        """Logits from the first row wanted on, [r, V]; the next run overwrites them."""
+        count, total = step.count, step.length + step.count
+        inputs = {
+            "embeddings": values,
+            "positions": step.positions[None],
+            "rows": np.arange(step.first_row, count),
+            "seqlens_k": np.array([total - 1], np.int32),
+            "total_sequence_length": np.array(total, np.int32),
+        }
+        for name, window in self._windows.items():
+            if step.tree is None and not window:  # what is causal needs no bias: these stay zeros
+                inputs[name] = self._zeros[: count * total].reshape(1, 1, count, total)
+            else:
+                inputs[name] = attention_bias(step, window, _FAR_BELOW)
+        for name, value in inputs.items():
+            self._binding.bind_cpu_input(name, value)
+        out = self._logits[: count - step.first_row]
+        self._binding.bind_output("logits", "cpu", 0, np.float32, out.shape, out.ctypes.data)
+        try:
+            self._session.run_with_iobinding(self._binding)
+        except Exception as error:
+            raise BackendError(f"ONNX Runtime failed: {error}") from error
+        return out
+
+    def keep(self, length: int, path: Sequence[int]) -> None:
+        """Let the last step's nodes of `path` follow the first `length` tokens."""
+        moved = [(place, node) for place, node in enumerate(path) if place != node]
+        if moved:
+            to = [length + place for place, _ in moved]
+            start = [length + node for _, node in moved]
+            for cache in self._caches:
+                cache[0, :, to] = cache[0, :, start]
+
+    def memory_bytes(self) -> dict[str, int]:
+        """Bytes of the arrays held here."""
+        return {
+            "kv_cache": sum(cache.nbytes for cache in self._caches),
+            "logits": self._logits.nbytes,
+        }
+
+    def close(self) -> None:
+        self._session = self._binding = None
+        self._caches.clear()
+
+    def _bind_caches(self, capacity: int) -> None:
+        for info in self._session.get_inputs():
+            if not info.name.startswith("past_"):
+                continue
+            _, heads, _, length = info.shape
+            shape = (1, heads, capacity, length)
+            cache = np.empty(shape, np.float32)
+            cache.fill(0.0)  # takes the memory now, and not in mid-answer
+            self._caches.append(cache)
+            place = ("cpu", 0, np.float32, shape, cache.ctypes.data)
+            self._binding.bind_input(info.name, *place)
+            self._binding.bind_output(info.name.replace("past_", "present_"), *place)

@@ -1,29 +1,103 @@
-"""One loaded model and the drafters it is tried with, seen from its own process."""
+"""A loaded model in a process of its own, with the drafters it is tried with, and their turns.
+
+Its memory is its own then, and several take turns. The parent asks for a method with its arguments
+and gets progress, and then a result or an error. The process ends when its parent does.
+
+Contenders answer the same prompts, interleaved: a machine's speed drifts by more than most
+differences worth measuring, and what drifts slowly cancels between answers that are given one after
+the other.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import multiprocessing
+import random
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from math import isfinite
-from typing import Any
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Protocol
 
-from edgespec.bench.interleaving import Answer
 from edgespec.decode.engine import Engine, Prompt
+from edgespec.decode.generation import Counters
 from edgespec.drafting.drafters import HEAD, MODEL, WINDOW, drafter_names, make_drafter
-from edgespec.drafting.drafters.base import Drafter
-from edgespec.drafting.drafters.combined import CombinedDrafter
+from edgespec.drafting.drafters.combined import CombinedDrafter, RoundHistory
 from edgespec.drafting.drafters.model import WritingDrafter
-from edgespec.drafting.ledger import RoundHistory
+from edgespec.drafting.proposal import Drafter
+from edgespec.errors import BackendError, EdgespecError
 from edgespec.measure.noise import find_divergence, measure_batch_noise
 from edgespec.memory.device.track import MemoryTracker, peak_resident_bytes
 from edgespec.memory.plan.plan import Plan
 from edgespec.memory.plan.request import Request
+from edgespec.models.processes import importing_safely, leave_stdout_and_interrupts
 from edgespec.models.spec import ModelSpec
 from edgespec.sampling.params import SamplingParams
 from edgespec.setup.loading import load_plan, plan_to_load
 from edgespec.switching.engine import SwitchingEngine
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One answer and its numbers.
+
+    Attributes:
+        joules: that the machine took meanwhile; None where nothing counts them.
+    """
+
+    token_ids: tuple[int, ...]
+    counters: Counters
+    joules: float | None = None
+
+
+class Contender(Protocol):
+    """Something that answers prompts."""
+
+    name: str
+
+    def renew(self) -> None:
+        """Forget the answers that were given: the same prompts come again."""
+
+    def answer(self, prompt: Prompt, max_tokens: int) -> Answer:
+        """The answer to `prompt`."""
+
+
+def order_of(prompt: int, contenders: int, repeat: int = 0) -> list[int]:
+    """Who answers a prompt first, second, ...: an order at random, then its reverse (A B, B A).
+
+    Each contender is as often early as late. A fixed order would give the first place to the same
+    contender wherever tasks come round in the same rhythm.
+    """
+    number = prompt + repeat
+    order = random.Random(number // 2).sample(range(contenders), contenders)
+    return order[::-1] if number % 2 else order
+
+
+def interleaved(
+    contenders: Sequence[Contender], prompts: Sequence[Prompt], *, max_tokens: int, repeats: int = 1
+) -> Iterator[tuple[int, int, int, Answer]]:
+    """Yield (repeat, prompt, contender, answer), the last three by their places in the arguments.
+
+    Contenders are asked in the order of `order_of`. All prompts come before any comes again,
+    because a drafter would know an answer that was just given. A prompt that cannot be answered
+    ends everything: the error says which one.
+    """
+    for repeat in range(repeats):
+        for contender in contenders:
+            contender.renew()
+        for number, prompt in enumerate(prompts):
+            for place in order_of(number, len(contenders), repeat):
+                contender = contenders[place]
+                try:
+                    answer = contender.answer(prompt, max_tokens)
+                except EdgespecError as problem:
+                    raise type(problem)(
+                        f"prompt {number + 1}, {contender.name}: {problem}", hint=problem.hint
+                    ) from problem
+                yield repeat, number, place, answer
+
 
 AUTO, PLAIN = "auto", "none"
 _SAMPLE_S = 0.1  # between two looks at the memory
@@ -160,3 +234,118 @@ def open_model(
         loaded = LoadedModel(engine, plan, resolved, tracker)
         opened.pop_all()
         return loaded, resolved
+
+
+_PROGRESS, _RESULT, _ERROR = "progress", "result", "error"
+_PATIENCE_S = 20.0
+
+
+class Worker:
+    """A process that has loaded a model. Raises what loading it raises."""
+
+    def __init__(
+        self,
+        model: Path,
+        request: Request,
+        drafters: Sequence[str],
+        report: Callable[[str, float], None] = lambda _what, _fraction: None,
+    ) -> None:
+        self._report = report
+        context = multiprocessing.get_context("spawn")  # a fork would share what is loaded here
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs,), daemon=True)
+        try:
+            with theirs, importing_safely():
+                self._process.start()
+            self.drafters: list[str] = self.call("open", model, request, list(drafters))
+        except BaseException:
+            self.close(at_once=True)
+            raise
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        """What `LoadedModel.method` returns or raises."""
+        try:
+            self._connection.send((method, arguments))
+            while True:
+                kind, value = self._connection.recv()
+                if kind == _PROGRESS:
+                    self._report(*value)
+                elif kind == _ERROR:
+                    raise value
+                else:
+                    return value
+        except (EOFError, ConnectionError) as problem:
+            self.close()
+            raise BackendError(
+                f"the process that ran the model ended with status {self._process.exitcode}",
+                hint="status -9 means that the system took its memory back: try --ctx or --budget",
+            ) from problem
+
+    def close(self, *, at_once: bool = False) -> None:
+        """End the process: politely, or in the middle of what it does."""
+        self._connection.close()
+        if self._process.pid is None:  # it could not be started
+            return
+        if at_once:
+            self._process.kill()
+        self._process.join(_PATIENCE_S)
+        if self._process.exitcode is None:
+            self._process.kill()
+            self._process.join()
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close(at_once=kind is not None)
+
+
+class WorkerContender:
+    """One drafter of a worker's model, as a contender."""
+
+    def __init__(
+        self, name: str, worker: Worker, place: int, sampling: SamplingParams | None = None
+    ) -> None:
+        self.name = name
+        self._worker = worker
+        self._place = place
+        self._sampling = sampling
+
+    def renew(self) -> None:
+        """Forget the answers that were given."""
+        self._worker.call("renew", self._place)
+
+    def answer(self, prompt: Prompt, max_tokens: int) -> Answer:
+        """The answer to `prompt`."""
+        answer = self._worker.call("answer", self._place, prompt, max_tokens, self._sampling)
+        assert isinstance(answer, Answer)
+        return answer
+
+
+def _serve(parent: Connection) -> None:
+    """What the process does: answer the parent's calls until it closes, or is gone."""
+    from edgespec.models.onnx.folder import read_model
+
+    leave_stdout_and_interrupts()
+
+    def report(what: str, fraction: float) -> None:
+        parent.send((_PROGRESS, (what, fraction)))
+
+    loaded: LoadedModel | None = None
+    try:
+        while True:
+            method, arguments = parent.recv()
+            try:
+                if method == "open":
+                    path, request, drafters = arguments
+                    loaded, resolved = open_model(read_model(path), request, drafters, report)
+                    parent.send((_RESULT, resolved))
+                else:
+                    parent.send((_RESULT, getattr(loaded, method)(*arguments)))
+            except EdgespecError as problem:
+                parent.send((_ERROR, problem))
+    except (EOFError, ConnectionError):
+        pass
+    finally:
+        if loaded is not None:
+            loaded.close()

@@ -13,11 +13,10 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
-from edgespec.bench.interleaving import interleaved
+from edgespec.bench.loaded_model import Worker, WorkerContender, interleaved
 from edgespec.bench.profiling import machine_facts, model_facts
 from edgespec.bench.summary import Prompted, summary
-from edgespec.bench.worker import Worker, WorkerContender
-from edgespec.decode.stats import Counters
+from edgespec.decode.generation import Counters
 from edgespec.errors import UnsupportedError
 from edgespec.measure.prompts import TaskPrompt
 from edgespec.memory.device.bandwidth import measured_bandwidth

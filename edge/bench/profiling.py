@@ -70,7 +70,10 @@ def profile(
             complete = False
             with suppress(KeyboardInterrupt):
                 tracker.mark("prompt")
-                prefill = _measure_prefill(engine.backend, report)
+                report("reading a prompt", 0.0)  # of one batch after the other
+                read_ms = reading_ms(engine.backend)
+                size = engine.backend.batch_size
+                prefill = {"batch_size": size, "tokens_per_s": 1e3 / read_ms}
                 tracker.mark("batch invariance")
                 invariant = largest_invariant_step(
                     engine.backend, progress=lambda part: report("comparing step sizes", part)
@@ -181,12 +184,6 @@ def _fill(backend: Backend, depth: int) -> None:
 def _least_step_ms(backend: Backend, nodes: int) -> float:
     [times] = in_turns([partial(one_step, backend, nodes)], _REPEATS + 1)  # one builds the graph
     return min(times)
-
-
-def _measure_prefill(backend: Backend, report: Progress) -> dict[str, Any]:
-    """Tokens a second while reading a prompt of one batch after the other."""
-    report("reading a prompt", 0.0)
-    return {"batch_size": backend.batch_size, "tokens_per_s": 1e3 / reading_ms(backend)}
 
 
 def _bandwidth(spec: ModelSpec, plan: Plan, curves: Sequence[dict[str, Any]]) -> dict[str, float]:

@@ -159,6 +159,7 @@ def _profiled_machine(profile: dict[str, Any]) -> Markup:
     used = f"one-token steps read {bandwidth['used_bytes_per_s'] / 1e9:.1f} GB/s of weights"
     if moved := bandwidth.get("memory_bytes_per_s"):
         used = f"{moved / 1e9:.1f} GB/s; {used}"
+    size = profile["largest_invariant_step"]
     free = f"{size_of(machine['memory_bytes'])}, {size_of(machine['available_bytes'])} free"
     rows = [
         ("measured", machine["measured_at"]),
@@ -170,13 +171,12 @@ def _profiled_machine(profile: dict[str, Any]) -> Markup:
         ("memory", free),
         ("bandwidth", used),
         ("GPUs llama.cpp was built for", ", ".join(machine["gpu_kinds"]) or "none"),
-        ("steps that round alike", _alike(profile["largest_invariant_step"])),
+        (
+            "steps that round alike",
+            f"up to {size} tokens" if size > 1 else "none of several tokens",
+        ),
     ]
     return table_of(("what", "value"), rows)
-
-
-def _alike(size: int) -> str:
-    return f"up to {size} tokens" if size > 1 else "none of several tokens"
 
 
 def _draw_components(axes: Any, memory: dict[str, Any]) -> None:

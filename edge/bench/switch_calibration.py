@@ -15,15 +15,14 @@ import numpy as np
 from edgespec.backends.base import Backend, Logits
 from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
-from edgespec.decode.generation import Result
-from edgespec.decode.stats import LARGE, SMALL
+from edgespec.decode.generation import LARGE, SMALL, Result
 from edgespec.errors import UnsupportedError
 from edgespec.measure.prompts import PROMPTS
 from edgespec.memory.plan.request import Request
 from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.progress import Progress
 from edgespec.setup.loading import load_plan, plan_to_load
-from edgespec.switching.engine import SwitchingEngine
+from edgespec.switching.engine import SwitchingEngine, entropy_nats
 from edgespec.switching.forecast import (
     Trace,
     accepted_drafts,
@@ -33,7 +32,6 @@ from edgespec.switching.forecast import (
 )
 from edgespec.switching.planning import Calibrated, Curves, keep_switch
 from edgespec.switching.policy import SwitchPolicy
-from edgespec.switching.switch import entropy_nats
 
 _SECONDS = 60.0
 _MOST_TOKENS, _LEAST_TOKENS = 96, 24  # of a text

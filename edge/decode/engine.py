@@ -13,21 +13,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Protocol, TypeAlias, TypeGuard
 
 from edgespec.backends.base import Backend, ImageRun, KeepsSnapshots, KeepsStates, SeesImages
-from edgespec.decode.generation import (
-    Chunk,
-    PartReader,
-    Result,
-    TextStream,
-)
+from edgespec.decode.generation import Chunk, Counters, PartReader, Result, TextStream
 from edgespec.decode.kept import PrefixKeeper
 from edgespec.decode.options import GenerationOptions
 from edgespec.decode.scheduler import Scheduler, never
 from edgespec.decode.sequence import Job, Target
 from edgespec.decode.slots import Slots
-from edgespec.decode.stats import Counters
 from edgespec.decode.stream import Stream, chunks_of
-from edgespec.drafting.drafters.base import Drafter
-from edgespec.drafting.ledger import RoundHistory
+from edgespec.drafting.drafters.combined import RoundHistory
+from edgespec.drafting.proposal import Drafter
 from edgespec.errors import ContextFullError, UnsupportedError
 from edgespec.memory.store.prefixes import PrefixStore
 from edgespec.memory.times.curve import CostCurve
@@ -45,7 +39,6 @@ if TYPE_CHECKING:
     from edgespec.decode.options import GenerationKeywords
 
 
-_PROMPT_END = 8  # tokens by which a drafter finds the beginning of a predicted answer
 _FEW = 32  # tokens of a cache that are read again at once
 # One sequence, for mypy to know a literal of messages; nobody mixes them with ids.
 Prompt: TypeAlias = str | Sequence[ChatMessage | int]
@@ -305,7 +298,8 @@ class Engine(Target):
         if not text:
             return ()
         tokens = self.backend.tokenizer.encode(text, add_special=False)
-        return (*ids[-_PROMPT_END:], *tokens[: self.backend.context_size])
+        # By the last eight tokens of the prompt a drafter finds where a predicted answer begins.
+        return (*ids[-8:], *tokens[: self.backend.context_size])
 
     def astream(
         self,

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from warnings import warn
 
@@ -88,7 +88,7 @@ class PrefixKeeper:
         if piece is None or slot is None:
             return
         text, backend = job.prompt[:-1], slot.backend
-        common = _common(piece, text)
+        common = common_prefix_length(piece.text, text)
         if not _is_worth(piece, common, slot.reach(text, job.salt)):
             return
         if not isinstance(backend, KeepsCache) or not self._slots.hold(slot, piece.end):
@@ -136,7 +136,7 @@ class PrefixKeeper:
         with self._writing:
             try:
                 for slot in self._slots:
-                    self._keep(slot, _unheld)
+                    self._keep(slot, nullcontext)
             except OSError as problem:
                 self._give_up(problem)
 
@@ -191,16 +191,6 @@ class PrefixKeeper:
             )
         if not splits and parent is not None:
             self._store.remove_parts_of(parent)
-
-
-@contextmanager
-def _unheld() -> Iterator[None]:
-    yield
-
-
-def _common(piece: Piece, text: Sequence[int]) -> int:
-    """Tokens of a text that a piece and those before it have."""
-    return common_prefix_length(piece.text, text)
 
 
 def _is_worth(piece: Piece, common: int, here: int) -> bool:

@@ -12,9 +12,15 @@ from collections.abc import Iterator, Sequence
 
 from edgespec.backends.base import Backend
 from edgespec.decode.verification import accept
-from edgespec.drafting.drafters.base import Drafter, VerifyResult
 from edgespec.drafting.drafters.proposal_builder import top_tokens_of
-from edgespec.drafting.proposal import EMPTY, StepContext, build_tree, likeliest_chain
+from edgespec.drafting.proposal import (
+    EMPTY,
+    Drafter,
+    StepContext,
+    VerifyResult,
+    build_tree,
+    likeliest_chain,
+)
 from edgespec.memory.times.curve import CostCurve
 from edgespec.sampling.sampling import Sampler
 

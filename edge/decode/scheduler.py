@@ -28,13 +28,6 @@ from edgespec.errors import BackendError, EdgespecError, UnsupportedError
 from edgespec.memory.times.curve import Chunk, CostCurve
 
 _PATIENCE_S = 0.05  # between two looks at whether a waiting generation was cancelled
-_ENCODING_S = 0.02  # between two looks at who came while all wait for their images
-# Tokens that answers are expected to have, and the rate at which that is learned: within some ten
-# answers. The first guess is small, since who needs more is promised more.
-_USUAL_TOKENS, _USUAL_RATE = 64.0, 0.1
-# Of a prompt that nobody asks about yet, in a step: who asks meanwhile waits for one of them.
-_AHEAD_TOKENS = 64
-_RESERVED_S = 0.5  # that a free sequence is kept for who looks again after `_PATIENCE_S`
 
 
 def never() -> bool:
@@ -65,7 +58,9 @@ class Scheduler:
         self._running: list[Job] = []
         self._thread: threading.Thread | None = None
         self._pid = os.getpid()
-        self._usual_tokens = _USUAL_TOKENS  # of answers
+        # Tokens that answers are expected to have, which is learned within some ten of them. The
+        # first guess is small, since who needs more is promised more.
+        self._usual_tokens = 64.0
         self._is_short = False  # of cells: somebody who writes waits for some
         self._clock_s = 0.0  # time of all turns so far; within one, less when it began
         # Guards what follows, who runs and who waits; a turn is made without it.
@@ -122,7 +117,8 @@ class Scheduler:
                 if self._owner is None and self._slots.has_free:
                     self._guest_until_s, self._owner = 0.0, me
                     return True
-                self._guest_until_s = perf_counter() + _RESERVED_S
+                # A free sequence is kept so long for who looks again after `_PATIENCE_S`.
+                self._guest_until_s = perf_counter() + 0.5
             self._advance(lambda: self._owner is None and self._slots.has_free)
         self._guest_until_s = 0.0
         return False
@@ -359,7 +355,7 @@ class Scheduler:
             self._is_short, job.state = False, None
             if job.is_over and not job.ahead:
                 written = job.counters.generated_tokens
-                self._usual_tokens += _USUAL_RATE * (written - self._usual_tokens)
+                self._usual_tokens += 0.1 * (written - self._usual_tokens)
             job.finish(problem)
             self._running.remove(job)
 
@@ -371,7 +367,8 @@ class Scheduler:
         self._is_short = num_short > 0
         reading = [one for one in self._running if one.is_reading]
         seeing = [one for one in reading if one.sequence.is_at_image]
-        wait_s = _ENCODING_S if len(seeing) + num_short == len(self._running) else 0.0
+        # Who came meanwhile is looked for every 20 ms while all wait for their images.
+        wait_s = 0.02 if len(seeing) + num_short == len(self._running) else 0.0
         for job in seeing:
             self._read_image(job, wait_s)
         reading = [one for one in self._running if one.is_reading and not one.sequence.is_at_image]
@@ -433,7 +430,8 @@ class Scheduler:
             nodes, depth = num_nodes or num_writing, _depth(reading)
             most = self.pace.chunk_size(nodes, most, len(reading), depth)
         if self._splits and all(job.ahead for job in reading):
-            most = min(most, _AHEAD_TOKENS)
+            # Nobody asks about these yet, and who asks meanwhile waits for one such step.
+            most = min(most, 64)
         for job in reading[: _most_rows(reading) - num_nodes if self._mixes else 1]:
             if most <= 0:
                 break
@@ -500,10 +498,6 @@ def _closed() -> UnsupportedError:
 
 
 _FURTHER = 0.5  # of what the first prompt may add, each further one that waits
-# Standard error of a plain step from which on one is made that reads nothing. A chunk is then off
-# by a tenth of its step, which is as far as steps differ anyway.
-_UNSURE = 0.1
-_PLAIN_EVERY = 16  # steps at most, of which one reads nothing: what a chunk adds shows beside it
 
 
 class Pace:
@@ -528,7 +522,10 @@ class Pace:
         The first of them stands behind `depth` others of its text. 0: with the next step.
         """
         plain_ms, error = self._curve.t(num_nodes, 0)
-        if error > _UNSURE or (self._since_plain >= _PLAIN_EVERY - 1 and not self._apart):
+        # Standard error of a plain step from which on one is made that reads nothing. A chunk is
+        # then off by a tenth of its step, as far as steps differ anyway. One step in 16 reads
+        # nothing: what a chunk adds shows beside it.
+        if error > 0.1 or (self._since_plain >= 15 and not self._apart):
             return 0
         times = 1.0 + _FURTHER * (waiting - 1)
 

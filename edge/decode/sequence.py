@@ -20,17 +20,26 @@ from edgespec.backends.base import (
     sequences_of,
 )
 from edgespec.backends.tree import DraftTree
-from edgespec.decode.generation import Chunk, FinishReason, StepOutput, TextStream, chunk_of
+from edgespec.decode.generation import (
+    ALONE,
+    Chunk,
+    Counters,
+    FinishReason,
+    StepOutput,
+    TextStream,
+    Writers,
+    chunk_of,
+)
 from edgespec.decode.slots import Slot
-from edgespec.decode.stats import ALONE, Counters, Writers
 from edgespec.decode.verification import TypicalPick, accept, accept_sampled, cut
-from edgespec.drafting.drafters.base import Drafter, VerifyResult
+from edgespec.drafting.drafters.combined import BelievedTimes, RoundHistory
 from edgespec.drafting.drafters.grammar import GrammarDrafter, new_counts
 from edgespec.drafting.drafters.proposal_builder import top_tokens_of
-from edgespec.drafting.ledger import BelievedTimes, RoundHistory
 from edgespec.drafting.proposal import (
     EMPTY,
+    Drafter,
     StepContext,
+    VerifyResult,
     build_tree,
     likeliest_chain,
 )

@@ -8,9 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from edgespec.decode.generation import Chunk, PartReader, Result, Span, ToolCall
+from edgespec.decode.generation import Chunk, ModelTurn, PartReader, Result, Span, ToolCall
 from edgespec.decode.sequence import Chunks, Job
-from edgespec.decode.stats import ModelTurn
 
 
 class Stream:

@@ -4,7 +4,7 @@ Times are in plain steps of the moment: one step of the target without drafts. W
 bounded, such as sizes of tables, stands beside the tables.
 """
 
-# -- the ledger (ledger.py) ----------------------------------------------------------------------
+# -- the ledger (drafters/combined.py) ------------------------------------------------------------
 ALLOWANCE = 0.004  # plain steps a round: what a useless drafter costs in the long run, 0.4%
 FIRST_BALANCE = 2.0  # plain steps: in replays of first answers 1 cost up to 1.5%, 4 brought nothing
 HIGHEST_BALANCE = 12.0  # plain steps: 4 cost 5% where t(32) is 7.2, 24 is the same as 12
@@ -35,7 +35,7 @@ SPREAD = 5.3  # logits below the best one: a two-hundredth of its probability
 WINDOW_FIRST, WINDOW_LAST = 4, 512  # cells it sees
 WINDOW_GAINS = (0.85, 0.71, 0.58, 0.48)  # tokens that a first draft brings, a second, ... (LOG.md)
 
-# -- acceptance by counting (calibration.py) -----------------------------------------------------
+# -- acceptance by counting (proposal.py) --------------------------------------------------------
 CELL_STRENGTH = 6.0  # tries that the group of a cell counts for in it
 RECENT_STRENGTH = 40.0  # tries that a cell counts for beside those of lately
 RECENT_DECAY = 0.9  # of lately, from try to try: half of them are the last seven

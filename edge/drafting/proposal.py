@@ -1,4 +1,4 @@
-"""What drafters propose, what a round may cost, and the one rule that chooses between both.
+"""What drafters are and propose, what a round may cost, and the one rule that chooses between both.
 
 Verified is the number of nodes with the most expected tokens per measured millisecond:
 
@@ -9,22 +9,158 @@ Where several texts share the step, E(n) begins with one token for each of them,
 times the geometric mean (`decode/step.py`). No nodes but their roots are plain decoding and an
 ordinary choice. The best of many noisy estimates is too good on average, so steps over drafts are
 taken to be as slow as their times are unsure. What may be lost at most is not its business
-(`ledger.py`). The rule knows neither drafters nor backends.
+(the ledger in `combined.py`). The rule knows neither drafters nor backends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from edgespec.backends.tree import DraftTree, is_chain
+from edgespec.drafting import constants
+from edgespec.memory.store.texts import KeptText
 from edgespec.memory.times.curve import CostCurve
 
 if TYPE_CHECKING:
     from edgespec.sampling.distributions import DraftDistribution
     from edgespec.sampling.sampling import Sampler
+
+
+Counts = Mapping[int, tuple[float, float]]  # hits and tries by cell
+
+
+class Calibration:
+    """Acceptance probabilities by counting: hits and misses by cell, by group of cells, and lately.
+
+    A drafter describes each node it proposes by a small integer (its `cell`: how long the match
+    was, how many earlier places agree, ...). Counting how often nodes of a cell were right gives
+    their probability. Three levels are shrunk into each other, because fine cells are rarely seen:
+
+        p_coarse = (hits + 1 * prior) / (tries + 1)      of the group the cell belongs to
+        p_cell   = (hits + k_cell * p_coarse) / (tries + k_cell)
+        p        = (recent hits + k_recent * p_cell) / (recent tries + k_recent)
+
+    which are posterior means of Beta distributions. `recent` counts fade (half-life of about 7
+    trials) and are forgotten with each new text: some texts repeat themselves far more than others.
+
+    A table may begin with counts of other models (`priors.py`). They stand for at most a few tries
+    of each cell, so that what is counted here soon says more, and are never stored with it.
+
+    Args:
+        num_cells: how many different cells there are.
+        groups: the group of each cell, [num_cells].
+        recents: the class of recent counts each cell shares, [num_cells].
+        priors: probability of each group before anything was counted.
+        known: what other models counted.
+    """
+
+    def __init__(
+        self,
+        num_cells: int,
+        groups: Sequence[int],
+        recents: Sequence[int],
+        priors: Sequence[float],
+        known: Counts | None = None,
+    ) -> None:
+        self._groups, self._recents = groups, recents
+        self._known_hits = [0.0] * num_cells
+        self._known_tries = [constants.CELL_STRENGTH] * num_cells  # those of the group included
+        self._hits = [0.0] * num_cells
+        self._tries = [0.0] * num_cells
+        self._group_hits = [constants.GROUP_STRENGTH * prior for prior in priors]
+        self._group_tries = [constants.GROUP_STRENGTH] * len(priors)
+        self.forget_recent()
+        for cell, (hits, tries) in (known or {}).items():
+            weight = min(1.0, constants.PRIOR_TRIES / tries)
+            self._known_hits[cell] = weight * hits
+            self._known_tries[cell] += weight * tries
+            self._group_hits[groups[cell]] += weight * hits
+            self._group_tries[groups[cell]] += weight * tries
+
+    def for_another_text(self) -> Calibration:
+        """The same counts, whichever of both they are added to, but for those of lately."""
+        other = copy(self)
+        other.forget_recent()
+        return other
+
+    def probability(self, cell: int) -> float:
+        """Chance that a node of this cell is right, given that its parent was."""
+        group, recent = self._groups[cell], self._recents[cell]
+        coarse = self._group_hits[group] / self._group_tries[group]
+        hits = self._hits[cell] + self._known_hits[cell] + constants.CELL_STRENGTH * coarse
+        fine = hits / (self._tries[cell] + self._known_tries[cell])
+        return (self._recent_hits[recent] + constants.RECENT_STRENGTH * fine) / (
+            self._recent_tries[recent] + constants.RECENT_STRENGTH
+        )
+
+    def group_probability(self, group: int) -> float:
+        """Chance that a node of this group is right, whatever its cell."""
+        return self._group_hits[group] / self._group_tries[group]
+
+    def count(self, cell: int, hit: bool) -> None:
+        """Record that a node of this cell, whose parent was right, was right or wrong."""
+        recent = self._recents[cell]
+        self._recent_hits[recent] = constants.RECENT_DECAY * self._recent_hits[recent] + hit
+        self._recent_tries[recent] = constants.RECENT_DECAY * self._recent_tries[recent] + 1.0
+        self._add(cell, hit, 1.0)
+        if self._tries[cell] > constants.MOST_TRIES:
+            self._add(cell, -0.5 * self._hits[cell], -0.5 * self._tries[cell])
+
+    def _add(self, cell: int, hits: float, tries: float) -> None:
+        """Add to a cell and so to its group: a group holds what its cells do, and its prior."""
+        group = self._groups[cell]
+        self._hits[cell] += hits
+        self._tries[cell] += tries
+        self._group_hits[group] += hits
+        self._group_tries[group] += tries
+
+    def fade(self, tries: float) -> None:
+        """Let the counts of each cell stand for at most so many tries."""
+        for cell, counted in enumerate(self._tries):
+            if counted > tries:
+                part = 1.0 - tries / counted
+                self._add(cell, -part * self._hits[cell], -part * counted)
+
+    def forget_recent(self) -> None:
+        """Start a new text."""
+        self._recent_hits = [0.0] * (max(self._recents) + 1)
+        self._recent_tries = [0.0] * (max(self._recents) + 1)
+
+    def as_json(self) -> dict[str, Any]:
+        """The counts that were touched, for the next run."""
+        cells = {
+            str(cell): [round(self._hits[cell], 3), round(self._tries[cell], 3)]
+            for cell in range(len(self._tries))
+            if self._tries[cell] > 0
+        }
+        return {"num_cells": len(self._tries), "cells": cells}
+
+    def load_json(self, document: Any) -> None:
+        """Take over counts of an earlier run; a document of another layout is ignored."""
+        if not isinstance(document, dict) or document.get("num_cells") != len(self._tries):
+            return
+        for name, counts in pairs_of(document.get("cells")).items():
+            cell = int(name) if name.isdecimal() and len(name) < 9 else len(self._tries)
+            hits, tries = (round(count, 3) for count in counts)
+            if cell < len(self._tries) and tries <= 2 * constants.MOST_TRIES - self._tries[cell]:
+                self._add(cell, hits, tries)  # "1" and "01" are one cell
+
+
+def pairs_of(cells: Any) -> dict[str, tuple[float, float]]:
+    """Hits and tries by cell, as far as they are such."""
+    found = {}
+    for name, counts in (cells if isinstance(cells, dict) else {}).items():
+        try:
+            hits, tries = (float(count) for count in counts)
+        except (TypeError, ValueError, OverflowError):
+            continue
+        if 0.0 <= hits <= tries < float("inf"):
+            found[name] = hits, tries
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,3 +344,169 @@ def _depth_first(parents: Sequence[int]) -> list[int]:
         order.append(node)
         stack += reversed(children.get(node, []))
     return order
+
+
+# The target's best tokens after a node, best first, and their shares of the probability of these.
+TopTokens = tuple[Sequence[int], Sequence[float]]
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyResult:
+    """One finished round: what was sent to the target, what it wrote, and in which context.
+
+    The context is that of this very round, whoever was asked to draft for it, or nobody.
+    `top_tokens(node)` gives the target's best tokens after a node, or None where they are not to
+    be looked at. Plain rounds may be told together: then they are a chain that nobody drafted, of
+    as many `rounds`, in the context of the round before them.
+    """
+
+    tree: DraftTree
+    path: Sequence[int]  # accepted nodes, the root first
+    emitted: Sequence[int]  # as many tokens
+    context: StepContext
+    top_tokens: Callable[[int], TopTokens | None] = lambda _node: None
+    rounds: int = 1
+    node_ms: float | None = None  # time that a draft added to the step; None: as estimated
+
+
+class Drafter:
+    """A source of candidate nodes. What a subclass has no use for does nothing."""
+
+    name = ""
+    history = ""  # of the next text: only texts of the same history draft for each other
+    failure: str | None = None  # why it is not asked any more
+    has_engine = False  # a model or head of its own, whose steps take time
+    has_to_read = False  # the whole text, before it drafts anything
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes its tables may take at most (a ceiling, allocated as they fill)."""
+        return 0
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        """A new text starts with `tokens`: the prompt and the first token of the answer."""
+
+    def prepare(self, tokens: Sequence[int], count: int) -> None:
+        """The model reads `tokens`, of which `count` may be looked at: a text begins so soon.
+
+        Told again and again, so that no step of others waits for the whole prompt in `begin`.
+        """
+
+    def estimate(self, context: StepContext) -> DraftEstimate | None:
+        """What a draft model expects of a round before it is asked; None: asking costs no step."""
+        return None
+
+    def propose(self, context: StepContext, base: Proposal = EMPTY) -> Proposal:
+        """Candidates for what comes after the text so far, at most `context.max_nodes`.
+
+        `base` is what other drafters propose already; nodes of it may be repeated.
+        """
+        return EMPTY
+
+    def observe(self, result: VerifyResult) -> None:
+        """A round has ended: count, learn, and extend the text.
+
+        What was proposed counts if it was for this round; a round need not have asked for any.
+        """
+
+    def cooldown(self) -> int:
+        """How many steps may follow an empty proposal before `propose` is called again.
+
+        Their results may be passed to `observe` in one call.
+        """
+        return 0
+
+    def has_hit(self, tokens: Sequence[int] = ()) -> bool:
+        """Whether there is a reason to ask now, with `tokens` behind what was observed.
+
+        Of tables an n-gram hit: the text ends as it did before.
+        """
+        return False
+
+    def can_read_prompts(self, *, pays: bool) -> None:
+        """Whether it may read the next prompts while its model does, which takes time."""
+
+    def reading_ms(self) -> float:
+        """What reading a prompt of the usual length takes."""
+        return 0.0
+
+    def reasons(self) -> str:
+        """In one line, for people: what became of its drafts in the last text."""
+        return ""
+
+    @property
+    def saved_part(self) -> float | None:
+        """Of the time of plain steps, what drafts have saved; None: nobody knows."""
+        return None
+
+    def state(self) -> dict[str, Any]:
+        """What should survive a restart (calibration), as a JSON document."""
+        return {}
+
+    def load_state(self, document: dict[str, Any] | None) -> None:
+        """Take over the state of an earlier run; anything unusable is ignored."""
+
+    def recall(self, texts: Sequence[KeptText]) -> None:
+        """Fill the tables with texts of earlier runs."""
+
+    def share_with(self, other: Any) -> None:
+        """Have the tables and counts of another drafter of its kind, in place of its own."""
+
+    def memory_bytes(self) -> dict[str, int]:
+        """Bytes an engine of its own says it allocated, by component."""
+        return {}
+
+    def close(self) -> None:
+        """Free what it holds beyond its tables; safe to call twice."""
+
+
+class CountingDrafter(Drafter):
+    """A drafter that counts how often nodes of each cell of its `calibration` were right."""
+
+    def __init__(self, calibration: Calibration) -> None:
+        self._calibration = calibration
+        self._proposal = EMPTY
+        self._cells: Sequence[int] = ()  # of its nodes
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        self._calibration.forget_recent()
+        self._proposal = EMPTY
+
+    def observe(self, result: VerifyResult) -> None:
+        count_hits(self._proposal, self._cells, result.emitted, self._calibration)
+        self._proposal = EMPTY
+
+    def share_with(self, other: Any) -> None:
+        self._calibration = other._calibration.for_another_text()
+
+    def state(self) -> dict[str, Any]:
+        return self._calibration.as_json()
+
+    def load_state(self, document: dict[str, Any] | None) -> None:
+        self._calibration.load_json(document)
+
+
+def count_hits(
+    proposal: Proposal, cells: Sequence[int], emitted: Sequence[int], calibration: Calibration
+) -> None:
+    """Count every proposed node whose parent was right, by its cell; -1 is not counted.
+
+    Nodes that were proposed but not sent to the target are counted too where the target's own
+    text shows whether they were right.
+    """
+    tokens, parents = proposal.tokens, proposal.parents
+    alone = is_chain(parents)
+    node, depth = -1, 0
+    while depth < len(emitted):
+        right = -1
+        for i in range(node + 1, len(tokens)):
+            if parents[i] == node:
+                hit = tokens[i] == emitted[depth]
+                if cells[i] >= 0:
+                    calibration.count(cells[i], hit)
+                right = i if hit else right
+                if alone:
+                    break
+        if right < 0:
+            return
+        node, depth = right, depth + 1

@@ -31,9 +31,8 @@ from edgespec.models.early_exit import (
     target_hash,
 )
 from edgespec.models.gguf.ggml_types import GGML_NUMBERS
-from edgespec.models.gguf.reader import Gguf
+from edgespec.models.gguf.reader import Gguf, read_ids, read_numbers, read_strings
 from edgespec.models.gguf.shards import read_gguf_shards
-from edgespec.models.gguf.values import read_ids, read_numbers, read_strings
 from edgespec.models.gguf.writer import Raw, Value, key_bytes, write_raw
 from edgespec.models.heads import DRAFTED
 from edgespec.models.onnx.weights import raw_rows

@@ -64,7 +64,11 @@ def compare(
     not `complete`. Raises UnsupportedError where a file is not of the source's vocabulary.
     """
     for other in others:
-        _check_same_tokens(spec, other)
+        if (spec.tokenizer_hash, spec.vocab_size) != (other.tokenizer_hash, other.vocab_size):
+            raise UnsupportedError(
+                f"{other.path.name} cannot be compared with {spec.path.name}: their tokens differ",
+                hint="compare files of one model; the first is the source",
+            )
     reference, threads = held_out(spec, data, progress), host.usable_cores()
     rows: list[dict[str, Any]] = []
     files, tell = [spec, *others], _with_time_left(progress)
@@ -91,14 +95,6 @@ def compare(
         "step_depth": DEPTH,
         "rows": rows,
     }
-
-
-def _check_same_tokens(spec: ModelSpec, other: ModelSpec) -> None:
-    if (spec.tokenizer_hash, spec.vocab_size) != (other.tokenizer_hash, other.vocab_size):
-        raise UnsupportedError(
-            f"{other.path.name} cannot be compared with {spec.path.name}: their tokens differ",
-            hint="compare files of one model; the first is the source",
-        )
 
 
 def compare_kv_types(

@@ -78,7 +78,11 @@ def tune(
             if chosen["kl"] <= max_kl:
                 break
         else:
-            raise _nothing_found(fastest, max_kl)
+            least = min(fastest, key=lambda row: row["kl"])
+            said = f"{least['type']} loses least, {least['kl']:.4f}"
+            raise UnsupportedError(
+                f"no type loses at most {max_kl:.4f}: {said}", hint="allow more with --max-kl"
+            )
         path = judge.file(chosen["type"])
         _measure_together(spec, rows[0], chosen, path)
         if target is not None:
@@ -132,14 +136,6 @@ def _measure_together(
         times = [step_ms(path, threads=threads) for path in paths]
     for row, found in zip((source, chosen), times, strict=True):
         row["measured"] = speed_of(spec, curve_from(found))
-
-
-def _nothing_found(rows: Sequence[dict[str, Any]], max_kl: float) -> UnsupportedError:
-    least = min(rows, key=lambda row: row["kl"])
-    return UnsupportedError(
-        f"no type loses at most {max_kl:.4f}: {least['type']} loses least, {least['kl']:.4f}",
-        hint="allow more with --max-kl",
-    )
 
 
 def _source_row(spec: ModelSpec) -> dict[str, Any]:

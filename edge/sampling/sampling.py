@@ -36,14 +36,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.errors import BackendError, EdgespecError, UnsupportedError
-from edgespec.sampling.best_tokens import (
-    head_reaching,
-    inverse_of,
-    softmax_weights,
-)
-from edgespec.sampling.chain import Chain, Left, Mirostat
+from edgespec.sampling.best_tokens import head_reaching, inverse_of, softmax_weights
+from edgespec.sampling.chain import Chain, Dry, Left, Mirostat, Penalties, TokenText
 from edgespec.sampling.distributions import TargetDistribution
-from edgespec.sampling.history import Dry, Penalties, TokenText
 from edgespec.sampling.params import SamplingParams, bias_pairs
 
 

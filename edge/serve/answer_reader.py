@@ -2,56 +2,67 @@
 
 All interfaces read answers with this one reader; each tells the parts in its own words. What ends
 an answer is the engine's to say.
+
+A call is complete when its arguments are, not where its end marker first stands: a text in them may
+have it. What does not turn out to be a call of a tool that was offered is given back as text, so
+nothing a model writes is lost. Only calls beyond those that may be made are left out.
+
+Behind a marker, the name of such a tool and the beginning of its arguments make a call, whatever
+comes then: from there on arguments in JSON are given as they are written. Other notations (tags,
+Python's, Gemma's), and answers that are JSON without a marker, are given when they are complete.
+
+A reader is a generator that goes on with every piece of text: where a step needs more, it yields.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias, TypeVar
 
 from edgespec.decode.generation import Chunk, Result
-from edgespec.serve.shapes import Choice, Delta, joined
-from edgespec.serve.tool_formats import HARMONY, ToolFormat
-from edgespec.serve.tool_reader import TEXT, THOUGHT, Steps, ToolReader
-
-
-class ThinkTags(NamedTuple):
-    """What a thought stands between.
-
-    `forced` is written for the model to end one that takes too long; `after` has to come between a
-    thought and the answer.
-    """
-
-    opening: str
-    closing: str
-    forced: str
-    after: str = ""
-
-
-def _tags(opening: str, closing: str) -> ThinkTags:
-    return ThinkTags(opening, closing, f"\n{closing}\n\n")
-
-
-_FINAL = "<|start|>assistant<|channel|>final<|message|>"
-THINK = _tags("<think>", "</think>")
-_HARMONY_TAGS = ThinkTags("<|channel|>analysis<|message|>", "<|end|>", f"<|end|>{_FINAL}", _FINAL)
-_OTHER_TAGS = (
-    _tags("<|START_THINKING|>", "<|END_THINKING|>"),
-    _tags("[THINK]", "[/THINK]"),
-    _tags("<seed:think>", "</seed:think>"),
-    _tags("<mm:think>", "</mm:think>"),
-    _tags("<|channel>thought", "<channel|>"),
+from edgespec.serve.shapes import Choice, Delta, ToolCall, joined
+from edgespec.serve.tool_formats import (
+    HARMONY,
+    NAME,
+    THINK,
+    ThinkTags,
+    ToolFormat,
+    first_piece,
+    followed_by,
+    header_pattern,
+    literal_pattern,
+    once,
+    openings,
+    pieces,
+    safe_length,
+)
+from edgespec.serve.tools import (
+    NAME_CHARS,
+    OpenCall,
+    call_of,
+    gemma_arguments,
+    json_text,
+    parse_argument,
+    python_calls,
+    read_broken_call,
+    repaired,
 )
 
-
-def think_tags(template: str, formats: Sequence[ToolFormat]) -> ThinkTags:
-    """How a template's model thinks; <think> where it says nothing."""
-    if HARMONY in formats:
-        return _HARMONY_TAGS
-    return next((one for one in _OTHER_TAGS if one.closing in template), THINK)
-
-
+T = TypeVar("T")
+Steps: TypeAlias = Generator[None, None, T]
+TEXT, THOUGHT = "text", "thought"  # kinds of what is said
+_FENCE, _JSON_FENCE, _CODE_FENCE = "```", "```json", "```tool_code"
+_BETWEEN = re.compile(rf"(?:[\s;,]|{_JSON_FENCE}|{_FENCE}(?!t))*")
+_ITEMS_END = re.compile(r"[\s,\]]*")  # of a list whose first call was given
+_STRAYS = re.compile(r"[\s}\]]*")
+_COMMAS = re.compile(r"[\s,]*")
+_TEXT = r'"(?:[^"\\]|\\.){0,160}"'
+_MOST_MEMBERS = 8  # of a call, before its arguments
+_SPACE = re.compile(r"\s*")
 # gpt-oss's messages, each with a header, and a prompt that ends with <|start|>assistant:
 #     <|channel|>analysis<|message|>a thought<|end|><|start|>assistant
 #     <|channel|>commentary to=functions.name <|constrain|>json<|message|>{...}<|call|>
@@ -61,18 +72,41 @@ _MESSAGE, _CHANNEL = "<|message|>", "<|channel|>"
 _ENDS = ("<|end|>", "<|start|>", "<|call|>", "<|return|>", _CHANNEL)
 _HEADER_STARTS = ("<|", "to=", "assistant")
 _RECIPIENT = re.compile(r"to=(?:functions\.)?([^\s<>|]{1,160})")
-_LONGEST_HEADER = 512
-_TEXTS = ("content", "reasoning")
+_LONGEST_HEADER = 512  # characters, from the marker of a call to its arguments as well
 
 
-class AnswerReader(ToolReader):
-    """Reads one answer; without any arguments all of it but a thought is text.
+@dataclass(frozen=True, slots=True)
+class _Notation:
+    """What counts where the end of a value is looked for.
 
     Args:
-        formats: as of `ToolReader`.
-        schemas: as of `ToolReader`.
-        most: as of `ToolReader`.
-        is_calls: as of `ToolReader`; the answer has no thought then.
+        outside: brackets, quotes, and what can only stand in a text.
+        inside: by quote, its end and what is none though it looks like it.
+        size: characters of the longest of these.
+    """
+
+    outside: re.Pattern[str]
+    inside: Mapping[str, re.Pattern[str]]
+    size: int
+
+
+_QUOTE_ENDS = {quote: re.compile(rf"\\.|{quote}", re.DOTALL) for quote in ('"', "'")}
+_JSON = _Notation(re.compile(r"[\"{}\[\]<`]"), _QUOTE_ENDS, 2)
+_PYTHON = _Notation(re.compile(r"[\"'{}\[\]()`]"), _QUOTE_ENDS, 2)
+_GEMMA = _Notation(re.compile(r'<\|"\|>|[{}\[\]]'), {'<|"|>': re.compile(r'<\|"\|>')}, 5)
+
+
+class AnswerReader:
+    """Reads one answer; without any arguments all of it but a thought is text.
+
+    An answer that begins with JSON is looked at when it is complete: calls alone, or a text. So is
+    one that is a block of code with JSON, as Qwen2.5 Coder writes its calls.
+
+    Args:
+        formats: the ways calls are written.
+        schemas: of the arguments of the tools that were offered, by their names.
+        most: calls that are taken; further ones are left out.
+        is_calls: the answer is calls and nothing else, as its grammar makes it: it has no thought.
         tags: of a thought, with which an answer may begin.
         within: the prompt ended within a thought.
         is_marked: what is JSON alone is no call.
@@ -91,10 +125,20 @@ class AnswerReader(ToolReader):
         is_text: bool = False,
         is_marked: bool = False,
     ) -> None:
-        super().__init__(formats, schemas or {}, most=most, is_calls=is_calls)
-        self._tags, self._within, self._is_text = tags, within, is_text
-        self._is_marked = is_marked
-        self._read_so_far: list[Delta] = []
+        self._schemas, self._most, self._is_calls = schemas or {}, most, is_calls
+        self._formats, self._tags, self._within = formats, tags, within
+        self._is_text, self._is_marked = is_text, is_marked
+        # The first one of several formats that begin alike.
+        self._openings = {text: how for how in reversed(formats) for text in openings(how)}
+        self._text, self._place = "", 0  # what is held, and how much of it was dealt with
+        self._is_whole = False  # no more text comes
+        self._said: dict[str, list[str]] = {TEXT: [], THOUGHT: []}
+        self._calls = list[ToolCall]()
+        self._found = 0  # calls, those left out as well
+        self._open: OpenCall | None = None  # whose arguments are being written
+        self._sent = 0  # how much of the text was given as these
+        self._steps = self._read()
+        self._deltas = list[Delta]()  # all that was found so far
         self._thinks = within
         self._num_tokens = self._thought_tokens = 0
 
@@ -105,27 +149,32 @@ class AnswerReader(ToolReader):
             deltas.append(self.push(chunk.text))
             self._num_tokens += len(chunk.token_ids)
             self._thought_tokens = self._num_tokens if self._thinks else self._thought_tokens
-        content, thought = ("".join(getattr(one, name) for one in deltas) for name in _TEXTS)
-        return Delta(content, thought, joined(call for one in deltas for call in one.calls))
+        return Delta.of(deltas)
 
     def push(self, text: str) -> Delta:
         """What more text added."""
-        return self._kept(super().push(text))
+        self._text = self._text + text
+        return self._advance()
 
     def finish(self) -> Delta:
         """What is left: calls without an end, or text."""
-        return self._kept(super().finish())
+        self._is_whole = True
+        return self._advance()
 
     def choice(self, index: int, result: Result) -> Choice:
         """The answer, which is complete."""
-        deltas = self._read_so_far
-        content, thought = ("".join(getattr(one, name) for one in deltas) for name in _TEXTS)
-        calls = joined(call for one in deltas for call in one.calls)
-        return Choice(index, content, thought, calls, result, self._thought_tokens)
+        found = Delta.of(self._deltas)
+        parts = found.content, found.reasoning, found.calls
+        return Choice(index, *parts, result, self._thought_tokens)
 
-    def _kept(self, delta: Delta) -> Delta:
+    def _advance(self) -> Delta:
+        next(self._steps, None)
+        if self._open is not None:
+            self._calls += self._open.written()
+        delta = Delta("".join(self._said[TEXT]), "".join(self._said[THOUGHT]), joined(self._calls))
+        self._said, self._calls = {TEXT: [], THOUGHT: []}, []
         if delta:
-            self._read_so_far.append(delta)
+            self._deltas.append(delta)
         return delta
 
     def _read(self) -> Steps[None]:
@@ -133,11 +182,497 @@ class AnswerReader(ToolReader):
             return (yield from self._channels())
         if not self._is_calls:
             yield from self._thought()
-        yield from super()._read()
+        if self._schemas and not self._is_marked:
+            yield from self._alone()
+        while True:
+            self._forget()
+            opening = yield from self._until(list(self._openings))
+            if opening is None:
+                return
+            if not (yield from self._called(self._openings[opening], opening)):
+                self._say((yield from self._skip(self._place)) + len(opening))
+
+    # -- text ------------------------------------------------------------------------------
+
+    def _say(self, end: int, kind: str = TEXT) -> None:
+        """Give what is held up to a place as text, or as a thought."""
+        self._said[kind].append(self._text[self._place : end])
+        self._place = end
+
+    def _forget(self) -> None:
+        """Hold no longer what was dealt with."""
+        self._text, self._place = self._text[self._place :], 0
+
+    def _until(self, markers: Sequence[str], kind: str = TEXT) -> Steps[str | None]:
+        """Give text up to the first of some markers; None at the end of the answer."""
+        while True:
+            found = [(at, one) for one in markers if (at := self._text.find(one, self._place)) >= 0]
+            if found:
+                place, marker = min(found)
+                self._say(max(self._place, len(self._text[:place].rstrip())), kind)
+                return marker
+            held = self._text[self._place :]
+            if self._is_whole:
+                if not self._found or held.strip():
+                    self._say(len(self._text), kind)
+                return None
+            sizes = [safe_length(held, one) for one in markers]
+            self._say(self._place + min(sizes, default=len(held)), kind)
+            self._forget()
+            yield
+
+    def _has(self, marker: str, place: int) -> Steps[bool]:
+        """Whether a marker stands at a place."""
+        while not self._text.startswith(marker, place):
+            if self._is_whole or not marker.startswith(self._text[place : place + len(marker)]):
+                return False
+            yield
+        return True
+
+    def _skip(self, place: int, pattern: re.Pattern[str] = _SPACE) -> Steps[int]:
+        """The place after what a pattern matches."""
+        while True:
+            found = pattern.match(self._text, place)
+            end = found.end() if found else place
+            if self._is_whole or not self._may_go_on(end, pattern):
+                return end
+            yield
+
+    def _may_go_on(self, end: int, pattern: re.Pattern[str]) -> bool:
+        """Whether a pattern that ends here may have more with more text."""
+        if end == len(self._text):
+            return True
+        fence = _FENCE if self._text.endswith(_FENCE, 0, end) else ""
+        rest = fence + self._text[end : end + len(_JSON_FENCE)]
+        return pattern is _BETWEEN and _JSON_FENCE.startswith(rest)
+
+    def _pass(self, markers: str, place: int) -> Steps[int]:
+        """The place after markers, of which each may be missing."""
+        for marker in pieces(markers):
+            start = yield from self._skip(place)
+            if (yield from self._has(marker.strip(), start)):
+                place = start + len(marker.strip())
+        return place
+
+    def _match(self, pattern: str, place: int) -> Steps[re.Match[str] | None]:
+        compiled = re.compile(once(pattern))
+        while True:
+            found = compiled.match(self._text, place, place + 2 * _LONGEST_HEADER)
+            if found or self._is_whole or len(self._text) - place > _LONGEST_HEADER:
+                return found
+            yield
+
+    def _rest(self) -> Steps[None]:
+        """Wait for all that comes."""
+        while not self._is_whole:
+            yield
+
+    def _find(self, marker: str, place: int) -> Steps[int]:
+        """Where a marker begins; -1 for nowhere."""
+        while True:
+            found = self._text.find(marker, place)
+            if found >= 0 or self._is_whole:
+                return found
+            place = max(place, len(self._text) - len(marker) + 1)
+            yield
+
+    def _balanced(self, place: int, notation: _Notation, *, gives: bool = False) -> Steps[int]:
+        """The place after what a bracket begins; for what is broken the complement of where.
+
+        Where `gives` is set, it is given as arguments as it comes.
+        """
+        depth, quote = 0, ""
+        while True:
+            pattern = notation.inside[quote] if quote else notation.outside
+            found = pattern.search(self._text, place)
+            if found is None:
+                if self._is_whole:
+                    return ~len(self._text)
+                place = max(place, len(self._text) - notation.size + 1)
+                if gives:
+                    self._write_to(place)
+                yield
+                continue
+            place, token = found.end(), found[0]
+            if quote:
+                quote = "" if token == quote else quote
+            elif token in notation.inside:
+                quote = token
+            elif token in "<`":
+                return ~found.start()
+            else:
+                depth += 1 if token in "{[(" else -1
+                if depth == 0:
+                    return place
+
+    # -- calls -----------------------------------------------------------------------------
+
+    def _give(self, calls: Sequence[ToolCall]) -> None:
+        self._calls += calls[: max(0, self._most - self._found)]
+        self._found += len(calls)
+
+    def _begin(self, name: str, place: int) -> OpenCall:
+        """A call whose arguments are given as they are written, from a place on."""
+        self._open, self._sent = OpenCall(name, is_left_out=self._found >= self._most), place
+        self._found += 1
+        return self._open
+
+    def _write_to(self, place: int) -> None:
+        """Give arguments in JSON up to a place."""
+        assert self._open is not None
+        if place > self._sent:
+            self._open.write(self._text[self._sent : place])
+            self._sent = place
+
+    def _end(self, rest: str = "", *, is_whole: bool = True) -> None:
+        assert self._open is not None
+        self._calls += self._open.end(rest, is_whole=is_whole)
+        self._open = None
+
+    def _known(self, name: str) -> str | None:
+        """The name of an offered tool that a model means."""
+        short = name.removeprefix("functions.")
+        return next(
+            (one for one in (name, short, re.sub(r":\d+$", "", short)) if one in self._schemas),
+            None,
+        )
 
     def _alone(self) -> Steps[None]:
-        if not self._is_marked:
-            yield from super()._alone()
+        """An answer that is calls alone, without markers."""
+        start = yield from self._skip(0)
+        for opening in self._openings:
+            if (yield from self._has(opening, start)):
+                return
+        if self._is_calls and self._text[start : start + 1] in ("{", "["):
+            self._place = yield from self._json_calls(replace(self._formats[0], closing=""), start)
+            return
+        is_code = yield from self._has(_CODE_FENCE, start)
+        is_fenced = not is_code and (yield from self._has(_JSON_FENCE, start))
+        place = yield from self._skip(start + len(_CODE_FENCE if is_code else ""), _SPACE)
+        if is_fenced:
+            place = yield from self._skip(start, _BETWEEN)
+        if is_code or (yield from self._names_call(place)):
+            calls = yield from self._python_alone(place)
+        else:
+            calls = yield from self._json_alone(place)
+        if calls:
+            self._give(calls)
+            self._place = len(self._text)
+
+    def _names_call(self, place: int) -> Steps[bool]:
+        """Whether there is a call in Python's notation."""
+        if not (yield from self._has("[", place)):
+            return False
+        place = yield from self._skip(place + 1)
+        if not re.match(r"[A-Za-z_]", self._text[place : place + 1]):
+            return False
+        found = yield from self._match(rf"{NAME}\(|.{{161}}|{NAME_CHARS}*[^(]", place)
+        return found is not None and self._known(found["name"] or "") is not None
+
+    def _json_alone(self, place: int) -> Steps[list[ToolCall]]:
+        calls = list[ToolCall]()
+        while self._text[place : place + 1] in ("{", "["):
+            end = yield from self._balanced(place, _JSON)
+            more = self._of_document(self._text[place:end], ("name", "arguments"))
+            if end < 0 or not more:
+                return []
+            calls += more
+            place = yield from self._skip(end, _BETWEEN)
+        return [] if place < len(self._text) else calls
+
+    def _python_alone(self, place: int) -> Steps[list[ToolCall]]:
+        end = yield from self._find(_FENCE, place)
+        rest = self._text[max(end, place) :] if end >= 0 else ""
+        if rest.strip().strip("`"):
+            return []
+        return self._of_python(self._text[place : end if end >= 0 else len(self._text)])
+
+    def _called(self, how: ToolFormat, opening: str) -> Steps[bool]:
+        """Take calls that begin with an opening; whether there are any."""
+        start = yield from self._skip(self._place)
+        if how.text and (yield from self._has(how.text, start)):
+            self._place = start + len(how.text)
+            return True
+        rest = how.opening.strip().removeprefix(opening) if how.kind == "json" else ""
+        inner = yield from self._pass(rest, start + len(opening))
+        inner = yield from self._skip(inner, _BETWEEN)
+        is_json = how.kind == "json" or (
+            how.kind != "python" and self._text[inner : inner + 1] in ("{", "[")
+        )
+        before, place = self._found, self._place
+        if is_json:
+            place = yield from self._json_calls(how, inner)
+        elif how.kind == "python":
+            place = yield from self._python_calls(how, inner)
+        else:
+            place = yield from self._headed_calls(how, start)
+        if self._found == before:
+            return False
+        self._place = place
+        return True
+
+    def _json_calls(self, how: ToolFormat, place: int) -> Steps[int]:
+        """The place after calls in JSON."""
+        is_list = False
+        while self._text[place : place + 1] in ("{", "["):
+            begins_list = self._text[place] == "["
+            item = (yield from self._skip(place + 1)) if begins_list else place
+            is_given = yield from self._given(how, item)
+            if is_given and begins_list:
+                place, is_list = item, True
+            end = yield from self._balanced(place, _JSON)
+            if end < 0:
+                return (yield from self._broken(how, place, ~end, is_given=is_given))
+            if not is_given:
+                calls = self._of_document(self._text[place:end], how.fields)
+                if not calls:
+                    return place
+                self._give(calls)
+            place = yield from self._past_strays(how, end)
+            after = yield from self._skip(place, _ITEMS_END if is_list else _BETWEEN)
+            if how.closing and (yield from self._has(how.closing.strip(), after)):
+                return after + len(how.closing.strip())
+            if self._text[after : after + 1] in ("{", "["):
+                place = after
+            elif is_list:
+                return after
+        return place
+
+    def _given(self, how: ToolFormat, place: int) -> Steps[bool]:
+        """Give the arguments of a call in JSON as they come; False where that cannot be done."""
+        found = yield from self._arguments(how, place)
+        if found is None:
+            return False
+        self._begin(*found)
+        end = yield from self._balanced(found[1], _JSON, gives=True)
+        if end >= 0:
+            self._write_to(end)
+            self._end()
+        else:
+            closed = yield from self._closed(how, place, ~end)
+            stop = closed if closed >= 0 else len(self._text)
+            rest = self._text[self._sent : stop].rstrip()
+            self._end(rest.removesuffix("}") if closed >= 0 else rest, is_whole=closed >= 0)
+        return True
+
+    def _arguments(self, how: ToolFormat, place: int) -> Steps[tuple[str, int] | None]:
+        """The name of a call in JSON and where its arguments begin; None if not in this order."""
+        name, place = None, place + len("{")
+        if self._text[place - 1 : place] != "{":
+            return None
+        for _ in range(_MOST_MEMBERS):
+            place = yield from self._skip(place, _COMMAS)
+            key, place = yield from self._string(place)
+            place = yield from self._skip(place)
+            if key is None or not (yield from self._has(":", place)):
+                return None
+            place = yield from self._skip(place + len(":"))
+            if (yield from self._has("{", place)):
+                if key == "function" and name is None:
+                    place += len("{")
+                    continue
+                is_named = key in (how.fields[1], "arguments", "parameters")
+                known = name if is_named else None if how.fields[0] else self._known(key)
+                return (known, place) if known and (yield from self._opens(place)) else None
+            value, place = yield from self._string(place)
+            if value is None:
+                return None
+            if key in (how.fields[0], "name"):
+                name = self._known(value)
+        return None
+
+    def _past_strays(self, how: ToolFormat, place: int) -> Steps[int]:
+        """The place after brackets too many, which end a call or the answer."""
+        end = yield from self._skip(place, _STRAYS)
+        is_end = self._is_whole and end == len(self._text)
+        marker = first_piece(how.closing)
+        has_marker = bool(marker) and (yield from self._has(marker, end))
+        return end if is_end or has_marker else place
+
+    def _opens(self, place: int) -> Steps[bool]:
+        """Whether an object in JSON begins: with a key, or its end."""
+        inner = yield from self._skip(place + len("{"))
+        return self._text[inner : inner + 1] in ('"', "}")
+
+    def _string(self, place: int) -> Steps[tuple[str | None, int]]:
+        """A short text in JSON and the place after it; None for anything else."""
+        if not (yield from self._has('"', place)):
+            return None, place
+        found = yield from self._match(_TEXT, place)
+        try:
+            value = json.loads(found[0], strict=False) if found else None
+        except ValueError:
+            value = None
+        return value, found.end() if found else place
+
+    def _closed(self, how: ToolFormat, place: int, broken: int) -> Steps[int]:
+        """Where the marker after a value stands that is broken at a place; -1 for nowhere.
+
+        In a value that was cut off it stands for itself, unless it is the last of the answer.
+        """
+        marker = first_piece(how.closing)
+        found = (yield from self._find(marker, broken)) if marker else -1
+        if found < 0:
+            yield from self._rest()
+            last = self._text.rfind(marker, place) if marker else -1
+            return last if not self._text[last + len(marker) :].strip() else -1
+        return found
+
+    def _broken(self, how: ToolFormat, place: int, broken: int, *, is_given: bool) -> Steps[int]:
+        """The place after a call whose JSON is not valid, or was cut off."""
+        end = yield from self._closed(how, place, broken)
+        if is_given:
+            return end + len(first_piece(how.closing)) if end >= 0 else len(self._text)
+        found = read_broken_call(
+            self._text[place : end if end >= 0 else len(self._text)], how.fields
+        )
+        name = found and self._known(found[0])
+        if not found or not name:
+            return place
+        arguments = found[1] if found[2] or end < 0 else found[1].removesuffix("}")
+        self._give([call_of(name, arguments, is_whole=found[2] or end >= 0)])
+        return end + len(first_piece(how.closing)) if end >= 0 else len(self._text)
+
+    def _of_document(self, text: str, fields: tuple[str, str]) -> list[ToolCall]:
+        """The calls that are all of a text; none where it is not that."""
+        try:
+            document = json.loads(repaired(text))
+        except (ValueError, RecursionError):
+            return []
+        items = document if isinstance(document, list) else [document]
+        calls = [call for one in items if (call := self._tool_call(one, fields))]
+        return calls if len(calls) == len(items) else []
+
+    def _tool_call(self, item: Any, fields: tuple[str, str]) -> ToolCall | None:
+        if not isinstance(item, dict):
+            return None
+        inner = item.get("function", item)
+        inner = inner if isinstance(inner, dict) else item
+        if not fields[0] and len(inner) == 1:  # the name is the key
+            ((name, arguments),) = inner.items()
+        else:
+            name = next((inner[one] for one in (fields[0], "name") if one in inner), None)
+            named = (fields[1], "arguments", "parameters")
+            arguments = next((inner[one] for one in named if one in inner), {})
+        known = self._known(name) if isinstance(name, str) else None
+        return call_of(known, arguments) if known else None
+
+    def _of_python(self, text: str) -> list[ToolCall]:
+        try:
+            found = python_calls(text)
+        except (ValueError, RecursionError):
+            return []
+        named = [(self._known(name), arguments) for name, arguments in found]
+        calls = [call_of(name, arguments) for name, arguments in named if name]
+        return calls if len(calls) == len(named) else []
+
+    def _python_calls(self, how: ToolFormat, place: int) -> Steps[int]:
+        """The place after calls in Python's notation."""
+        if (yield from self._has("[", place)):
+            end = yield from self._balanced(place, _PYTHON)
+        else:
+            end = yield from self._find(how.closing or _FENCE, place)
+        end = end if end >= 0 else len(self._text)
+        calls = self._of_python(self._text[place:end])
+        self._give(calls)
+        return (yield from self._pass(how.closing, end)) if calls else place
+
+    def _headed_calls(self, how: ToolFormat, place: int) -> Steps[int]:
+        """The place after calls whose names stand before their arguments."""
+        header = header_pattern(how, first=True)
+        while True:
+            end = yield from self._headed_call(how, header, place)
+            if end is None:
+                return place
+            place = yield from self._pass(how.closing, end)
+            start = yield from self._skip(place)
+            if how.last and (yield from self._has(how.last, start)):
+                return start + len(how.last)
+            if not how.begin or not (yield from self._has(first_piece(how.begin), start)):
+                return place
+            header = header_pattern(how, first=False)
+
+    def _headed_call(self, how: ToolFormat, header: str, place: int) -> Steps[int | None]:
+        """The place after the arguments of a call; None where there is no call."""
+        follows = followed_by(how)
+        found = yield from self._match(f"{header}(?={follows})", place)
+        header = once(header)
+        found = found or re.compile(header).match(self._text, place, place + 2 * _LONGEST_HEADER)
+        name = self._known(found["name"]) if found else None
+        if found is None or name is None:
+            return None
+        if how.kind == "tags":
+            return (yield from self._tagged(how, name, found.end()))
+        return (yield from self._braced(how, name, found.end()))
+
+    def _braced(self, how: ToolFormat, name: str, place: int) -> Steps[int]:
+        """The place after arguments in braces."""
+        if not (yield from self._has("{", place)):
+            self._give([ToolCall(name, "{}")])
+            return place
+        is_gemma = how.kind == "gemma"
+        if not is_gemma:
+            self._begin(name, place)
+        end = yield from self._balanced(place, _GEMMA if is_gemma else _JSON, gives=not is_gemma)
+        closed = end if end >= 0 else (yield from self._closed(how, place, ~end))
+        stop = closed if closed >= 0 else len(self._text)
+        if not is_gemma:
+            self._end(self._text[self._sent : stop].rstrip(), is_whole=closed >= 0)
+            return (yield from self._past_strays(how, stop))
+        text = self._text[place:stop].strip()
+        with suppress(ValueError, RecursionError):  # what cannot be read stays as it is
+            text = json_text(gemma_arguments(text))
+        self._give([call_of(name, text, is_whole=closed >= 0)])
+        return stop
+
+    def _tagged(self, how: ToolFormat, name: str, place: int) -> Steps[int]:
+        """The place after a call whose arguments stand between tags."""
+        schema = self._schemas[name]
+        properties = schema.get("properties")
+        known = properties if isinstance(properties, dict) else {}
+        arguments, is_whole = dict[str, Any](), True
+        while is_whole:
+            start = yield from self._skip(place)
+            if not (yield from self._has(how.key, start)):
+                is_whole = yield from self._has(first_piece(how.closing), start)
+                break
+            key = yield from self._match(
+                rf"{literal_pattern(how.key)}(?P<key>[^<>\n]{{1,160}}?){literal_pattern(how.value.rstrip())}",
+                start,
+            )
+            if key is None:
+                is_whole = False
+                break
+            text, place, is_whole = yield from self._value(how, key.end())
+            written = key["key"].strip()
+            arguments[written] = parse_argument(text, known.get(written), schema)
+        self._give([call_of(name, arguments, is_whole=is_whole)])
+        return place
+
+    def _value(self, how: ToolFormat, place: int) -> Steps[tuple[str, int, bool]]:
+        """A value, the place after its end, and whether it has one.
+
+        It ends where the next one, or the end of the call, follows: a value may have the marker.
+        """
+        marker, is_wrapped = how.value_end.strip(), how.value.endswith("\n")
+        if is_wrapped and (yield from self._has("\n", place)):  # templates write one around each
+            place += len("\n")
+        start = place
+
+        def value(end: int) -> str:
+            text = self._text[place:end]
+            return text.removesuffix("\n") if is_wrapped else text
+
+        while (found := (yield from self._find(marker, start))) >= 0:
+            after = found + len(marker)
+            start = yield from self._skip(after)
+            for one in (how.key, first_piece(how.closing)):
+                if start == len(self._text) or (yield from self._has(one, start)):
+                    return value(found), after, True
+            start = found + 1
+        return value(len(self._text)), len(self._text), False
+
+    # -- thoughts --------------------------------------------------------------------------
 
     def _thought(self) -> Steps[None]:
         """A thought at the beginning, without the white space around it."""

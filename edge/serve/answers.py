@@ -1,29 +1,136 @@
-"""Requests on their way to an answer, and answers on theirs to a client: whole, or as events."""
+"""Requests on their way to an answer, and answers on theirs to a client: whole, or as events.
+
+All that a body costs before its answer is in the queue is bounded here: its bytes, the values that
+are made of it, the texts that are tokenized. The plan has that as `requests`.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from functools import partial
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
+import anyio
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
+from edgespec.memory.bytes.requests import AT_ONCE, LARGE_BYTES, LARGEST_BYTES
 from edgespec.serve.access import CACHE_SALT
-from edgespec.serve.admission import Admission, most_size
-from edgespec.serve.api_error import (
+from edgespec.serve.parsing import (
     COME_AGAIN,
+    EMBEDDINGS_AT_ONCE,
     ApiError,
+    Fields,
+    ServedModel,
     anthropic_error,
     api_error_of,
+    json_bytes,
     openai_error,
+    read_json,
 )
-from edgespec.serve.parsing import ServedModel, json_bytes, read_json
-from edgespec.serve.pool import CHAT, Lease, Member, Pool, Stops, keep_alive_of
-from edgespec.serve.worker import Prepared, Task
+from edgespec.serve.pool import CHAT, EMBED, Lease, Member, Pool, Stops, keep_alive_of
+from edgespec.serve.service import Prepared, Task
+
+Made = TypeVar("Made")
+_THREADS = {CHAT: 8, EMBED: EMBEDDINGS_AT_ONCE}  # that read requests; those of texts wait in theirs
+
+
+class Admission:
+    """Who may send a body, and who may have it read. For one event loop.
+
+    Small bodies are read beside each other. Two large ones are, of each kind of model; what others
+    send meanwhile is held up to `limits.held_bodies` times the largest body.
+    """
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool, self._limits = pool, pool.limits
+        self._held = 0  # bytes of large bodies
+        self._threads = {kind: anyio.CapacityLimiter(most) for kind, most in _THREADS.items()}
+        self._large = {kind: anyio.CapacityLimiter(AT_ONCE) for kind in _THREADS}
+        self._largest = {kind: anyio.CapacityLimiter(1) for kind in _THREADS}
+
+    def most_bytes(self, kind: str) -> int:
+        """Of a body; those with images may have more."""
+        sees = kind == CHAT and self._pool.sees_images
+        return self._limits.image_body_bytes if sees else self._limits.body_bytes
+
+    @contextmanager
+    def holding(self) -> Iterator[Callable[[int], None]]:
+        """A call to say how many bytes of a body there are so far, until they are let go.
+
+        It raises ApiError where others hold too many.
+        """
+        counted = 0
+
+        def count(size: int) -> None:
+            nonlocal counted
+            more = size - counted if size > LARGE_BYTES else 0
+            if self._held + more > self._limits.held_bodies * self.most_bytes(CHAT):
+                raise ApiError(
+                    "other large requests are being read: try again later",
+                    status=503,
+                    code="too_many_bodies",
+                )
+            counted += more
+            self._held += more
+
+        try:
+            yield count
+        finally:
+            self._held -= counted
+
+    async def receive(self, kind: str, request: Request, count: Callable[[int], None]) -> bytearray:
+        """The body of a request to a kind of model.
+
+        Raises ApiError for one that is too large or takes too long, or where `count` does.
+        """
+        body, most = bytearray(), self.most_bytes(kind)
+        with anyio.move_on_after(self._limits.body_s) as patience:
+            async for part in request.stream():
+                body += part
+                if len(body) > most:
+                    raise ApiError(f"the body has more than {most} bytes", status=413)
+                count(len(body))
+        if patience.cancelled_caught:
+            raise ApiError("the body did not come in time", status=408)
+        return body
+
+    @asynccontextmanager
+    async def turn(self, kind: str, size: int) -> AsyncIterator[None]:
+        """While a body of so many bytes is parsed, prepared and tokenized.
+
+        Large ones wait for their turn, and the largest ones for each other.
+        """
+        kind = kind or CHAT
+        async with AsyncExitStack() as taken:
+            if size > LARGE_BYTES:
+                await taken.enter_async_context(self._large[kind])
+            if size > LARGEST_BYTES:
+                await taken.enter_async_context(self._largest[kind])
+            yield
+
+    async def run(self, kind: str, work: Callable[[], Made]) -> Made:
+        """Do it in a thread, when one is free. Raises ApiError, which holds on to nothing of it."""
+
+        def do() -> Made:
+            try:
+                return work()
+            except Exception as problem:
+                error = api_error_of(problem)
+            error.__cause__ = error.__context__ = None  # whose frames have the document
+            raise error.with_traceback(None)
+
+        return await anyio.to_thread.run_sync(do, limiter=self._threads[kind or CHAT])
+
+
+def most_size(body: bytearray, encoding: str, most: int) -> int:
+    """Bytes that a body may come to: of a compressed one that is not known before."""
+    return len(body) if encoding.strip().lower() in ("", "identity") else most
+
 
 _DONE = b"data: [DONE]\n\n"
 _COMMENT = b": waiting\n\n"  # which every client skips
@@ -44,14 +151,14 @@ _STREAM_HEADERS = [
 class Interface(NamedTuple):
     """How requests of a path are answered, in threads.
 
-    `check` refuses what is wrong in a document itself. `prepare` makes of it what a loaded model
-    answers: generations, or the document of the answer. `tell` is the form of errors, and `fail`
-    that of an event, if another one. Where events are `lines` of JSON, there is a stream unless
-    a request says that it wants none.
+    `read` takes the fields of a request, and refuses what is wrong in itself. Of what it returns
+    `prepare` makes what a loaded model answers: generations, or the document of the answer. `tell`
+    is the form of errors, and `fail` that of an event, if another one. Where events are `lines` of
+    JSON, there is a stream unless a request says that it wants none.
     """
 
     kind: str
-    check: Callable[[Any, ServedModel], object]
+    read: Callable[[Fields, ServedModel], Any]
     prepare: Callable[[Any, Any, Task], Prepared | Any]
     tell: Callable[[ApiError], dict[str, Any]] = openai_error
     fail: Callable[[ApiError], dict[str, Any]] | None = None
@@ -176,7 +283,7 @@ class Answer:
         if self._lease is not None:
             self._make(document, wanted)
             return None
-        self._interface.check(document, wanted[0].model.setup)
+        self._read(document, wanted[0])
         self._streams = isinstance(document, dict) and document.get("stream") is True
         return wanted
 
@@ -184,12 +291,20 @@ class Answer:
         assert self._lease is not None
         wanted = wanted or wanted_model(self._pool, document, self._interface.kind)
         task = Task(self._loop, self._cancel, wanted[0], self._began_s, wanted[1])
-        made = self._interface.prepare(self._lease.loaded, document, task)
+        asked = self._read(document, wanted[0])
+        made = self._interface.prepare(self._lease.loaded, asked, task)
         if isinstance(made, Prepared):
             self._lease.loaded.worker.submit(made.generations)
             self._prepared, self._streams = made, made.streams
         else:
             self._document = made
+
+    def _read(self, document: Any, member: Member) -> Any:
+        """What a request asks for. What nobody took of it is ignored, and the log names it."""
+        fields = Fields(document)
+        asked = self._interface.read(fields, member.model.setup)
+        fields.end()
+        return asked
 
     async def _waited(self, member: Member, keep_alive_s: float | None) -> Lease:
         """The model, when it is loaded; a stream has comments meanwhile, where it may have some."""

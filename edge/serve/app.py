@@ -1,34 +1,41 @@
-"""The ASGI application: which path is answered by what."""
+"""The ASGI application: who may come in, which path is answered by what, who asked for what.
+
+Keys, origins and host names are looked at before any route is asked. What is logged names a request
+by its id, method, path and status. It never has a header, a body or a key.
+"""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import datetime, timezone
 from functools import partial
+from time import perf_counter
 from typing import Any
 
 import anyio
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route, Router
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgespec.decode.generation import ToolCall
-from edgespec.serve.access import Access
-from edgespec.serve.admission import Admission
-from edgespec.serve.answers import Answer, Interface, wanted_model
-from edgespec.serve.api_error import OLLAMA, ApiError, error_form
+from edgespec.log import REQUEST_ID
+from edgespec.serve.access import CACHE_SALT, HISTORY, Access, history_of, host_name
+from edgespec.serve.answers import Admission, Answer, Interface, send_error, wanted_model
 from edgespec.serve.chat import (
     apply_template,
-    check_template,
     count_chat,
     prepare_chat,
     read_chat,
+    read_template,
 )
 from edgespec.serve.completions import prepare_completion, read_completion
-from edgespec.serve.embeddings import check_embeddings, check_rerank, embeddings, rerank
-from edgespec.serve.guard import Guard
+from edgespec.serve.embeddings import embeddings, read_embeddings, read_rerank, rerank
 from edgespec.serve.llama import (
     detokenize,
     prepare_infill,
@@ -39,7 +46,7 @@ from edgespec.serve.llama import (
     read_text,
     tokenize,
 )
-from edgespec.serve.messages import count_message, prepare_message, read_messages
+from edgespec.serve.messages import prepare_message, read_messages
 from edgespec.serve.ollama import (
     embed,
     ollama_version,
@@ -54,7 +61,18 @@ from edgespec.serve.ollama import (
 )
 from edgespec.serve.page import HEADERS as PAGE_HEADERS
 from edgespec.serve.page import page_files
-from edgespec.serve.parsing import Fields, ServedModel, read_json, scales_of, shown
+from edgespec.serve.parsing import (
+    LOGGER,
+    OLLAMA,
+    ApiError,
+    Fields,
+    ServedModel,
+    api_error_of,
+    error_form,
+    read_json,
+    scales_of,
+    shown,
+)
 from edgespec.serve.pool import ANY, CHAT, EMBED, Member, Pool
 from edgespec.serve.responses import (
     ResponsesShape,
@@ -62,25 +80,204 @@ from edgespec.serve.responses import (
     prepare_response,
     read_response,
 )
-from edgespec.serve.service import Shared, adapters, metrics, props, status
-from edgespec.serve.worker import Task
+from edgespec.serve.service import Shared, Task
+from edgespec.serve.shapes import new_id
+from edgespec.serve.status import adapters, metrics, props, status
 
-Check = Callable[[Any, ServedModel], object]
+# For everybody: they tell nothing of anybody.
+_OPEN_PATHS = {"/health", "/v1/health", *page_files()}
+_METHODS = ("GET", "POST", "OPTIONS")
+_TOLD_HEADERS = (
+    "x-request-id",
+    "request-id",
+    "retry-after",
+)  # that pages of other origins may read
+_REFUSED = (401, 403)
+_PATH_CHARS = 100
+
+
+class Guard:
+    """Refuses what may not come in, lets browsers know what may, and logs each request."""
+
+    def __init__(self, routes: ASGIApp, access: Access, shared: Shared) -> None:
+        self._routes, self._access, self._seen = routes, access, shared.totals.add_status
+        self._most, self._count = shared.limits.connections, 0  # requests at once
+        # Inside, so that a page of an origin that is allowed can read why it was refused.
+        self._app: ASGIApp = _Origins(self._answer, access) if access.origins else self._answer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """By ASGI."""
+        if scope["type"] != "http":
+            await self._routes(scope, receive, send)
+            return
+        scope, host = _local(scope)
+        exchange = scope["exchange"] = _Exchange(scope, send, self._seen)
+        token = REQUEST_ID.set(exchange.request_id)
+        self._count += 1
+        try:
+            self._check(Headers(scope=scope), host)
+            await self._app(scope, receive, exchange.send)
+        except Exception as problem:
+            await _refuse(scope, exchange.send, problem)
+        finally:
+            self._count -= 1
+            REQUEST_ID.reset(token)
+            exchange.log()
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The answer to who has a key, where keys are asked for."""
+        tokens = None
+        try:
+            path = scope["path"].removeprefix(scope.get("root_path", ""))
+            if self._access.keys and path not in _OPEN_PATHS:
+                key = _sent_key(Headers(scope=scope))
+                if not self._access.has_key(key):
+                    problem = "the API key is missing or wrong"
+                    raise ApiError(problem, status=401, code="invalid_api_key")
+                owner = history_of(key)
+                salt = owner if len(self._access.keys) > 1 else ""
+                tokens = HISTORY.set(owner), CACHE_SALT.set(salt)
+            await self._routes(scope, receive, send)
+        except Exception as problem:
+            await _refuse(scope, send, problem)
+        finally:
+            if tokens is not None:
+                HISTORY.reset(tokens[0])
+                CACHE_SALT.reset(tokens[1])
+
+    def _check(self, headers: Headers, host: str) -> None:
+        """Raise ApiError for names and origins that are not allowed, and for too many at once."""
+        if self._count > self._most:
+            raise ApiError(
+                f"{self._most} requests are under way: try again later",
+                status=503,
+                code="too_many_requests",
+            )
+        if not self._access.takes_host(host):
+            name = _shown(host_name(host))
+            raise ApiError(
+                f"the Host header says {name or 'nothing'}, and without a key only names of this "
+                f"machine are answered: start with --allowed-host {name or 'NAME'}",
+                status=403,
+            )
+        origin = headers.get("origin")
+        is_own = origin is None or origin.partition("://")[2].lower() == host.lower()
+        if origin is not None and not is_own and not self._access.takes_origin(origin):
+            raise ApiError("pages of this origin may not use the server (--cors)", status=403)
+
+
+async def _refuse(scope: Scope, send: Send, problem: Exception) -> None:
+    """Say why there is no answer, in the form of its path; of one that has begun the log does."""
+    if isinstance(problem, HTTPException):
+        what = f"{scope['method']} {scope['path'][:_PATH_CHARS]} is not supported"
+        error = ApiError(what, status=problem.status_code, code="unknown_path")
+    else:
+        error = api_error_of(problem)
+    if scope["exchange"].status is None:
+        await send_error(send, error, error_form(scope["path"]))
+
+
+def _sent_key(headers: Headers) -> str:
+    kind, _, token = headers.get("authorization", "").partition(" ")
+    sent = token if kind.lower() == "bearer" else headers.get("x-api-key", "")
+    return sent.strip()
+
+
+class _Origins(CORSMiddleware):
+    """Any header may be sent from an origin that is allowed: clients add many of their own."""
+
+    def __init__(self, app: ASGIApp, access: Access) -> None:
+        super().__init__(
+            app,
+            access.origins,
+            _METHODS,
+            allow_headers=("*",),
+            expose_headers=_TOLD_HEADERS,
+        )
+        self.allow_private_network = True  # a page of the internet that asks this machine
+        self._access = access
+
+    def is_allowed_origin(self, origin: str) -> bool:
+        """As `Access` says."""
+        return self._access.takes_origin(origin)
+
+
+class _Exchange:
+    """One request and what is known of its answer."""
+
+    def __init__(self, scope: Scope, send: Send, seen: Callable[[int], None]) -> None:
+        self.request_id = new_id("req_")
+        self.status: int | None = None
+        self._scope, self._send, self._seen = scope, send, seen
+        self._began_s = perf_counter()
+
+    async def send(self, message: Message) -> None:
+        """Send on, with the headers that every answer has."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            self._seen(message["status"])
+            headers = MutableHeaders(scope=message)
+            headers["x-content-type-options"] = "nosniff"
+            headers["x-request-id"] = headers["request-id"] = self.request_id
+        await self._send(message)
+
+    def log(self) -> None:
+        """Say what was asked and how it ended; those that were refused with their address."""
+        peer = (self._scope.get("client") or ("?",))[0]
+        is_refused = self.status in _REFUSED
+        LOGGER.log(
+            logging.WARNING if is_refused else logging.INFO,
+            "%s %s %s %s %.0f ms%s",
+            self.request_id,
+            _shown(self._scope["method"]),
+            _shown(self._scope["path"]),
+            self.status or "closed",
+            (perf_counter() - self._began_s) * 1e3,
+            f" from {_shown(str(peer))}" if is_refused else "",
+        )
+
+
+def _local(scope: Scope) -> tuple[Scope, str]:
+    """A request with the path as routes know it, and the host it was sent to.
+
+    A target may be a whole address (`GET http://host/path`); its host counts then. Slashes too many
+    at either end, as in `/v1/models/`, change nothing.
+    """
+    path, root = scope["path"], scope.get("root_path", "")
+    headers = Headers(scope=scope)
+    host = headers.get("host", "")
+    if not path.startswith("/") and "://" in path:
+        host, _, path = path.partition("://")[2].partition("/")
+        host = host.rpartition("@")[2]
+    path = path.removeprefix(root) if root and path.startswith(f"{root}/") else path
+    if "host" not in headers and path in _OPEN_PATHS:
+        host = "localhost"  # HTTP/1.0, as HAProxy asks for health; every browser names a host
+    # The routes raise for a path that is not there, whatever application they are mounted in.
+    more: dict[str, Any] = {"app": None, "starlette.exception_handlers": ({}, {})}
+    return {**scope, **more, "path": f"{root}/{path.strip('/')}"}, host
+
+
+def _shown(text: str) -> str:
+    """On one line, whatever a client sent."""
+    return ascii(text[:_PATH_CHARS])[1:-1]
+
+
+Read = Callable[[Fields, ServedModel], Any]
 Prepare = Callable[[Any, Any, Task], Any]
-Answered = Callable[[Interface, Scope, Receive, Send], Awaitable[None]]
 Handler = Callable[[Request], Awaitable[Response]]
 
 
-def _nothing(_document: Any, _setup: ServedModel) -> None: ...
+def _read_nothing(fields: Fields, _setup: ServedModel) -> None:
+    fields.skip()
 
 
 def _told(answer: Callable[[Any, Any], Any]) -> Callable[[Any, Any, Task], Any]:
-    return lambda service, document, _task: answer(service, document)
+    return lambda service, asked, _task: answer(service, asked)
 
 
 # What takes a document. Each path is also there without /v1, but for those of Ollama's interface,
 # whose streams are lines.
-_ASKED: dict[str, tuple[str, Check, Prepare]] = {
+_ASKED: dict[str, tuple[str, Read, Prepare]] = {
     "/v1/chat/completions": (CHAT, read_chat, prepare_chat),
     "/v1/completions": (CHAT, read_completion, prepare_completion),
     "/v1/responses": (CHAT, read_response, prepare_response),
@@ -89,16 +286,16 @@ _ASKED: dict[str, tuple[str, Check, Prepare]] = {
     "/infill": (CHAT, read_infill, prepare_infill),
     "/tokenize": (CHAT, read_text, _told(tokenize)),
     "/detokenize": (CHAT, read_ids, _told(detokenize)),
-    "/apply-template": (CHAT, check_template, _told(apply_template)),
-    "/v1/messages/count_tokens": (CHAT, partial(read_messages, counts=True), _told(count_message)),
+    "/apply-template": (CHAT, read_template, _told(apply_template)),
+    "/v1/messages/count_tokens": (CHAT, partial(read_messages, counts=True), _told(count_chat)),
     "/v1/chat/completions/input_tokens": (CHAT, read_chat, _told(count_chat)),
     "/v1/responses/input_tokens": (CHAT, read_response, _told(count_response)),
     "/api/chat": (CHAT, read_ollama_chat, prepare_ollama_chat),
     "/api/generate": (CHAT, read_ollama_prompt, prepare_ollama_prompt),
     "/api/embed": (EMBED, read_embed, embed),
     "/api/embeddings": (EMBED, read_embed, embed),
-    "/v1/embeddings": (EMBED, check_embeddings, embeddings),
-    "/v1/rerank": (EMBED, check_rerank, rerank),
+    "/v1/embeddings": (EMBED, read_embeddings, embeddings),
+    "/v1/rerank": (EMBED, read_rerank, rerank),
 }
 # What fails before there is an answer, as an event, where it is another one.
 _FAILING = {"/v1/responses": lambda problem: ResponsesShape("", {}).failed(problem)}
@@ -153,17 +350,17 @@ class Routes:
         ]
         handlers += [(path, "GET", self._told(tell)) for path, tell in _TELLING.items()]
         handlers += [(path, "GET", _of_page(path)) for path in page_files()]
-        asked = {**_ASKED, "/v1/models/load": (ANY, _nothing, self._loaded)}
+        asked = {**_ASKED, "/v1/models/load": (ANY, _read_nothing, self._loaded)}
         interfaces = {
             path: Interface(
-                *(kind, check, prepare, error_form(path), _FAILING.get(path)),
+                *(kind, read, prepare, error_form(path), _FAILING.get(path)),
                 lines=path.startswith(OLLAMA),
             )
-            for path, (kind, check, prepare) in asked.items()
+            for path, (kind, read, prepare) in asked.items()
         }
         return [
             *(
-                Route(one, _Endpoint(self._answered, interface), methods=["POST"])
+                Route(one, _Endpoint(self, interface), methods=["POST"])
                 for path, interface in interfaces.items()
                 for one in _places(path)
             ),
@@ -174,9 +371,10 @@ class Routes:
             ),
         ]
 
-    async def _answered(
+    async def answer(
         self, interface: Interface, scope: Scope, receive: Receive, send: Send
     ) -> None:
+        """A request that has a document."""
         underway = self._shared.underway
         one = Answer(interface, self._pool, self._admission, underway, scope, receive, send)
         await one.run()
@@ -223,7 +421,7 @@ class Routes:
         told = {"object": "model", "created": self._shared.started_s, "owned_by": "edgespec"}
         return {"id": member.name, **told, **member.card}
 
-    def _loaded(self, _loaded: Any, _document: Any, task: Task) -> dict[str, Any]:
+    def _loaded(self, _loaded: Any, _asked: Any, task: Task) -> dict[str, Any]:
         return {"success": True, **self._card(task.member)}
 
     async def _adapt(self, request: Request) -> Response:
@@ -231,7 +429,8 @@ class Routes:
         _, values = await self._named(request)
         member = self._pool.find(request.query_params.get("model"), CHAT)
         count = len(adapters(self._pool, self._shared, member))
-        found = scales_of(values if isinstance(values, list) else [values], "body")
+        given = {"body": values if isinstance(values, list) else [values]}
+        found = scales_of(Fields(given), "body")
         if unknown := [one for one in found if one >= count]:
             raise ApiError(f"there is no adapter {unknown[0]} of {count}", param="id")
         member.loaded.lora = found
@@ -281,11 +480,11 @@ class Routes:
 class _Endpoint:
     """Starlette takes a function for a handler of requests, and an object for an application."""
 
-    def __init__(self, answered: Answered, interface: Interface) -> None:
-        self._answered, self._interface = answered, interface
+    def __init__(self, routes: Routes, interface: Interface) -> None:
+        self._routes, self._interface = routes, interface
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._answered(self._interface, scope, receive, send)
+        await self._routes.answer(self._interface, scope, receive, send)
 
 
 def _of_page(path: str) -> Handler:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from edgespec.backends.base import AnswerFormat
 from edgespec.decode.generation import Chunk
@@ -19,47 +19,38 @@ from edgespec.models.images import KINDS as IMAGES
 from edgespec.models.images import Image, images_of, joined, sent_image
 from edgespec.sampling.constrained import make_grammar
 from edgespec.sampling.params import ThoughtLimit
-from edgespec.serve.answer_reader import THINK, AnswerReader, ThinkTags, think_tags
-from edgespec.serve.api_error import ApiError, api_error_of
+from edgespec.serve.answer_reader import AnswerReader
 from edgespec.serve.parsing import (
+    ApiError,
     Fields,
     Limits,
+    Output,
     ServedModel,
+    api_error_of,
     shown,
     take_format,
     take_lora,
     take_max_tokens,
     take_model,
+    take_options,
     take_output,
-    take_sampling,
-    take_stops,
     takes_prewarm,
 )
-from edgespec.serve.shapes import (
-    Choice,
-    Delta,
-    OpenAIShape,
-    Output,
-    Shape,
-    ToldTokens,
-    ToolCall,
-    timings,
-)
+from edgespec.serve.service import Prepared, Prompts, Service, Task
+from edgespec.serve.shapes import Choice, Delta, OpenAIShape, Shape, ToldTokens, ToolCall, timings
 from edgespec.serve.tool_formats import (
     HARMONY,
     HERMES,
+    THINK,
+    ThinkTags,
     ToolFormat,
     format_of,
     knows_tools,
     markers_in,
     pieces,
+    think_tags,
 )
 from edgespec.serve.tools import Tools, call_arguments, instructions, take_tools
-from edgespec.serve.worker import Prepared, Task
-
-if TYPE_CHECKING:
-    from edgespec.serve.prompts import Prompts
-    from edgespec.serve.service import Service
 
 _MOST_CALLS = 128
 # Fields that change no answer here, whatever they say.
@@ -106,22 +97,17 @@ class ChatAsked:
     field: str = "messages"  # that has them, for what is wrong with all of them
 
 
-def read_chat(body: Any, setup: ServedModel) -> ChatAsked:
+def read_chat(fields: Fields, setup: ServedModel) -> ChatAsked:
     """What a request wants. Raises ApiError for a field that is wrong or not supported."""
-    fields = Fields(body)
     take_model(fields, setup)
     messages = take_messages(fields, setup.limits)
     output = take_output(fields, setup.limits)
     names = "max_completion_tokens", "max_tokens"
     most = take_max_tokens(fields, setup.defaults.max_tokens, setup.context_size, *names)
     prewarms = takes_prewarm(fields)
-    options = GenerationOptions(
-        max_tokens=max(1, most),
+    options = take_options(
+        *(fields, setup, most),
         ahead=prewarms,
-        sampling=take_sampling(fields, setup.defaults.sampling, setup.limits),
-        stop=take_stops(fields, setup.limits),
-        raw=True,
-        reuse=True,
         logprobs=take_logprobs(fields, setup.limits),
         prediction=take_prediction(fields),
         lora=take_lora(fields),
@@ -132,7 +118,6 @@ def read_chat(body: Any, setup: ServedModel) -> ChatAsked:
     fields.only("modalities", ["text"], [])
     fields.ignore(*NO_EFFECT)
     fields.refuse_set(NOT_THERE)
-    fields.end()
     return ChatAsked(messages, options, output, variables, tools, budget, most > 0 and not prewarms)
 
 
@@ -151,9 +136,7 @@ def take_prediction(fields: Fields) -> str:
         return ""
     inner = fields.object("prediction")
     inner.only("type", "content")
-    text = text_of(inner, "content")
-    inner.end()
-    return text
+    return text_of(inner, "content")
 
 
 # -- thoughts ------------------------------------------------------------------------------
@@ -184,7 +167,6 @@ def take_thinking(fields: Fields, setup: ServedModel) -> tuple[int | None, dict[
                 inner.refuse("type", f"must be enabled, adaptive or disabled, not {shown(kind)}")
             thinks = kind != "disabled" if kind is not None else thinks
             inner.ignore("summary", "generate_summary", "exclude", "display", "encrypted_content")
-            inner.end()
     return _thinking(setup, variables, effort, budgets, thinks)
 
 
@@ -235,12 +217,10 @@ _ROLES = {
 
 def take_messages(fields: Fields, limits: Limits) -> list[dict[str, Any]]:
     """The field `messages`. Raises ApiError."""
-    values = fields.list("messages", limits.messages)
-    if not values:
+    found = [_message(one, limits) for one in fields.objects("messages", limits.messages)]
+    if not found:
         fields.refuse("messages", "must have at least one message")
-    return [
-        _message(Fields(value, f"messages[{index}]"), limits) for index, value in enumerate(values)
-    ]
+    return found
 
 
 def text_of(
@@ -338,7 +318,6 @@ def _message(fields: Fields, limits: Limits) -> dict[str, Any]:
     fields.refuse_set(
         {"audio": "send sounds as parts of content", "images": "send them as parts of content"}
     )
-    fields.end()
     return message
 
 
@@ -351,13 +330,9 @@ def _thought_of(fields: Fields) -> str:
 
 
 def _calls(fields: Fields, limits: Limits) -> list[dict[str, Any]]:
-    values = fields.list("tool_calls", limits.tools)
-    calls = [
-        _call(Fields(value, f"{fields.name('tool_calls')}[{index}]"))
-        for index, value in enumerate(values)
-    ]
+    calls = [_call(one) for one in fields.objects("tool_calls", limits.tools)]
     if function := fields.pop("function_call"):  # as it was before there were tools
-        calls.append(_call(Fields({"function": function}, fields.path)))
+        calls.append(_call(fields.within({"function": function}, fields.path)))
     return calls
 
 
@@ -367,14 +342,8 @@ def _call(fields: Fields) -> dict[str, Any]:
     fields.ignore("index")
     identity = fields.text("id", "")
     function = fields.object("function")
-    name, arguments = function.text("name"), call_arguments(function)
-    function.end()
-    fields.end()
-    return {
-        "type": "function",
-        "id": identity,
-        "function": {"name": name, "arguments": arguments},
-    }
+    called = {"name": function.text("name"), "arguments": call_arguments(function)}
+    return {"type": "function", "id": identity, "function": called}
 
 
 # -- the prompt ----------------------------------------------------------------------------
@@ -541,40 +510,28 @@ def _as_text(message: Message) -> dict[str, Any]:
 # -- what is answered ----------------------------------------------------------------------
 
 
-def prepare_chat(service: Service, body: Any, task: Task) -> Prepared:
+def prepare_chat(service: Service, asked: ChatAsked, task: Task) -> Prepared:
     """The next message of a conversation. Raises ApiError, and as `Engine.stream`."""
-    asked = read_chat(body, service.setup)
     talk, ids = prompt_of(service, asked)
     shape = ChatShape(service.setup.names[0], asked.output, service.told_tokens)
     return prepared(service, asked, talk, ids, shape, task)
 
 
-def count_chat(service: Service, body: Any) -> dict[str, int]:
+def count_chat(service: Service, asked: ChatAsked) -> dict[str, int]:
     """How many tokens the prompt of a chat has. Raises as `prepare_chat`."""
-    asked = read_chat(body, service.setup)
     return {"input_tokens": len(prompt_of(service, asked)[1])}
 
 
-def apply_template(service: Service, body: Any) -> dict[str, str]:
+def read_template(fields: Fields, setup: ServedModel) -> ChatAsked:
+    """A chat, whose template may be told to open no answer. Raises as `read_chat`."""
+    opens = fields.flag("add_generation_prompt", True)
+    asked = read_chat(fields, setup)
+    return replace(asked, variables={**asked.variables, "add_generation_prompt": opens})
+
+
+def apply_template(service: Service, asked: ChatAsked) -> dict[str, str]:
     """The prompt of a chat, as a text. Raises as `prepare_chat`."""
-    given, more = _with_opening(body)
-    asked = read_chat(given, service.setup)
-    asked = replace(asked, variables={**asked.variables, **more})
     return {"prompt": prompt_of(service, asked)[0].text}
-
-
-def check_template(body: Any, setup: ServedModel) -> None:
-    """Raise ApiError for a field that is wrong or not supported."""
-    read_chat(_with_opening(body)[0], setup)
-
-
-def _with_opening(body: Any) -> tuple[Any, dict[str, bool]]:
-    """A chat, and the variable that says whether its template opens an answer."""
-    opens = "add_generation_prompt"
-    more = {opens: body[opens]} if isinstance(body, dict) and opens in body else {}
-    if not isinstance(more.get(opens, True), bool):
-        raise ApiError(f"{opens} must be true or false", param=opens)
-    return ({name: value for name, value in body.items() if name != opens} if more else body), more
 
 
 def prompt_of(service: Service, asked: ChatAsked) -> tuple[Conversation, list[int]]:

@@ -5,41 +5,37 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import nan
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from edgespec.backends.base import FillsIn, FillTokens, Tokenizer
 from edgespec.decode.generation import Chunk
 from edgespec.decode.options import GenerationOptions
 from edgespec.sampling.logprobs import TokenLogprob
-from edgespec.serve.api_error import ApiError
 from edgespec.serve.chat import NO_EFFECT, NOT_THERE, take_prediction
 from edgespec.serve.parsing import (
+    ApiError,
     Fields,
     Limits,
+    Output,
     ServedModel,
     shown,
     take_format,
     take_lora,
     take_max_tokens,
     take_model,
+    take_options,
     take_output,
-    take_sampling,
-    take_stops,
 )
+from edgespec.serve.service import Prepared, Service, Task
 from edgespec.serve.shapes import (
     Choice,
     Delta,
     OpenAIShape,
-    Output,
     TextPlace,
     ToldTokens,
     timings,
     unwritten,
 )
-from edgespec.serve.worker import Prepared, Task
-
-if TYPE_CHECKING:
-    from edgespec.serve.service import Service
 
 _MAX_TOKENS = 16  # OpenAI's
 
@@ -65,9 +61,8 @@ class CompletionAsked:
         return self.echo and self.options.logprobs is not None
 
 
-def read_completion(body: Any, setup: ServedModel) -> CompletionAsked:
+def read_completion(fields: Fields, setup: ServedModel) -> CompletionAsked:
     """What a request wants. Raises ApiError for a field that is wrong or not supported."""
-    fields = Fields(body)
     take_model(fields, setup)
     prompts = take_prompts(fields, setup.limits)
     output = take_output(fields, setup.limits)
@@ -75,47 +70,31 @@ def read_completion(body: Any, setup: ServedModel) -> CompletionAsked:
         fields.refuse("n", f"asks for more than {setup.limits.choices} answers, prompts counted")
     usual = setup.defaults.max_tokens or _MAX_TOKENS
     most = take_max_tokens(fields, usual, setup.context_size, "max_tokens")
-    options = GenerationOptions(
-        max_tokens=max(1, most),
-        sampling=take_sampling(fields, setup.defaults.sampling, setup.limits),
-        stop=take_stops(fields, setup.limits),
-        raw=True,
-        reuse=True,
-        logprobs=_logprobs(fields, setup.limits),
+    logprobs = None  # no best tokens to be told at each place, and no logprobs at all
+    if "logprobs" in fields and not fields.only_false("logprobs"):
+        logprobs = fields.whole("logprobs", 0, 0, setup.limits.logprobs)
+    options = take_options(
+        *(fields, setup, most),
+        logprobs=logprobs,
         prediction=take_prediction(fields),
         lora=take_lora(fields),
         **take_format(fields, setup.limits),
     )
     echo = fields.flag("echo")
-    if echo and options.logprobs is not None:
-        _check_scored(fields, options, output)
+    is_more = output.streams or output.choices > 1 or options.stop or options.answer_format
+    if echo and logprobs is not None and is_more:
+        fields.refuse(
+            "logprobs",
+            "of a prompt are told alone: leave out stream, n, stop and the form of the answer",
+            code="unsupported_value",
+        )
     suffix = fields.text("suffix", "")
     if suffix and (echo or not all(isinstance(prompt, str) for prompt in prompts)):
         fields.refuse("suffix", "needs prompts that are texts, without echo")
     fields.ignore(*NO_EFFECT)
     fields.only("best_of", 0, 1, output.choices)
     fields.refuse_set(NOT_THERE)
-    fields.end()
     return CompletionAsked(prompts, options, output, echo, suffix, most > 0)
-
-
-def _check_scored(fields: Fields, options: GenerationOptions, output: Output) -> None:
-    """Refuse what makes no sense beside logprobs of a prompt."""
-    if output.streams or output.choices > 1 or options.stop or options.answer_format:
-        fields.refuse(
-            "logprobs",
-            "of a prompt are told alone: leave out stream, n, stop and the form of the answer",
-            code="unsupported_value",
-        )
-
-
-def _logprobs(fields: Fields, limits: Limits) -> int | None:
-    """Best tokens to be told at each place; None for no logprobs at all."""
-    if "logprobs" not in fields:
-        return None
-    if fields.only_false("logprobs"):
-        return None
-    return fields.whole("logprobs", 0, 0, limits.logprobs)
 
 
 def take_prompts(fields: Fields, limits: Limits) -> list[str | list[int]]:
@@ -134,9 +113,8 @@ def _is_ids(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(type(one) is int for one in value)
 
 
-def prepare_completion(service: Service, body: Any, task: Task) -> Prepared:
+def prepare_completion(service: Service, asked: CompletionAsked, task: Task) -> Prepared:
     """Prompts as they are, continued. Raises ApiError, and as `Engine.stream`."""
-    asked = read_completion(body, service.setup)
     generations, echoes = [], []
     for prompt in asked.prompts:
         ids = _completion_ids(service, asked, prompt)

@@ -9,12 +9,18 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from edgespec.errors import ContextFullError, UnsupportedError
-from edgespec.serve.api_error import ApiError
-from edgespec.serve.parsing import EMBEDDINGS_AT_ONCE, Fields, ServedModel, json_bytes, shown
+from edgespec.serve.parsing import (
+    EMBEDDINGS_AT_ONCE,
+    ApiError,
+    Fields,
+    ServedModel,
+    json_bytes,
+    shown,
+)
 from edgespec.setup.embedding import Embedder, Embeddings, Text
 
 if TYPE_CHECKING:
-    from edgespec.serve.worker import Task
+    from edgespec.serve.service import Task
 
 _MOST_TEXTS = 4096  # of a request
 
@@ -74,35 +80,31 @@ class EmbeddingService:
         self.embedder.close()
 
 
-def embeddings(service: EmbeddingService, body: Any, task: Task) -> Iterator[bytes]:
+Vectors = tuple[list[Text], int | None, str, bool]  # what is asked for
+Scores = tuple[str, list[str], int, bool, bool]
+
+
+def embeddings(service: EmbeddingService, asked: Vectors, task: Task) -> Iterator[bytes]:
     """Vectors of texts, as OpenAI's interface has them: the answer in pieces.
 
     Raises ApiError, and as `Embedder.embed`.
     """
-    texts, dimensions, form, truncate = _asked_vectors(body)
+    texts, dimensions, form, truncate = asked
     with service.answering() as embedder:
         made = embedder.embed(texts, dimensions=dimensions, truncate=truncate, cancel=task.cancel)
     return _vectors(made, form, service.name)
 
 
-def check_embeddings(body: Any, _setup: ServedModel) -> None:
-    """Raise ApiError for a field that is wrong."""
-    _asked_vectors(body)
-
-
-def _asked_vectors(body: Any) -> tuple[list[Text], int | None, str, bool]:
+def read_embeddings(fields: Fields, _setup: ServedModel) -> Vectors:
     """Texts, how many dimensions, the form of vectors, and whether texts are cut off."""
-    fields = Fields(body)
     fields.ignore("model")  # by which this one was found
     texts = take_texts(fields, "input")
     dimensions = fields.whole("dimensions", 0, 1, 1 << 20) if "dimensions" in fields else None
     form = fields.text("encoding_format", "float")
     if form not in ("float", "base64"):
         fields.refuse("encoding_format", f"must be float or base64, not {shown(form)}")
-    truncate = fields.flag("truncate")
     fields.ignore("user")
-    fields.end()
-    return texts, dimensions, form, truncate
+    return texts, dimensions, form, fields.flag("truncate")
 
 
 def _vectors(made: Embeddings, form: str, model: str) -> Iterator[bytes]:
@@ -115,12 +117,12 @@ def _vectors(made: Embeddings, form: str, model: str) -> Iterator[bytes]:
     yield b"]," + rest[1:]
 
 
-def rerank(service: EmbeddingService, body: Any, task: Task) -> dict[str, Any]:
+def rerank(service: EmbeddingService, asked: Scores, task: Task) -> dict[str, Any]:
     """Scores of documents, the best first, as Jina's and Cohere's interfaces have them.
 
     Raises as `embeddings`.
     """
-    query, documents, most, tells, truncate = _asked_scores(body)
+    query, documents, most, tells, truncate = asked
     with service.answering() as embedder:
         made = embedder.rerank(query, documents, truncate=truncate, cancel=task.cancel)
     scores = made.rows[:, 0].tolist()
@@ -138,14 +140,8 @@ def rerank(service: EmbeddingService, body: Any, task: Task) -> dict[str, Any]:
     }
 
 
-def check_rerank(body: Any, _setup: ServedModel) -> None:
-    """As `check_embeddings`."""
-    _asked_scores(body)
-
-
-def _asked_scores(body: Any) -> tuple[str, list[str], int, bool, bool]:
+def read_rerank(fields: Fields, _setup: ServedModel) -> Scores:
     """Query, documents, how many are told, whether with their texts, and whether they are cut."""
-    fields = Fields(body)
     fields.ignore("model")  # by which this one was found
     query = fields.text("query")
     documents = [_document(fields, one) for one in fields.list("documents", _MOST_TEXTS)]
@@ -153,9 +149,7 @@ def _asked_scores(body: Any) -> tuple[str, list[str], int, bool, bool]:
         fields.refuse("documents", "must have a document", code="missing_required_parameter")
     most = fields.whole("top_n", len(documents), 1, 1 << 30)
     tells = fields.flag("return_documents")
-    truncate = fields.flag("truncate", True)
-    fields.end()
-    return query, documents, most, tells, truncate
+    return query, documents, most, tells, fields.flag("truncate", True)
 
 
 def _usage(num_tokens: Sequence[int]) -> dict[str, int]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from edgespec.decode.generation import Chunk, Result
+from edgespec.decode.generation import Chunk
 from edgespec.decode.options import GenerationOptions
 from edgespec.memory.bytes.requests import MOST_VALUES
 from edgespec.sampling.logprobs import TokenLogprob
@@ -20,14 +20,10 @@ from edgespec.serve.parsing import (
     take_format,
     take_lora,
     take_model,
-    take_sampling,
-    take_stops,
+    take_options,
 )
+from edgespec.serve.service import Generation, Prepared, Service, Task
 from edgespec.serve.shapes import Choice, Delta, Shape, ToldTokens, timings, unwritten
-from edgespec.serve.worker import Generation, Prepared, Task
-
-if TYPE_CHECKING:
-    from edgespec.serve.service import Service
 
 _MAX_TOKENS = ("n_predict", "max_completion_tokens", "max_tokens")
 _MOST = 1 << 31
@@ -64,29 +60,20 @@ class LlamaAsked:
     paths: Sequence[str]  # what alone is told; all of it where there are none
 
 
-def read_llama(body: Any, setup: ServedModel) -> LlamaAsked:
+def read_llama(fields: Fields, setup: ServedModel) -> LlamaAsked:
     """What `/completion` is asked for. Raises ApiError."""
-    fields = Fields(body)
     return _asked(fields, setup, take_prompts(fields, setup.limits), None)
 
 
-def read_infill(body: Any, setup: ServedModel) -> LlamaAsked:
+def read_infill(fields: Fields, setup: ServedModel) -> LlamaAsked:
     """What `/infill` is asked for. Raises ApiError."""
-    fields = Fields(body)
     prefix, suffix = fields.text("input_prefix"), fields.text("input_suffix")
-    files = [
-        _file(Fields(value, f"input_extra[{index}]"))
-        for index, value in enumerate(fields.list("input_extra", setup.limits.messages))
-    ]
+    files = []
+    for one in fields.objects("input_extra", setup.limits.messages):
+        files.append((one.text("filename", ""), one.text("text")))
+        one.ignore("time")  # which llama.vscode adds
     gap = Gap(prefix + fields.text("prompt", ""), suffix, files)
     return _asked(fields, setup, [], gap)
-
-
-def _file(fields: Fields) -> tuple[str, str]:
-    found = fields.text("filename", ""), fields.text("text")
-    fields.ignore("time")  # which llama.vscode adds
-    fields.end()
-    return found
 
 
 def _asked(
@@ -97,15 +84,12 @@ def _asked(
     count = fields.whole("n_probs" if "n_probs" in fields else "logprobs", 0, 0, limits.logprobs)
     most = _most_tokens(fields, setup)
     most_ms = fields.whole("t_max_predict_ms", -1, -1, _MOST)
-    options = GenerationOptions(
-        max_tokens=max(1, most),
-        sampling=take_sampling(fields, setup.defaults.sampling, setup.limits),
-        stop=take_stops(fields, limits),
-        raw=True,
+    options = take_options(
+        *(fields, setup, most),
         reuse=fields.flag("cache_prompt", True),
         logprobs=count or None,
         lora=take_lora(fields),
-        **take_format(fields, setup.limits),
+        **take_format(fields, limits),
     )
     asked = LlamaAsked(
         options,
@@ -120,7 +104,6 @@ def _asked(
     for name, values in _NOTHING:
         fields.only(name, *values)
     fields.ignore(*_IGNORED)
-    fields.end()
     return asked
 
 
@@ -190,6 +173,7 @@ class LlamaShape(Shape):
         if not self._generations[choice.index].ran_out:
             choice.check_complete()
         result, counters = choice.result, choice.result.counters
+        ends = "eos" if result.finish_reason == "stop" else "limit"
         document = {
             "index": choice.index,
             "content": content,
@@ -198,7 +182,7 @@ class LlamaShape(Shape):
             "tokens_predicted": counters.generated_tokens,
             "tokens_evaluated": counters.prompt_tokens,
             "truncated": self._is_cut or result.finish_reason == "context_full",
-            "stop_type": _stop_type(result),
+            "stop_type": ends if result.stop_string is None else "word",
             "stopping_word": result.stop_string or "",
             "tokens_cached": counters.prompt_tokens + max(0, counters.generated_tokens - 1),
             "timings": timings([choice]),
@@ -219,19 +203,12 @@ def _picked(document: dict[str, Any], paths: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def _stop_type(result: Result) -> str:
-    if result.stop_string is not None:
-        return "word"
-    return "eos" if result.finish_reason == "stop" else "limit"
-
-
 _ANSWER_SHARE = 4  # of the context, kept free for an answer whose length nobody said
 # -- what is answered ----------------------------------------------------------------------
 
 
-def prepare_llama(service: Service, body: Any, task: Task) -> Prepared:
+def prepare_llama(service: Service, asked: LlamaAsked, task: Task) -> Prepared:
     """`/completion`. Raises ApiError, and as `Engine.stream`."""
-    asked = read_llama(body, service.setup)
     for one in asked.prompts:
         if isinstance(one, str):
             service.prompts.check_length(one, param="prompt")
@@ -239,9 +216,8 @@ def prepare_llama(service: Service, body: Any, task: Task) -> Prepared:
     return _llama(service, asked, several, task)
 
 
-def prepare_infill(service: Service, body: Any, task: Task) -> Prepared:
+def prepare_infill(service: Service, asked: LlamaAsked, task: Task) -> Prepared:
     """`/infill`. Raises ApiError, also where the model cannot, and as `Engine.stream`."""
-    asked = read_infill(body, service.setup)
     assert asked.gap is not None
     size, most, gap = service.setup.context_size, service.prompts.bound.most_bytes, asked.gap
     near = Gap(gap.prefix[-most:], gap.suffix[:most], _last(gap.files, most))
@@ -271,8 +247,10 @@ def _llama(
     is_cut: bool = False,
 ) -> Prepared:
     options = asked.options
-    if asked.never_ends:
-        options = replace(options, sampling=_without(options.sampling, service.end_ids))
+    if asked.never_ends:  # what ends an answer is never picked
+        params = options.sampling or SamplingParams()
+        biases = {**dict(params.logit_bias), **dict.fromkeys(service.end_ids, -inf)}
+        options = replace(options, sampling=replace(params, logit_bias=biases))
     made = [
         one
         for ids in several
@@ -282,18 +260,12 @@ def _llama(
     return Prepared(made, shape, asked.streams, names_events=True)
 
 
-def _without(sampling: SamplingParams | None, tokens: Sequence[int]) -> SamplingParams:
-    """The same, but these tokens are never picked."""
-    params = sampling or SamplingParams()
-    return replace(params, logit_bias={**dict(params.logit_bias), **dict.fromkeys(tokens, -inf)})
-
-
 # -- `/tokenize` and `/detokenize`, as llama.cpp's server has them -----------------------------
 
 
-def tokenize(service: Service, body: Any) -> Any:
+def tokenize(service: Service, asked: tuple[str, bool, bool, bool]) -> Any:
     """Ids of a text; with `with_pieces`, each with its own. Raises ApiError."""
-    text, add_special, with_pieces, is_parsed = read_text(body)
+    text, add_special, with_pieces, is_parsed = asked
     service.prompts.check_length(text, param="content")
     tokenizer = service.engine.backend.tokenizer
     meant = text if is_parsed else tokenizer.control_texts.mark(text)
@@ -305,20 +277,17 @@ def tokenize(service: Service, body: Any) -> Any:
     return b'{"tokens":[' + b",".join(map(written.__getitem__, ids)) + b"]}"
 
 
-def read_text(body: Any, _setup: ServedModel | None = None) -> tuple[str, bool, bool, bool]:
+def read_text(fields: Fields, _setup: ServedModel) -> tuple[str, bool, bool, bool]:
     """A text to tokenize, and how: `add_special`, `with_pieces`, `parse_special`."""
-    fields = Fields(body)
     fields.ignore("model")  # by which this one was found
     text = fields.text("content")
     flags = fields.flag("add_special"), fields.flag("with_pieces")
-    is_parsed = fields.flag("parse_special", True)
-    fields.end()
-    return text, *flags, is_parsed
+    return text, *flags, fields.flag("parse_special", True)
 
 
-def detokenize(service: Service, body: Any) -> dict[str, Any]:
+def detokenize(service: Service, asked: tuple[Fields, list[Any]]) -> dict[str, Any]:
     """The text of ids. Raises ApiError, also for a text that is longer than any that fits."""
-    fields, ids = read_ids(body)
+    fields, ids = asked
     size, most = service.engine.vocab_size, service.prompts.bound.most_bytes
     if not all(type(one) is int and 0 <= one < size for one in ids):
         fields.refuse("tokens", f"must be whole numbers from 0 to {size - 1}")
@@ -328,13 +297,10 @@ def detokenize(service: Service, body: Any) -> dict[str, Any]:
     return {"content": b"".join(map(written.__getitem__, ids)).decode(errors="replace")}
 
 
-def read_ids(body: Any, _setup: ServedModel | None = None) -> tuple[Fields, list[Any]]:
+def read_ids(fields: Fields, _setup: ServedModel) -> tuple[Fields, list[Any]]:
     """Ids to make a text of, and the request that has them."""
-    fields = Fields(body)
     fields.ignore("model")
-    ids = fields.list("tokens", MOST_VALUES)
-    fields.end()
-    return fields, ids
+    return fields, fields.list("tokens", MOST_VALUES)
 
 
 def _piece(token: int, data: bytes) -> bytes:

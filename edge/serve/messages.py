@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from typing import Any
 
 from edgespec.decode.generation import Chunk, Result
-from edgespec.decode.options import GenerationOptions
 from edgespec.models.images import KINDS as IMAGES
 from edgespec.models.images import Image
 from edgespec.serve.chat import (
@@ -24,21 +24,18 @@ from edgespec.serve.chat import (
 from edgespec.serve.parsing import (
     Fields,
     Limits,
+    Output,
     ServedModel,
     format_within,
     shown,
     take_max_tokens,
     take_model,
-    take_sampling,
-    take_stops,
+    take_options,
     takes_prewarm,
 )
-from edgespec.serve.shapes import Choice, Delta, Output, Shape, ToolCall, new_id
+from edgespec.serve.service import Prepared, Service, Task
+from edgespec.serve.shapes import Choice, Delta, Shape, ToolCall, new_id
 from edgespec.serve.tools import Tools, check_schemas, is_kind, take_function
-from edgespec.serve.worker import Prepared, Task
-
-if TYPE_CHECKING:
-    from edgespec.serve.service import Service
 
 Messages = list[dict[str, Any]]
 _NOT_THERE = {
@@ -47,13 +44,12 @@ _NOT_THERE = {
 }
 
 
-def read_messages(body: Any, setup: ServedModel, *, counts: bool = False) -> ChatAsked:
+def read_messages(fields: Fields, setup: ServedModel, *, counts: bool = False) -> ChatAsked:
     """What a request wants. Raises ApiError for a field that is wrong or not supported.
 
     Args:
         counts: only the tokens of its prompt are asked for.
     """
-    fields = Fields(body)
     take_model(fields, setup)
     messages = _messages(fields, setup.limits)
     if not counts and "max_tokens" not in fields:
@@ -61,36 +57,21 @@ def read_messages(body: Any, setup: ServedModel, *, counts: bool = False) -> Cha
     budget, variables = _thinking(fields, setup)
     most = take_max_tokens(fields, None, setup.context_size, "max_tokens")
     prewarms = takes_prewarm(fields)
-    options = GenerationOptions(
-        max_tokens=max(1, most),
-        ahead=prewarms,
-        sampling=take_sampling(fields, setup.defaults.sampling, setup.limits),
-        stop=take_stops(fields, setup.limits, "stop_sequences"),
-        raw=True,
-        reuse=True,
-        **format_within(fields, "output_config", setup.limits),
-    )
+    form = format_within(fields, "output_config", setup.limits)
+    options = take_options(fields, setup, most, stop="stop_sequences", ahead=prewarms, **form)
     tools = _tools(fields, setup.limits)
     output = Output(streams=fields.flag("stream"))
     fields.ignore("metadata", "service_tier", "context_management", "betas")
     fields.ignore("speed", "inference_geo", "diagnostics")
     fields.refuse_set(_NOT_THERE)
-    fields.end()
     return ChatAsked(messages, options, output, variables, tools, budget, most > 0 and not prewarms)
 
 
-def prepare_message(service: Service, body: Any, task: Task) -> Prepared:
+def prepare_message(service: Service, asked: ChatAsked, task: Task) -> Prepared:
     """The next message of a conversation. Raises ApiError, and as `Engine.stream`."""
-    asked = read_messages(body, service.setup)
     talk, ids = prompt_of(service, asked)
     shape = MessagesShape(service.setup.names[0], len(ids))
     return prepared(service, asked, talk, ids, shape, task, names_events=True)
-
-
-def count_message(service: Service, body: Any) -> dict[str, int]:
-    """How many tokens a request of Anthropic's interface has. Raises as `prepare_message`."""
-    asked = read_messages(body, service.setup, counts=True)
-    return {"input_tokens": len(prompt_of(service, asked)[1])}
 
 
 # -- messages ------------------------------------------------------------------------------
@@ -100,33 +81,26 @@ def _messages(fields: Fields, limits: Limits) -> Messages:
     found: Messages = []
     if "system" in fields:
         found.append({"role": "system", "content": text_of(fields, "system", may_lack=True)})
-    values = fields.list("messages", limits.messages)
-    if not values:
+    said = [_message(one, limits) for one in fields.objects("messages", limits.messages)]
+    if not said:
         fields.refuse("messages", "must have at least one message")
-    for index, value in enumerate(values):
-        found += _message(Fields(value, f"messages[{index}]"), limits)
-    return found
+    return [*found, *chain(*said)]
 
 
 def _message(fields: Fields, limits: Limits) -> Messages:
     role = fields.text("role")
     if role not in ("user", "assistant", "system"):
         fields.refuse("role", f"must be user or assistant, not {shown(role)}")
-    content = fields.pop("content")
-    fields.end()
+    content = fields.peek("content")
     if isinstance(content, str):
-        return [{"role": role, "content": content}]
+        return [{"role": role, "content": fields.text("content")}]
     if not isinstance(content, list):
         fields.refuse("content", f"must be a text or a list of blocks, not {shown(content)}")
-    if len(content) > limits.messages:
-        fields.refuse("content", f"has {len(content)} blocks, and {limits.messages} are the limit")
-    blocks = [
-        Fields(block, f"{fields.name('content')}[{index}]") for index, block in enumerate(content)
-    ]
+    blocks = fields.objects("content", limits.messages)
     return [_of_assistant(blocks)] if role == "assistant" else _of_user(blocks, role)
 
 
-def _of_user(blocks: list[Fields], role: str) -> Messages:
+def _of_user(blocks: Iterable[Fields], role: str) -> Messages:
     """Results of tools are messages of their own; what is between them is one each."""
     found: list[tuple[dict[str, Any], list[str | Image]]] = []
     for block in blocks:
@@ -141,12 +115,11 @@ def _of_user(blocks: list[Fields], role: str) -> Messages:
                 found.append(({"role": role}, []))
             found[-1][1].append(take_image(block) if kind == "image" else block.text("text"))
         block.ignore("citations")
-        block.end()
     made = [{**message, **content_of(parts)} for message, parts in found]
     return made or [{"role": role, "content": ""}]
 
 
-def _of_assistant(blocks: list[Fields]) -> dict[str, Any]:
+def _of_assistant(blocks: Iterable[Fields]) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": ""}
     for block in blocks:
         kind = _kind(block, "text", "tool_use", "thinking", "redacted_thinking")
@@ -162,7 +135,6 @@ def _of_assistant(blocks: list[Fields]) -> dict[str, Any]:
             block.ignore("data")  # nobody here can read it
         else:
             message.setdefault("tool_calls", []).append(_call(block))
-        block.end()
     return message
 
 
@@ -186,10 +158,8 @@ def _kind(block: Fields, *kinds: str) -> str:
 
 
 def _tools(fields: Fields, limits: Limits) -> Tools:
-    values = fields.list("tools", limits.tools)
     offered = []
-    for index, value in enumerate(values):
-        inner = Fields(value, f"tools[{index}]")
+    for inner in fields.objects("tools", limits.tools):
         if not is_kind(inner, "custom"):
             continue
         inner.ignore("eager_input_streaming", "input_examples", "defer_loading", "allowed_callers")
@@ -204,7 +174,6 @@ def _tools(fields: Fields, limits: Limits) -> Tools:
         required, parallel = (choice.text("name"),), False
     elif kind not in ("auto", "none"):
         choice.refuse("type", f"must be auto, any, tool or none, not {shown(kind)}")
-    choice.end()
     if kind in ("any", "tool") and (not names or not set(required) <= set(names)):
         fields.refuse("tool_choice", "requires a tool that is not there")
     if kind == "none":
@@ -219,7 +188,7 @@ def _thinking(fields: Fields, setup: ServedModel) -> tuple[int | None, dict[str,
     effort = take_effort(config, "effort")
     thinking = fields.pop("thinking")
     told = {"thinking": thinking, "reasoning_effort": effort or None}
-    return take_thinking(Fields(told), setup)
+    return take_thinking(fields.within(told), setup)
 
 
 Event = dict[str, Any]

@@ -13,13 +13,11 @@ from datetime import datetime, timezone
 from importlib.metadata import version
 from itertools import chain
 from time import monotonic, perf_counter, time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from edgespec.decode.generation import Chunk
-from edgespec.decode.options import GenerationOptions
 from edgespec.errors import EdgespecError
 from edgespec.models.spec import ModelSpec
-from edgespec.serve.answer_reader import think_tags
 from edgespec.serve.chat import (
     ChatAsked,
     prepared,
@@ -32,22 +30,19 @@ from edgespec.serve.completions import Gap, fill_ids
 from edgespec.serve.embeddings import EmbeddingService, take_texts
 from edgespec.serve.parsing import (
     Fields,
+    Output,
     ServedModel,
     json_bytes,
     schema_text,
     take_model,
-    take_sampling,
-    take_stops,
+    take_options,
 )
 from edgespec.serve.pool import EMBED, Member, Pool
-from edgespec.serve.shapes import Choice, Delta, Output, Shape, ToolCall, joined
-from edgespec.serve.tool_formats import HARMONY, format_of
+from edgespec.serve.service import Prepared, Service, Shared, Task
+from edgespec.serve.shapes import Choice, Delta, Shape, ToolCall, joined
+from edgespec.serve.tool_formats import HARMONY, format_of, think_tags
 from edgespec.serve.tools import take_tools
-from edgespec.serve.worker import Prepared, Task
 from edgespec.setup.embedding import Text
-
-if TYPE_CHECKING:
-    from edgespec.serve.service import Service, Shared
 
 # The interface's, and not this program's: clients refuse to talk to what is too old for them.
 _VERSION = "0.13.0"
@@ -59,88 +54,79 @@ _NOT_THERE = {
 }
 
 
-def read_ollama_chat(body: Any, setup: ServedModel) -> ChatAsked | None:
+def read_ollama_chat(fields: Fields, setup: ServedModel) -> ChatAsked | None:
     """What `/api/chat` is asked for; None where the model alone is to be loaded. Raises ApiError.
 
     That is what a request without messages asks for.
     """
-    fields = Fields(body)
-    values = fields.list("messages", setup.limits.messages)
-    told = [_in_parts(value, f"messages[{index}]") for index, value in enumerate(values)]
-    messages = take_messages(Fields({"messages": told}), setup.limits) if told else []
+    told = [_in_parts(one) for one in fields.objects("messages", setup.limits.messages)]
+    messages = take_messages(fields.within({"messages": told}), setup.limits) if told else []
     asked = _asked(fields, setup, messages)
     return asked if messages else None
 
 
-def _in_parts(value: Any, path: str) -> dict[str, Any]:
+def _in_parts(message: Fields) -> dict[str, Any]:
     """A message as OpenAI's interface has it, whose images are parts of its content."""
-    message = Fields(value, path)
     told = {name: message.pop(name) for name in ("role", "content", "thinking", "tool_calls")}
     told["name"], told["tool_call_id"] = message.pop("tool_name"), message.pop("tool_call_id")
     if images := message.list("images", 64):
         sources = ({"type": "base64", "data": one} for one in images)
         parts = [{"type": "image", "source": one} for one in sources]
         told["content"] = [*parts, {"type": "text", "text": told["content"] or ""}]
-    message.end()
     return told
 
 
-def read_ollama_prompt(body: Any, setup: ServedModel) -> tuple[ChatAsked, Gap, bool] | None:
+def read_ollama_prompt(fields: Fields, setup: ServedModel) -> tuple[ChatAsked, Gap, bool] | None:
     """What `/api/generate` is asked for; None where there is no prompt, as above.
 
     A prompt to be answered; or where it is raw, as the last value says, or has a text behind it, to
     be continued.
     """
-    fields = Fields(body)
     prompt, suffix = fields.text("prompt", ""), fields.text("suffix", "")
     raw, system = fields.flag("raw"), fields.text("system", "")
     images = fields.pop("images")
     if system and (raw or suffix):
         fields.refuse("system", "has no place in a prompt that is raw, or has a suffix")
     told = [{"role": "system", "content": system}] if system else []
-    told.append(_in_parts({"role": "user", "content": prompt, "images": images}, ""))
-    messages = take_messages(Fields({"messages": told}), setup.limits)
+    shown = {"role": "user", "content": prompt, "images": images}
+    told.append(_in_parts(fields.within(shown)))
+    messages = take_messages(fields.within({"messages": told}), setup.limits)
     asked = _asked(fields, setup, messages)
     return (asked, Gap(prompt, suffix), raw) if prompt or suffix or images else None
 
 
 def _asked(fields: Fields, setup: ServedModel, messages: Sequence[dict[str, Any]]) -> ChatAsked:
     take_model(fields, setup)
-    limits, inner, form = setup.limits, fields.object("options"), fields.pop("format", "")
+    limits, form = setup.limits, fields.pop("format", "")
+    inner = fields.object("options")  # how a model is loaded (num_ctx) is the server's business
     schema = {"type": "object"} if form == "json" else form
     usual = setup.defaults.max_tokens
     most = inner.whole("num_predict", -1 if usual is None else usual, -2, 1 << 31)
-    options = GenerationOptions(
-        max_tokens=setup.context_size if most < 0 else max(1, most),
-        sampling=take_sampling(inner, setup.defaults.sampling, limits),
-        stop=take_stops(inner, limits),
-        raw=True,
-        reuse=True,
-        logprobs=take_logprobs(fields, limits),
-        json_schema=schema_text(schema, "format", limits) if schema != "" else None,
-    )
-    inner.end()  # how a model is loaded (num_ctx, num_gpu) is the server's business
+    most = setup.context_size if most < 0 else most
+    told = {"json_schema": schema_text(schema, "format", limits)} if schema != "" else {}
+    options = take_options(inner, setup, most, logprobs=take_logprobs(fields, limits), **told)
     tools = take_tools(fields, limits)
     budget, variables = take_thinking(fields, setup)
     output = Output(streams=fields.flag("stream", True))
     fields.refuse_set(_NOT_THERE)
-    fields.end()
     return ChatAsked(messages, options, output, variables, tools, budget, most != 0)
 
 
 # -- what is answered ----------------------------------------------------------------------
 
 
-def prepare_ollama_chat(service: Service, body: Any, task: Task) -> Prepared | dict[str, Any]:
+def prepare_ollama_chat(
+    service: Service, asked: ChatAsked | None, task: Task
+) -> Prepared | dict[str, Any]:
     """The next message of a conversation. Raises ApiError, and as `Engine.stream`."""
-    asked = read_ollama_chat(body, service.setup)
     shape = OllamaShape(service, task, is_chat=True)
     return shape.loaded() if asked is None else _of_chat(service, asked, shape, task)
 
 
-def prepare_ollama_prompt(service: Service, body: Any, task: Task) -> Prepared | dict[str, Any]:
+def prepare_ollama_prompt(
+    service: Service, found: tuple[ChatAsked, Gap, bool] | None, task: Task
+) -> Prepared | dict[str, Any]:
     """An answer to a prompt, or its continuation. Raises ApiError, and as `Engine.stream`."""
-    found = read_ollama_prompt(body, service.setup)
     shape = OllamaShape(service, task, is_chat=False)
     if found is None:
         return shape.loaded()
@@ -235,12 +221,15 @@ def _ns(seconds: float) -> int:
 # -- embeddings ----------------------------------------------------------------------------
 
 
-def embed(service: EmbeddingService, body: Any, task: Task) -> Iterator[bytes]:
+Vectors = tuple[list[Text], int | None, bool, bool]  # what is asked for
+
+
+def embed(service: EmbeddingService, asked: Vectors, task: Task) -> Iterator[bytes]:
     """Vectors of texts; of a `prompt`, as `/api/embeddings` has it, the only one.
 
     The answer in pieces. Raises ApiError, and as `Embedder.embed`.
     """
-    texts, dimensions, truncate, is_single = read_embed(body)
+    texts, dimensions, truncate, is_single = asked
     load_s = perf_counter() - task.began_s
     with service.answering() as embedder:
         made = embedder.embed(texts, dimensions=dimensions, truncate=truncate, cancel=task.cancel)
@@ -253,16 +242,13 @@ def embed(service: EmbeddingService, body: Any, task: Task) -> Iterator[bytes]:
     return chain([b'{"embeddings":['], vectors, [b"]," + json_bytes(told)[1:]])
 
 
-def read_embed(body: Any, _setup: Any = None) -> tuple[list[Text], int | None, bool, bool]:
+def read_embed(fields: Fields, _setup: ServedModel) -> Vectors:
     """Texts, how many dimensions, whether texts are cut off, and whether there is one `prompt`."""
-    fields = Fields(body)
     fields.ignore("model", "options")
     is_single = "prompt" in fields
     texts = take_texts(fields, "prompt" if is_single else "input")
     dimensions = fields.whole("dimensions", 0, 1, 1 << 20) if "dimensions" in fields else None
-    truncate = fields.flag("truncate", True)
-    fields.end()
-    return texts, dimensions, truncate, is_single
+    return texts, dimensions, fields.flag("truncate", True), is_single
 
 
 # -- the models that there are -------------------------------------------------------------

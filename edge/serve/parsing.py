@@ -1,4 +1,4 @@
-"""From the bytes of a request to values that are safe to use: bodies, fields, and their limits.
+"""From the bytes of a request to values that are safe to use: bodies, fields, limits, errors.
 
 Fields of a JSON object are taken one by one. What nobody took changes no answer: it is ignored, and
 the log names it once. Fields that ask for what is not there are refused by the request that they
@@ -12,20 +12,124 @@ interfaces: `response_format` is OpenAI's, `structured_outputs` vLLM's, `json_sc
 from __future__ import annotations
 
 import json
+import logging
 import math
 import re
 import threading
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, NoReturn, TypedDict
 
+from edgespec.decode.options import GenerationOptions
+from edgespec.errors import (
+    BackendError,
+    ContextFullError,
+    EdgespecError,
+    ModelFileError,
+    UnsupportedError,
+)
+from edgespec.log import REQUEST_ID, places_of
 from edgespec.memory.bytes import projector, requests
 from edgespec.models.adapter import MOST_SCALE
 from edgespec.option_fields import options_of, shown_number
 from edgespec.sampling.params import FIELD_NAMES, LARGE, SAMPLER_WORDS, SamplingParams
-from edgespec.serve.api_error import LOGGER, ApiError
-from edgespec.serve.shapes import Output
+
+LOGGER = logging.getLogger("edgespec.serve")
+
+COME_AGAIN = (429, 503, 529)  # answers with these say when
+_KINDS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+    500: "server_error",
+    501: "not_supported_error",
+    503: "overloaded_error",
+}
+_ANTHROPIC = ("/v1/messages/", "/messages/")  # at and below these errors have their form
+OLLAMA = "/api/"  # below it errors have Ollama's form, and streams are lines
+_ANTHROPIC_KINDS = {413: "request_too_large", 500: "api_error", 501: "api_error"}  # others alike
+
+
+class ApiError(Exception):
+    """A request that is not answered.
+
+    Args:
+        message: one sentence.
+        param: the field that is wrong, as the client wrote it.
+        code: a word that programs may compare.
+        more: numbers that programs may read.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int = 400,
+        param: str | None = None,
+        code: str | None = None,
+        more: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
+        super().__init__(message)
+        self.status, self.param, self.code, self.more = status, param, code, more
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The error object of OpenAI's interface."""
+        kind = _KINDS.get(self.status, "invalid_request_error")
+        error = {"message": str(self), "type": kind, "param": self.param, "code": self.code}
+        return {"error": {**error, **self.more}}
+
+
+def openai_error(problem: ApiError) -> dict[str, Any]:
+    """The error object of OpenAI's interface."""
+    return problem.document
+
+
+def anthropic_error(problem: ApiError) -> dict[str, Any]:
+    """The error object of Anthropic's interface; it has what OpenAI's has as well."""
+    error = problem.document["error"]
+    kind = _ANTHROPIC_KINDS.get(problem.status, error["type"])
+    return {"type": "error", "error": {**error, "type": kind}}
+
+
+def ollama_error(problem: ApiError) -> dict[str, Any]:
+    """The error of Ollama's interface."""
+    return {"error": str(problem)}
+
+
+def error_form(path: str) -> Callable[[ApiError], dict[str, Any]]:
+    """How errors are told at a path."""
+    if path.startswith(OLLAMA):
+        return ollama_error
+    return anthropic_error if f"{path}/".startswith(_ANTHROPIC) else openai_error
+
+
+def api_error_of(problem: Exception, param: str | None = None) -> ApiError:
+    """What a client is told of a failure. What is not the client's to mend has the status 500."""
+    if isinstance(problem, ApiError):
+        return problem
+    if not isinstance(problem, EdgespecError):
+        return _failed(problem, type(problem).__name__)
+    hint = f" ({problem.hint})" if problem.hint else ""
+    message = f"{problem}{hint}"
+    if isinstance(problem, ContextFullError):
+        return ApiError(message, param=param, code="context_length_exceeded")
+    if isinstance(problem, UnsupportedError | ModelFileError):  # a template fails on its messages
+        return ApiError(message, param=param)
+    known = str(problem) if isinstance(problem, BackendError) else type(problem).__name__
+    return _failed(problem, known)
+
+
+def _failed(problem: Exception, known: str) -> ApiError:
+    """Log a failure of the server, and name the request by which it is found in the log."""
+    request_id = REQUEST_ID.get()
+    LOGGER.error("%s failed: %s\n%s", request_id or "a request", known, places_of(problem))
+    where = f" (request {request_id})" if request_id else ""
+    return ApiError(f"the server failed: {known}{where}", status=500)
+
 
 _SHOWN_CHARS = 40
 _CACHE = "cache_control"
@@ -39,7 +143,7 @@ class Fields:
 
     A field that is null counts as left out, and so does `cache_control` wherever it stands: the
     cache is reused without being asked. Every method takes one field and raises ApiError for a
-    value that cannot be.
+    value that cannot be. Who reads a request ends it; objects within it end with what they are in.
 
     Args:
         value: what was sent in its place.
@@ -52,6 +156,7 @@ class Fields:
                 f"{path or 'the body'} must be an object, not {shown(value)}", param=path
             )
         self.path = path
+        self._inner: list[Fields] = []
         self._left = {
             name: item for name, item in value.items() if item is not None and name != _CACHE
         }
@@ -118,12 +223,27 @@ class Fields:
 
     def object(self, field: str) -> Fields:
         """An object; an empty one where there is none."""
-        return Fields(self.pop(field, {}), self.name(field))
+        return self.within(self.pop(field, {}), self.name(field))
+
+    def objects(self, field: str, most: int) -> Iterator[Fields]:
+        """The objects of a list of at most `most`, one at a time: each ends when the next comes."""
+        for index, value in enumerate(self.list(field, most)):
+            yield (one := Fields(value, f"{self.name(field)}[{index}]"))
+            one.end()
+
+    def within(self, value: Any, path: str = "") -> Fields:
+        """An object that is read in place of a part of this one, and ends with it."""
+        self._inner.append(Fields(value, path))
+        return self._inner[-1]
 
     def ignore(self, *fields: str) -> None:
         """Fields that change no answer."""
         for field in fields:
             self._left.pop(field, None)
+
+    def skip(self) -> None:
+        """Ignore all that is left, of which the log says nothing."""
+        self._left = {}
 
     def only(self, field: str, *values: Any) -> None:
         """A field of which only values are supported that ask for nothing."""
@@ -153,7 +273,9 @@ class Fields:
         """Ignore what nobody took; the log names it."""
         for field in self._left:
             note_ignored(self.name(field[:_SHOWN_CHARS]))
-        self._left.clear()
+        for one in self._inner:
+            one.end()
+        self._left, self._inner = {}, []
 
     def refuse(self, field: str, problem: str, *, code: str | None = None) -> NoReturn:
         """Raise ApiError for a field."""
@@ -389,11 +511,6 @@ def seed_of_choice(params: SamplingParams, index: int) -> SamplingParams:
     )
 
 
-def take_stops(fields: Fields, limits: Limits, field: str = "stop") -> tuple[str, ...]:
-    """Texts that end an answer: one, or a list."""
-    return _texts(fields, field, limits)
-
-
 def _samplers(fields: Fields, limits: Limits) -> tuple[str, ...]:
     """Names of samplers, in order."""
     known = (name.replace("-", "_") for name in _texts(fields, "samplers", limits))
@@ -412,6 +529,21 @@ def _texts(fields: Fields, field: str, limits: Limits) -> tuple[str, ...]:
     return tuple(text for text in texts if text)
 
 
+def take_options(
+    fields: Fields, setup: ServedModel, most: int, *, stop: str | None = "stop", **more: Any
+) -> GenerationOptions:
+    """How an answer of at most so many tokens is written, and what else a request said of it.
+
+    0 tokens read the prompt alone; an engine writes one, which nobody is told. Raises ApiError.
+    """
+    return GenerationOptions(
+        max_tokens=max(1, most),
+        sampling=take_sampling(fields, setup.defaults.sampling, setup.limits),
+        stop=() if stop is None else _texts(fields, stop, setup.limits),
+        **{"raw": True, "reuse": True, **more},
+    )
+
+
 def take_max_tokens(fields: Fields, default: int | None, context: int, *names: str) -> int:
     """Most tokens of an answer, by the first of `names` that is there.
 
@@ -427,7 +559,6 @@ def takes_prewarm(fields: Fields) -> bool:
     options = fields.object("prompt_cache_options")
     prewarms = options.flag("prewarm")
     options.ignore("mode", "ttl")
-    options.end()
     return prewarms
 
 
@@ -477,7 +608,6 @@ def take_format(fields: Fields, limits: Limits) -> AnswerForm:
             found[inner.name("json_object")] = {"json_schema": _ANY_OBJECT}
         inner.ignore(*_SILENT)
         inner.refuse_set({"structural_tag": "use json, regex, choice or grammar"})
-        inner.end()
     fields.refuse_set({f"guided_{name}": "use structured_outputs" for name in _VLLM})
     if "json_schema" in fields:
         found["json_schema"] = {"json_schema": _schema(fields, "json_schema", limits)}
@@ -500,10 +630,8 @@ def typed_format(fields: Fields, limits: Limits) -> AnswerForm:
         named = fields.object("json_schema") if "json_schema" in fields else fields
         named.ignore("name", "description", "strict")  # answers always keep to it
         form["json_schema"] = _schema(named, "schema", limits)
-        named.end()
     elif kind != "text":
         fields.refuse("type", f"must be text, json_object or json_schema, not {shown(kind)}")
-    fields.end()
     return form
 
 
@@ -511,9 +639,7 @@ def format_within(fields: Fields, field: str, limits: Limits) -> AnswerForm:
     """The form that the field `format` of an object asks for."""
     outer = fields.object(field)
     outer.ignore("effort", "task_budget", "verbosity")
-    form = typed_format(outer.object("format"), limits) if "format" in outer else AnswerForm()
-    outer.end()
-    return form
+    return typed_format(outer.object("format"), limits) if "format" in outer else AnswerForm()
 
 
 def schema_text(schema: Any, param: str, limits: Limits) -> str:
@@ -591,6 +717,21 @@ class ServedModel:
     any_model: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Output:
+    """How an answer is sent.
+
+    `usage` adds the usage to a stream; `sources` says in it which drafter wrote what; `progress`
+    says how much of the prompt was read until the first token comes.
+    """
+
+    choices: int = 1
+    streams: bool = False
+    usage: bool = False
+    sources: bool = False
+    progress: bool = False
+
+
 def take_output(fields: Fields, limits: Limits) -> Output:
     """The fields that say how an answer is sent. Raises ApiError."""
     streams = fields.flag("stream")
@@ -603,27 +744,22 @@ def take_output(fields: Fields, limits: Limits) -> Output:
         progress=fields.flag("return_progress"),
     )
     options.ignore("include_obfuscation")  # padding; an answer without it is read alike
-    options.end()
     return output
 
 
 def take_lora(fields: Fields) -> dict[int, float] | None:
     """How much of each adapter an answer has, by number, as llama.cpp's server takes it."""
-    if "lora" not in fields:
-        return None
-    return scales_of(fields.list("lora", _MOST_ADAPTERS), "lora")
+    return scales_of(fields, "lora") if "lora" in fields else None
 
 
-def scales_of(values: Sequence[Any], path: str) -> dict[int, float]:
+def scales_of(fields: Fields, field: str) -> dict[int, float]:
     """The same, of a list of objects. Raises ApiError."""
     found = {}
-    for index, value in enumerate(values):
-        one = Fields(value, f"{path}[{index}]")
+    for one in fields.objects(field, _MOST_ADAPTERS):
         if "id" not in one:
             one.refuse("id", "is missing")
         number = one.whole("id", 0, 0, _MOST_ADAPTERS)
         found[number] = one.number("scale", 1.0, -MOST_SCALE, MOST_SCALE)
-        one.end()
     return found
 
 

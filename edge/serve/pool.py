@@ -32,8 +32,7 @@ from edgespec.memory.bytes.config import HOST
 from edgespec.memory.device import reservations
 from edgespec.memory.device.track import give_back_memory
 from edgespec.models.spec import ModelSpec
-from edgespec.serve.api_error import ApiError, api_error_of
-from edgespec.serve.parsing import Limits, ServedModel, shown
+from edgespec.serve.parsing import ApiError, Limits, ServedModel, api_error_of, shown
 from edgespec.setup.model_sets import Capacity, Sizes
 
 CHAT, EMBED, ANY = "chat", "embed", ""  # kinds of models

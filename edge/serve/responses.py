@@ -7,15 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from edgespec.decode.generation import Chunk
-from edgespec.decode.options import GenerationOptions
 from edgespec.models.images import KINDS as IMAGES
-from edgespec.serve.api_error import ApiError
 from edgespec.serve.chat import (
     ChatAsked,
     content_of,
+    count_chat,
     prepared,
     prompt_of,
     take_parts,
@@ -23,21 +22,23 @@ from edgespec.serve.chat import (
     text_of,
 )
 from edgespec.serve.parsing import (
+    ApiError,
     Fields,
     Limits,
+    Output,
     ServedModel,
     format_within,
     note_ignored,
     shown,
     take_max_tokens,
     take_model,
-    take_sampling,
+    take_options,
     takes_prewarm,
 )
+from edgespec.serve.service import Prepared, Service, Task
 from edgespec.serve.shapes import (
     Choice,
     Delta,
-    Output,
     Shape,
     ToldTokens,
     ToolCall,
@@ -47,12 +48,6 @@ from edgespec.serve.shapes import (
     usage,
 )
 from edgespec.serve.tools import call_arguments, take_tools
-from edgespec.serve.worker import Prepared, Task
-
-if TYPE_CHECKING:
-    from edgespec.serve.service import Service
-
-Items = list[dict[str, Any]]
 
 _PARTS = ("input_text", "output_text", "summary_text", "reasoning_text", "text")
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
@@ -69,6 +64,12 @@ _SKIPPED = (
     *("compaction", "tool_search_call", "tool_search_output"),
 )
 
+# Fields that change no answer here, whatever they say.
+_NO_EFFECT = (
+    *("user", "metadata", "safety_identifier", "prompt_cache_key", "client_metadata"),
+    *("prompt_cache_retention", "service_tier", "truncation", "max_tool_calls"),
+    *("context_management", "stream_options", "verbosity", "store"),
+)
 _LOGPROBS = "message.output_text.logprobs"  # how `include` asks for them
 _WHOLE = "responses are not kept, so send the whole conversation as input"
 _NOT_THERE = {
@@ -79,42 +80,45 @@ _NOT_THERE = {
 }
 
 
-def read_response(body: Any, setup: ServedModel) -> tuple[ChatAsked, dict[str, Any], bool]:
+Asked = tuple[ChatAsked, dict[str, Any], bool]
+
+
+def read_response(fields: Fields, setup: ServedModel) -> Asked:
     """What a request wants, the fields that its answer repeats, whether it summarises thoughts.
 
     Raises ApiError.
     """
-    fields = Fields(body)
     take_model(fields, setup)
+    repeated = {name: fields.peek(name) for name in _REPEATED}
     fields.refuse_set(_NOT_THERE)
-    messages = _messages(fields, _items(fields, setup.limits))
-    repeated = {name: body.get(name) for name in _REPEATED}
-    summarises = _wants_summary(fields.peek("reasoning"))
+    messages = _messages(fields, setup.limits)
+    reasoning = fields.peek("reasoning")
+    asked_for = reasoning if isinstance(reasoning, dict) else {}
+    kinds = [asked_for.get(name) for name in ("summary", "generate_summary")]
+    summarises = any(kind not in (None, "none") for kind in kinds)
     budget, variables = take_thinking(fields, setup)
     limit, size = setup.defaults.max_tokens, setup.context_size
     most = take_max_tokens(fields, limit, size, "max_output_tokens")
     prewarms = takes_prewarm(fields)
-    options = GenerationOptions(
-        max_tokens=max(1, most),
+    options = take_options(
+        *(fields, setup, most),
+        stop=None,
         ahead=prewarms,
-        sampling=take_sampling(fields, setup.defaults.sampling, setup.limits),
-        raw=True,
-        reuse=True,
         logprobs=_logprobs(fields, setup.limits),
         **format_within(fields, "text", setup.limits),
     )
     tools = take_tools(fields, setup.limits)
     output = Output(streams=fields.flag("stream"))
-    _end(fields)
+    fields.ignore(*_NO_EFFECT)
     asked = ChatAsked(
         messages, options, output, variables, tools, budget, most > 0 and not prewarms, "input"
     )
     return asked, repeated, summarises
 
 
-def prepare_response(service: Service, body: Any, task: Task) -> Prepared:
+def prepare_response(service: Service, wanted: Asked, task: Task) -> Prepared:
     """The next message of a conversation. Raises ApiError, and as `Engine.stream`."""
-    asked, repeated, summarises = read_response(body, service.setup)
+    asked, repeated, summarises = wanted
     talk, ids = prompt_of(service, asked)
     tokens = None if asked.options.logprobs is None else service.told_tokens
     shape = ResponsesShape(service.setup.names[0], repeated, summarises=summarises, tokens=tokens)
@@ -122,35 +126,23 @@ def prepare_response(service: Service, body: Any, task: Task) -> Prepared:
     return prepared(service, asked, talk, ids, shape, task, **events)
 
 
-def count_response(service: Service, body: Any) -> dict[str, Any]:
+def count_response(service: Service, wanted: Asked) -> dict[str, Any]:
     """How many tokens the prompt of a response has. Raises as `prepare_response`."""
-    asked, *_ = read_response(body, service.setup)
-    return {"object": "response.input_tokens", "input_tokens": len(prompt_of(service, asked)[1])}
+    return {"object": "response.input_tokens", **count_chat(service, wanted[0])}
 
 
-def _wants_summary(reasoning: Any) -> bool:
-    names = ("summary", "generate_summary")
-    return isinstance(reasoning, dict) and any(
-        reasoning.get(name) not in (None, "none") for name in names
-    )
-
-
-def _items(fields: Fields, limits: Limits) -> Items:
-    """The items of a conversation."""
-    value = fields.pop("input")
-    items = [{"role": "user", "content": value}] if isinstance(value, str) else value
-    if not isinstance(items, list) or not items:
+def _messages(fields: Fields, limits: Limits) -> list[dict[str, Any]]:
+    """The messages of a conversation's items."""
+    value = fields.peek("input")
+    if not isinstance(value, str | list) or value == []:
         fields.refuse("input", f"must be a text or a list of items, not {shown(value)}")
-    if len(items) > limits.messages:
-        fields.refuse("input", f"has {len(items)} items, and at most {limits.messages} are taken")
-    return items
-
-
-def _messages(fields: Fields, items: Items) -> list[dict[str, Any]]:
     instructions = fields.text("instructions", "")
     found = [{"role": "system", "content": instructions}] if instructions else []
-    for index, item in enumerate(items):
-        found += _item(Fields(item, f"input[{index}]"), found)
+    if isinstance(value, str):
+        found.append({"role": "user", "content": fields.text("input")})
+    else:
+        for one in fields.objects("input", limits.messages):
+            found += _item(one, found)
     if not found:
         fields.refuse("input", "has no message")
     return found
@@ -166,7 +158,6 @@ def _item(fields: Fields, before: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if role not in _ROLES:
             fields.refuse("role", f"must be one of {', '.join(_ROLES)}, not {shown(role)}")
         content = _content(fields, role)
-        fields.end()
         if role == "assistant" and last is not None and not last["content"]:
             last |= content
             return []
@@ -179,12 +170,12 @@ def _item(fields: Fields, before: list[dict[str, Any]]) -> list[dict[str, Any]]:
         return [{"role": "assistant", "content": "", "tool_calls": [call]}]
     if kind == "function_call_output":
         identity, output = fields.text("call_id", ""), _content(fields, "tool", "output")
-        fields.end()
         return [{"role": "tool", **output, "tool_call_id": identity}]
     if kind == "reasoning":
         return _thought(fields)
     if kind in _SKIPPED:
         note_ignored(f"input[].type {kind}")
+        fields.skip()
         return []
     more = f": {_WHOLE}" if kind == "item_reference" else ""
     fields.refuse("type", f"{shown(kind)} is not supported{more}", code="unsupported_value")
@@ -200,24 +191,13 @@ def _thought(fields: Fields) -> list[dict[str, Any]]:
     content, summary = (
         text_of(fields, name, _PARTS, may_lack=True) for name in ("content", "summary")
     )
-    fields.end()
     thought = content or summary
     return [{"role": "assistant", "content": "", "reasoning_content": thought}] if thought else []
 
 
 def _call(fields: Fields) -> dict[str, Any]:
     function = {"name": fields.text("name"), "arguments": call_arguments(fields)}
-    identity = fields.text("call_id", "")
-    fields.end()
-    return {"type": "function", "id": identity, "function": function}
-
-
-def _end(fields: Fields) -> None:
-    """What changes nothing is taken; what an answer would lack is refused."""
-    fields.ignore("user", "metadata", "safety_identifier", "prompt_cache_key", "client_metadata")
-    fields.ignore("prompt_cache_retention", "service_tier", "truncation", "max_tool_calls")
-    fields.ignore("context_management", "stream_options", "verbosity", "store")
-    fields.end()
+    return {"type": "function", "id": fields.text("call_id", ""), "function": function}
 
 
 def _logprobs(fields: Fields, limits: Limits) -> int | None:

@@ -25,8 +25,7 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from edgespec.serve.api_error import LOGGER
-from edgespec.serve.parsing import Limits
+from edgespec.serve.parsing import LOGGER, Limits
 
 # Told to end, the process is gone 2 s later: answers under way have most of the first of them, and
 # are told that the server stops in what is left of it. Threads that end their steps have the next
@@ -97,8 +96,9 @@ class Running(uvicorn.Server):
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        handled = [one for one in (signal.SIGINT, signal.SIGTERM) if _is_heard(one)]
-        before = {one: signal.signal(one, self.handle_exit) for one in handled}
+        both = (signal.SIGINT, signal.SIGTERM)
+        heard = [one for one in both if signal.getsignal(one) != signal.SIG_IGN]
+        before = {one: signal.signal(one, self.handle_exit) for one in heard}
         try:
             yield
         finally:
@@ -145,10 +145,6 @@ def end_within(seconds: float) -> threading.Timer:
 def _nowhere() -> int:
     """Where the watchdog writes what the threads were doing."""
     return os.open(os.devnull, os.O_WRONLY)
-
-
-def _is_heard(one: signal.Signals) -> bool:
-    return signal.getsignal(one) != signal.SIG_IGN
 
 
 _FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)

@@ -1,40 +1,437 @@
-"""An engine that answers requests, what all of them share, and what a server says about itself."""
+"""An engine that answers requests: its prompts, the threads that read its streams, its totals.
+
+A request brings the whole conversation. Where it goes on from one that was answered lately, what
+the model wrote then keeps its ids, so that all of it is found in the cache.
+
+Everything in front of the threads hands over generations and reads their mailboxes. As many run as
+the engine takes at once; which of them share a step is the engine's business.
+"""
 
 from __future__ import annotations
 
-import json
+import asyncio
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import fields, replace
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from edgespec.backends.base import AnswerFormat, MakesGrammars
+from edgespec.backends.vocabulary import TextBound
 from edgespec.decode.engine import Engine
-from edgespec.decode.generation import Result
+from edgespec.decode.generation import Chunk, Counters, Result
 from edgespec.decode.options import GenerationOptions
-from edgespec.decode.stats import Counters
+from edgespec.decode.session import KnownText
+from edgespec.decode.stream import Stream
 from edgespec.errors import ContextFullError, UnsupportedError
 from edgespec.log import PROMPTS, REQUEST_ID
-from edgespec.memory.device.energy import energy_meter, is_on_battery
-from edgespec.memory.device.track import peak_resident_bytes, resident_bytes
+from edgespec.memory.device.energy import energy_meter
 from edgespec.memory.plan.plan import Plan
+from edgespec.models.chat import Message, render_chat
+from edgespec.models.images import Image
 from edgespec.prefix import common_prefix_length
 from edgespec.sampling.constrained import make_grammar
-from edgespec.sampling.params import FIELD_NAMES, SamplingParams
+from edgespec.sampling.params import SamplingParams
 from edgespec.serve.access import CACHE_SALT, HISTORY
-from edgespec.serve.api_error import LOGGER, ApiError
-from edgespec.serve.parsing import Defaults, Limits, ServedModel, seed_of_choice
-from edgespec.serve.pool import Member, Pool, Stops
-from edgespec.serve.prompts import Prompts
-from edgespec.serve.shapes import ToldTokens, fingerprint
-from edgespec.serve.worker import Generation, Task, Worker
+from edgespec.serve.answer_reader import AnswerReader
+from edgespec.serve.parsing import LOGGER, ApiError, Defaults, Limits, ServedModel, seed_of_choice
+from edgespec.serve.pool import Stops
+from edgespec.serve.shapes import Choice, ReadingProgress, Shape, ToldTokens, unwritten
 
 if TYPE_CHECKING:
+    from edgespec.serve.pool import Member
     from edgespec.serve.tool_servers import ToolServers
+
+
+class Prompts:
+    """Prompts of one engine, for any number of threads."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        # By salt, used least recently first; as many as the cache may hold.
+        self._known = [("", KnownText()) for _ in range(engine.users)]
+        self._lock = threading.Lock()
+        self.bound = TextBound(engine.backend.tokenizer, engine.backend.context_size)
+
+    def check_length(self, *texts: str, param: str | None = None) -> None:
+        """Raise ApiError where these texts of a prompt are longer than any that fits."""
+        if least := self.bound.least_tokens(*texts):
+            size = self.bound.context_size
+            raise ApiError(
+                f"the text has at least {least} tokens and the context {size}",
+                param=param,
+                code="context_length_exceeded",
+                more={"n_prompt_tokens": least, "n_ctx": size},
+            )
+
+    def template(self, *, with_tools: bool) -> str | None:
+        """The chat format; some files have one of their own for tools."""
+        engine = self._engine
+        return (engine.tool_template if with_tools else None) or engine.chat_template
+
+    def text_of(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> str:
+        """The text of a conversation. Raises as `check_length` and `render_chat`.
+
+        The variable `add_generation_prompt` may leave out what opens an answer.
+        """
+        self.check_length(*_texts_in([messages, variables]))
+        opens = bool(variables.get("add_generation_prompt", True))
+        template = self.template(with_tools=bool(variables.get("tools")))
+        if template is None:
+            raise UnsupportedError(
+                "this model has no chat format", hint="send a prompt to /v1/completions"
+            )
+        tokenizer = self._engine.backend.tokenizer
+        return render_chat(
+            template,
+            messages,
+            bos_token=tokenizer.bos_text,
+            eos_token=tokenizer.eos_text,
+            control_texts=tokenizer.control_texts,
+            add_generation_prompt=opens,
+            variables=variables,
+        )
+
+    def ids_of(self, text: str, images: Sequence[Image] = ()) -> list[int]:
+        """Ids of a prompt's text, which has marks of these images. Raises as `Engine.encode`.
+
+        Encoded outside the lock, which the engine's threads take, too. Raises ApiError as well, for
+        a text that is far too long.
+        """
+        self.check_length(text)
+        shown = self._engine.shown("", images)
+        salt = CACHE_SALT.get()
+        with self._lock:
+            known = self._known_of(text, salt)
+            known = KnownText(known.text, [*known.ids], [*known.places])
+        respelled = partial(self._engine.respelled, salt=salt)
+        return self._engine.encode(known.encode(text, shown, respelled), images=images)
+
+    def learn(self, text: str, prompt_ids: Sequence[int], result: Result, salt: str = "") -> None:
+        """Keep the ids of what was said, for texts of the same salt."""
+        tokenizer = self._engine.backend.tokenizer
+        with self._lock:
+            known = self._known_of(text, salt)
+            if known.text and text.startswith(known.text):
+                self._known.remove((salt, known))
+            else:  # another conversation, or another answer in it: in place of the oldest one
+                empty = next((one for one in self._known if not one[1].text), self._known[0])
+                self._known.remove(empty)
+                known = KnownText()
+            known.learn(text, prompt_ids, result.text, result.token_ids, tokenizer)
+            self._known.append((salt, known))
+
+    def _known_of(self, text: str, salt: str) -> KnownText:
+        """The conversation of a salt that has most in common with a text; an empty one of none."""
+        its = [known for one, known in self._known if one == salt]
+        return max(
+            its, key=lambda known: common_prefix_length(known.text, text), default=KnownText()
+        )
+
+
+def _texts_in(value: Any) -> Iterator[str]:
+    """Whatever a template may write of messages and variables."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list | tuple):
+        for one in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts_in(one)
+
+
+# Between two wake-ups of the event loop: it shares its cores, and the interpreter's lock, with the
+# steps, and sending an event takes 0.4 ms. What a faster model writes meanwhile is sent together.
+_PAUSE_S = 1 / 30
+
+
+class _End(NamedTuple):
+    """What comes after the last chunk."""
+
+    result: Result
+    problem: Exception | None
+
+
+class Generation:
+    """One that waits, runs or has ended, and is read by one event loop.
+
+    Args:
+        loop: of who reads it.
+        stream: of an engine, not yet begun.
+        cancel: the event that `stream` was given.
+        text: of its prompt, where ids of what was said before are kept; "" elsewhere.
+        prompt_ids: ids of the prompt.
+        most_s: from its first token, after which it ends with the line; None is no limit.
+        salt: of what may know its ids.
+        yields: it runs only while nobody else waits, and ends where somebody comes, or another
+            one that yields, which knows more of what is typed.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        stream: Stream,
+        cancel: threading.Event,
+        text: str,
+        prompt_ids: list[int],
+        most_s: float | None = None,
+        salt: str = "",
+        *,
+        yields: bool = False,
+    ) -> None:
+        self.stream = stream
+        self.text, self.prompt_ids, self.salt = text, prompt_ids, salt
+        self.request_id = REQUEST_ID.get()  # of who asked for it
+        self.ran_out = False  # of time, which ended it
+        self.yields = yields
+        self._cancel, self._most_s = cancel, most_s
+        self._first_s: float | None = None
+        self._asked_s = perf_counter()
+        self._has_line = False
+        self._loop = loop
+        self._news = asyncio.Event()
+        self._lock = threading.Lock()
+        self._chunks: list[Chunk] = []
+        self._end: _End | None = None
+        self._woken_s = 0.0
+
+    # -- for the event loop ----------------------------------------------------------------
+
+    def cancel(self) -> None:
+        """Stop it after the step under way, or before its first one."""
+        self._cancel.set()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing more comes."""
+        return self._end is not None
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether its first token has not come."""
+        return self._first_s is None
+
+    @property
+    def reading(self) -> ReadingProgress:
+        """How much of its prompt was read, since it was asked for."""
+        processed, cache = self.stream.num_read
+        time_ms = round(1e3 * (perf_counter() - self._asked_s))
+        return ReadingProgress(len(self.prompt_ids), cache, processed, time_ms)
+
+    @property
+    def result(self) -> Result:
+        """What was generated; only when `batches` has ended."""
+        assert self._end is not None
+        return self._end.result
+
+    async def batches(self, most_s: float | None = None) -> AsyncIterator[list[Chunk]]:
+        """Chunks as they come, those of one moment together. Raises what the engine raised.
+
+        Args:
+            most_s: seconds without any, after which an empty list comes; None waits.
+        """
+        while True:
+            try:
+                await asyncio.wait_for(self._news.wait(), most_s)
+            except asyncio.TimeoutError:
+                yield []
+                continue
+            self._news.clear()
+            with self._lock:
+                chunks, self._chunks = self._chunks, []
+                end = self._end
+            if chunks:
+                yield chunks
+            if end is not None:
+                break
+        if end.problem is not None:
+            raise end.problem
+
+    async def ended(self) -> Result:
+        """Wait for its end. Raises as `batches`."""
+        async for _ in self.batches():
+            pass
+        return self.result
+
+    # -- for the engine's thread -----------------------------------------------------------
+
+    def put(self, chunk: Chunk) -> None:
+        """Hand over a chunk; never waits for who reads it."""
+        with self._lock:
+            self._chunks.append(chunk)
+        now = perf_counter()
+        self._first_s = now if self._first_s is None else self._first_s
+        self._has_line = self._has_line or "\n" in chunk.text
+        is_over = self._most_s is not None and now - self._first_s >= self._most_s
+        if is_over and self._has_line and not self._cancel.is_set():
+            self.ran_out = True
+            self._cancel.set()
+        if now - self._woken_s >= _PAUSE_S:
+            self._woken_s = now
+            self._wake()
+
+    def end(self, result: Result, problem: Exception | None = None) -> None:
+        """Nothing more comes."""
+        with self._lock:
+            self._end = _End(result, problem)
+        self._wake()
+
+    def _wake(self) -> None:
+        try:
+            self._loop.call_soon_threadsafe(self._news.set)
+        except RuntimeError:  # the loop is closed: nobody reads any more
+            if not self._loop.is_closed():
+                raise
+            self._cancel.set()
+
+
+class Worker:
+    """Runs generations in the order in which they came.
+
+    Args:
+        most: generations that may wait.
+        on_end: told what each generation brought, in its worker's thread, before its reader is.
+        users: generations that run at once.
+    """
+
+    def __init__(
+        self, most: int, on_end: Callable[[Generation, Result], None], users: int = 1
+    ) -> None:
+        self._most, self._users = most, users
+        self._on_end = on_end
+        self._waiting: deque[Generation] = deque()
+        self._running: list[Generation] = []
+        self._change = threading.Condition()
+        self.is_closed = False
+        self._threads = [
+            threading.Thread(target=self._work, name="edgespec-engine", daemon=True)
+            for _ in range(users)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def num_waiting(self) -> int:
+        """Generations in the queue."""
+        return len(self._waiting)
+
+    @property
+    def running(self) -> Sequence[Generation]:
+        """Those that have begun."""
+        return tuple(self._running)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no more may come."""
+        return len(self._waiting) + len(self._running) >= self._most + self._users
+
+    def submit(self, generations: Sequence[Generation]) -> None:
+        """Put them at the end of the queue. Raises ApiError where they do not all fit."""
+        with self._change:
+            if self.is_closed:
+                raise ApiError("the server stops", status=503, code="stopping")
+            there = len(self._waiting) + len(self._running)
+            if there + len(generations) > self._most + self._users:
+                raise ApiError(
+                    f"the queue is full ({len(self._waiting)} wait): try again in a second",
+                    status=429,
+                    code="queue_full",
+                )
+            others = [*self._running, *self._waiting]
+            if all(one.yields for one in generations) and not all(one.yields for one in others):
+                left = generations
+            else:
+                left = [one for one in others if one.yields]
+                self._waiting += generations
+            self._change.notify_all()
+        for one in left:
+            self.cancel(one)
+
+    def cancel(self, generation: Generation) -> None:
+        """Stop one after its step, or take it out of the queue."""
+        generation.cancel()
+        with self._change:
+            if generation in self._running:
+                return
+            if generation in self._waiting:
+                self._waiting.remove(generation)
+        if not generation.has_ended:
+            generation.end(generation.stream.result)
+
+    def close(self) -> None:
+        """End all of them and the threads; safe to call twice."""
+        with self._change:
+            self.is_closed = True
+            left = [*self._waiting]
+            for generation in self._running:
+                generation.cancel()
+            self._change.notify_all()
+        for generation in left:
+            self.cancel(generation)
+        for thread in self._threads:
+            thread.join()
+
+    def _work(self) -> None:
+        while (generation := self._next()) is not None:
+            try:
+                self._run(generation)
+            finally:
+                with self._change:
+                    self._running.remove(generation)
+
+    def _next(self) -> Generation | None:
+        with self._change:
+            self._change.wait_for(lambda: self._waiting or self.is_closed)
+            if self.is_closed:
+                return None
+            generation = self._waiting.popleft()
+            self._running.append(generation)
+            return generation
+
+    def _run(self, generation: Generation) -> None:
+        problem: Exception | None = None
+        try:
+            for chunk in generation.stream:
+                generation.put(chunk)
+            self._on_end(generation, generation.stream.result)
+        except Exception as caught:  # its client is told; the next one gets its turn
+            problem = caught
+        generation.end(generation.stream.result, problem)
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Generations that have not begun, and how their answers are told."""
+
+    generations: Sequence[Generation]
+    shape: Shape
+    streams: bool
+    make_reader: Callable[[], AnswerReader] = AnswerReader
+    names_events: bool = False  # each event has a line with its type; there is no [DONE] then
+    fail: Callable[[ApiError], dict[str, Any]] | None = None  # what failed, as an event of its own
+    writes: bool = True  # else the prompts are read, and nothing is told of what would be written
+
+    def choice(self, index: int, reader: AnswerReader) -> Choice:
+        """The answer of a generation that has ended."""
+        generation = self.generations[index]
+        found = reader.choice(index, generation.result)
+        return found if self.writes else unwritten(found, may_be_cut=generation.yields)
+
+
+class Task(NamedTuple):
+    """Whose request is prepared: the loop that reads its answer, and an event when it leaves.
+
+    `began_s` is when it came, by `perf_counter`; `keep_alive_s` how long it wants the model kept.
+    """
+
+    loop: asyncio.AbstractEventLoop
+    cancel: threading.Event
+    member: Member
+    began_s: float
+    keep_alive_s: float | None
+
 
 # What is summed of a generation's counters, by the names that /status gives it.
 _SUMMED = {
@@ -319,163 +716,3 @@ class _Ahead(NamedTuple):
 
 
 _MOST_AHEAD = 32  # of these, of which it is still to be seen whether somebody asks
-
-# What llama.cpp's server has no name for.
-_HELP = {
-    "generations": "Answers that ended.",
-    "cancelled": "Answers whose client went away.",
-    "read_ahead": "Tokens of prompts that were read before anybody asked.",
-    "read_ahead_used": "Tokens of these that prompts began with.",
-    "time_to_first_token_s": "Seconds from arrival to first tokens, waiting included.",
-}
-
-
-def props(_pool: Pool, _shared: Shared, member: Member) -> dict[str, Any]:
-    """The model and the settings of answers, under the names that llama.cpp's server gives them.
-
-    Of a model that is not loaded, or makes embeddings, only what its plan says.
-    """
-    service = member.loaded
-    told = {"model_alias": member.name, "build_info": fingerprint(), "is_sleeping": service is None}
-    if not isinstance(service, Service):
-        size = member.model.about["context_length"]
-        return {**told, "default_generation_settings": {"n_ctx": size}}
-    engine, setup = service.engine, service.setup
-    template, sampling = engine.chat_template or "", setup.defaults.sampling
-    names = [one.name for one in fields(sampling) if one.name != "logit_bias"]
-    params = {FIELD_NAMES.get(name, name): getattr(sampling, name) for name in names}
-    most = setup.defaults.max_tokens
-    params["n_predict"] = -1 if most is None else most
-    return {
-        **told,
-        "default_generation_settings": {"n_ctx": setup.context_size, "params": params},
-        "total_slots": service.engine.users,
-        "model_path": service.file_name,
-        "chat_template": template,
-        "chat_template_caps": {
-            "supports_tools": "tools" in template,
-            "supports_tool_calls": "tool_calls" in template,
-            "supports_system_role": "system" in template,
-        },
-        "modalities": member.model.about["modalities"],
-        "bos_token": engine.backend.tokenizer.bos_text,
-        "eos_token": engine.backend.tokenizer.eos_text,
-    }
-
-
-def adapters(_pool: Pool, _shared: Shared, member: Member) -> list[dict[str, Any]]:
-    """The adapters of a model that is loaded, under the names that llama.cpp's server gives them.
-
-    Their scales are those of requests that say nothing.
-    """
-    service = member.loaded
-    named = service.plan.lora if isinstance(service, Service) and service.plan else ()
-    asked = service.lora if named else None
-    return [
-        {
-            "id": number,
-            "path": path.name,
-            "scale": scale if asked is None else asked.get(number, 0.0),
-        }
-        for number, (path, scale) in enumerate(named)
-    ]
-
-
-def status(pool: Pool, shared: Shared, member: Member) -> dict[str, Any]:
-    """Everything that changes while it runs, and the plan of a model with its reasons."""
-    loaded = member.loaded
-    plan = None if loaded is None else loaded.plan
-    running, waiting = _queue(pool)
-    return {
-        "model": member.name,
-        "context_size": member.model.about["context_length"],
-        "models": [one.card for one in pool.members],
-        "queue": {
-            "running": running,
-            "users": sum(one.engine.users for one in pool.ready()),
-            "waiting": waiting,
-            "most": shared.limits.waiting,
-        },
-        "memory": {
-            "resident_bytes": resident_bytes(),
-            "peak_bytes": peak_resident_bytes(),
-            "planned_peak_bytes": pool.planned_bytes,
-            "limit_bytes": pool.limit_bytes or (0 if plan is None else plan.limit_bytes),
-            "planned": {} if plan is None else plan.component_bytes,
-            "allocated": {} if loaded is None else loaded.memory_bytes(),
-        },
-        "on_battery": is_on_battery(),
-        "draft_failure": loaded.engine.draft_failure if isinstance(loaded, Service) else None,
-        "totals": shared.totals.as_json(),
-        "plan": {} if plan is None else plan.as_json(),
-    }
-
-
-def _queue(pool: Pool) -> tuple[int, int]:
-    """Answers under way, and those that wait for their turn or for a model."""
-    workers = [one.worker for one in pool.ready()]
-    asked = sum(len(one.tickets) for one in pool.members)
-    waiting = sum(worker.num_waiting for worker in workers) + asked
-    return sum(len(worker.running) for worker in workers), waiting
-
-
-def metrics(pool: Pool, shared: Shared, _member: Member) -> str:
-    """Numbers as Prometheus reads them."""
-    totals = shared.totals
-    running, waiting = _queue(pool)
-    lines = []
-    for name, about in _HELP.items():
-        unit = f"{name.removesuffix('_s')}_seconds" if name.endswith("_s") else name
-        lines += _metric(f"{unit}_total", "counter", about, {"": totals.sums[name]})
-    for kind in ("drafted", "accepted"):
-        counts = getattr(totals, f"{kind}_by").copy()
-        values = {f'{{drafter="{name}"}}': count for name, count in sorted(counts.items())}
-        lines += _metric(f"{kind}_by_total", "counter", f"Tokens {kind}, by drafter.", values)
-    statuses = {f'{{status="{one}"}}': n for one, n in sorted(totals.statuses.copy().items())}
-    lines += _metric("requests_total", "counter", "Requests by their status.", statuses)
-    loads = {f"{{model={json.dumps(one.name)}}}": one.loads for one in pool.members}
-    lines += _metric("model_loads_total", "counter", "Times a model was loaded.", loads)
-    held = resident_bytes()
-    lines += _metric("resident_memory_bytes", "gauge", "Memory of the process.", {"": held})
-    if shared.energy is not None:
-        about = "Energy since the server began, idle time included, as the counter counts it."
-        counted = {f'{{counter="{shared.energy.source.name}"}}': round(shared.energy.joules(), 3)}
-        lines += _metric("energy_joules_total", "counter", about, counted)
-    for name, (about, value) in _llama_metrics(totals, running, waiting).items():
-        kind = "counter" if name.endswith("_total") else "gauge"
-        lines += _metric(name, kind, about, {"": value}, "llamacpp:")
-    return "\n".join([*lines, ""])
-
-
-def _llama_metrics(totals: Totals, running: int, waiting: int) -> dict[str, tuple[str, float]]:
-    """What llama.cpp's server has a name for, so that its dashboards show it."""
-    sums = totals.sums
-    cached, accepted = sums["cached_tokens"], sums["accepted_tokens"]
-    read, decoded = sums["prompt_tokens"] - cached, accepted + sums["rounds"]
-    decode_rate = _rate(decoded, sums["decode_s"])
-    return {
-        "prompt_tokens_total": ("Tokens of prompts that were read.", read),
-        "prompt_tokens_cached_total": ("Tokens of prompts that were in the cache.", cached),
-        "prompt_seconds_total": ("Seconds of reading prompts.", sums["prompt_s"]),
-        "prompt_tokens_seconds": ("Tokens of prompts per second.", _rate(read, sums["prompt_s"])),
-        "tokens_predicted_total": ("Tokens written.", sums["generated_tokens"]),
-        "tokens_predicted_seconds_total": ("Seconds from first to last tokens.", sums["decode_s"]),
-        "predicted_tokens_seconds": ("Tokens written per second.", decode_rate),
-        "n_decode_total": ("Steps, one for each prompt.", sums["generations"] + sums["rounds"]),
-        "spec_decode_num_draft_tokens_total": ("Tokens drafted.", sums["drafted_tokens"]),
-        "spec_decode_num_accepted_tokens_total": ("Drafted tokens that were right.", accepted),
-        "requests_processing": ("Answers under way.", running),
-        "requests_deferred": ("Answers in the queue.", waiting),
-    }
-
-
-def _rate(count: float, seconds: float) -> float:
-    return count / seconds if seconds else 0.0
-
-
-def _metric(
-    name: str, kind: str, about: str, values: dict[str, Any], prefix: str = "edgespec_"
-) -> list[str]:
-    name = f"{prefix}{name}"
-    head = [f"# HELP {name} {about}", f"# TYPE {name} {kind}"]
-    return head + [f"{name}{labels} {value}" for labels, value in values.items()]

@@ -15,10 +15,9 @@ from importlib.metadata import version
 from typing import Any, NamedTuple
 
 from edgespec.backends.base import Tokenizer
-from edgespec.decode.generation import Chunk, Result
-from edgespec.decode.stats import Counters
+from edgespec.decode.generation import Chunk, Counters, Result
 from edgespec.sampling.logprobs import TokenLogprob
-from edgespec.serve.api_error import ApiError
+from edgespec.serve.parsing import ApiError, Output
 
 _REASONS = {"stop": "stop", "length": "length", "context_full": "length"}
 
@@ -59,6 +58,13 @@ class Delta:
 
     def __bool__(self) -> bool:
         return bool(self.content or self.reasoning or self.calls)
+
+    @staticmethod
+    def of(parts: Sequence[Delta]) -> Delta:
+        """What several added, one after the other."""
+        content = "".join(one.content for one in parts)
+        thought = "".join(one.reasoning for one in parts)
+        return Delta(content, thought, joined(call for one in parts for call in one.calls))
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,21 +223,6 @@ def _by_drafter(several: Sequence[Counters]) -> dict[str, Any]:
         "accepted_by": dict(accepted),
         "acceptance_length": tokens / rounds if rounds else 1.0,
     }
-
-
-@dataclass(frozen=True, slots=True)
-class Output:
-    """How an answer is sent.
-
-    `usage` adds the usage to a stream; `sources` says in it which drafter wrote what; `progress`
-    says how much of the prompt was read until the first token comes.
-    """
-
-    choices: int = 1
-    streams: bool = False
-    usage: bool = False
-    sources: bool = False
-    progress: bool = False
 
 
 class OpenAIShape(Shape):

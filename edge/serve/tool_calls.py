@@ -14,10 +14,9 @@ from edgespec.decode.options import GenerationOptions
 from edgespec.errors import UnsupportedError
 from edgespec.models.chat import plain_message
 from edgespec.models.images import images_of
-from edgespec.serve.api_error import ApiError
 from edgespec.serve.chat import Conversation, conversation_of, read_chat
-from edgespec.serve.parsing import Defaults, Limits, ServedModel
-from edgespec.serve.prompts import Prompts
+from edgespec.serve.parsing import ApiError, Defaults, Fields, Limits, ServedModel
+from edgespec.serve.service import Prompts
 
 _NAME = "edgespec"  # of the model, which nobody is told
 _TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
@@ -44,7 +43,7 @@ def conversation(engine: Engine, prompt: AnyPrompt, options: GenerationOptions) 
     }
     size = engine.backend.context_size
     try:
-        asked = read_chat(body, ServedModel((_NAME,), size, Defaults(), Limits()))
+        asked = read_chat(Fields(body), ServedModel((_NAME,), size, Defaults(), Limits()))
         prompts = Prompts(engine)
         template = prompts.template(with_tools=bool(asked.tools.offered)) or ""
         found = conversation_of(replace(asked, options=options), prompts, template)

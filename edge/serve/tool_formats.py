@@ -1,4 +1,4 @@
-"""How models write calls of tools: read out of their chat templates.
+"""How models write calls of tools, and thoughts: read out of their chat templates.
 
 A template is given a conversation with calls whose names and arguments are marks, and what stands
 around the marks is how its model was taught to call. So a template that nobody here has seen works
@@ -21,7 +21,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from edgespec.errors import EdgespecError
 from edgespec.models.chat import render_chat
@@ -172,6 +172,42 @@ def knows_tools(template: str) -> bool:
         return False
     text = _rendered(template, {"role": "assistant", "content": _SAID}, whole=True)
     return text is None or _NAMES[0] in text
+
+
+class ThinkTags(NamedTuple):
+    """What a thought stands between.
+
+    `forced` is written for the model to end one that takes too long; `after` has to come between a
+    thought and the answer.
+    """
+
+    opening: str
+    closing: str
+    forced: str
+    after: str = ""
+
+
+def _tags(opening: str, closing: str) -> ThinkTags:
+    return ThinkTags(opening, closing, f"\n{closing}\n\n")
+
+
+_FINAL = "<|start|>assistant<|channel|>final<|message|>"
+THINK = _tags("<think>", "</think>")
+_HARMONY_TAGS = ThinkTags("<|channel|>analysis<|message|>", "<|end|>", f"<|end|>{_FINAL}", _FINAL)
+_OTHER_TAGS = (
+    _tags("<|START_THINKING|>", "<|END_THINKING|>"),
+    _tags("[THINK]", "[/THINK]"),
+    _tags("<seed:think>", "</seed:think>"),
+    _tags("<mm:think>", "</mm:think>"),
+    _tags("<|channel>thought", "<channel|>"),
+)
+
+
+def think_tags(template: str, formats: Sequence[ToolFormat]) -> ThinkTags:
+    """How a template's model thinks; <think> where it says nothing."""
+    if HARMONY in formats:
+        return _HARMONY_TAGS
+    return next((one for one in _OTHER_TAGS if one.closing in template), THINK)
 
 
 # -- marks in a template -------------------------------------------------------------------

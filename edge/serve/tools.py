@@ -479,9 +479,11 @@ def _inline_refs(value: Any, schema: dict[str, Any], name: str, definitions: dic
 
 def take_tools(fields: Fields, limits: Limits) -> Tools:
     """The fields `tools`, `tool_choice` and `parallel_tool_calls`. Raises ApiError."""
-    values = fields.list("tools", limits.tools)
-    every = [Fields(value, f"tools[{index}]") for index, value in enumerate(values)]
-    offered = tuple(_tool(one) for one in every if is_kind(one, "function"))
+    offered = tuple(
+        take_function(one.object("function") if "function" in one else one, "parameters")
+        for one in fields.objects("tools", limits.tools)
+        if is_kind(one, "function")
+    )
     names = [one["function"]["name"] for one in offered]
     choice = fields.pop("tool_choice", AUTO)
     parallel = fields.flag("parallel_tool_calls", True)
@@ -496,14 +498,12 @@ def take_tools(fields: Fields, limits: Limits) -> Tools:
         fields.refuse(
             "tool_choice", f"must be auto, none, required or a function, not {shown(choice)}"
         )
-    inner = Fields(choice, "tool_choice")
+    inner = fields.within(choice, "tool_choice")
     inner.only("type", "function")
     # Chats name the function in an object, responses beside its type.
     named = inner.object("function") if "function" in inner else inner
     if (name := named.text("name")) not in names:
         named.refuse("name", f"{shown(name)} is none of the tools")
-    named.end()
-    inner.end()
     return check_schemas(Tools(offered, (name,), False), limits)
 
 
@@ -523,14 +523,8 @@ def is_kind(fields: Fields, known: str) -> bool:
     kind = fields.text("type", known)
     if kind != known:
         note_ignored(f"tools[].type {kind[:40]}")
+        fields.skip()
     return kind == known
-
-
-def _tool(fields: Fields) -> dict[str, Any]:
-    inner = fields.object("function") if "function" in fields else fields
-    tool = take_function(inner, "parameters")
-    fields.end()
-    return tool
 
 
 def take_function(fields: Fields, schema_field: str) -> dict[str, Any]:
@@ -547,7 +541,6 @@ def take_function(fields: Fields, schema_field: str) -> dict[str, Any]:
         parameters = {"type": "object", **parameters}
     function["parameters"] = parameters
     fields.ignore("strict")
-    fields.end()
     return {"type": "function", "function": function}
 
 

@@ -29,7 +29,7 @@ from edgespec.drafting.constants import (
     WINDOW_LAST,
 )
 from edgespec.drafting.drafters import HEAD, MODEL, WINDOW
-from edgespec.drafting.ledger import keeps_out, part_saved
+from edgespec.drafting.drafters.combined import keeps_out, part_saved
 from edgespec.errors import DoesNotFitError, EdgespecError
 from edgespec.memory.plan.layout import DRAFT_SIZES
 from edgespec.memory.plan.options import LLAMACPP, ONNX
@@ -46,7 +46,7 @@ from edgespec.models.early_exit import (
 )
 from edgespec.models.embedded import embedded_drafter_path
 from edgespec.models.heads import NAMES_OUTPUTS, has_head, heads_beside
-from edgespec.models.hub.caches import EMBEDDED, local_models
+from edgespec.models.hub.resolve import EMBEDDED, local_models
 from edgespec.models.pairing import check_drafter, check_pair, heads_for, is_translated
 from edgespec.models.spec import ONNX_FORMAT, ModelSpec, read_model_spec
 from edgespec.setup.stored import (

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
 Pooling: TypeAlias = Literal["mean", "cls", "last", "rank"]
 Text: TypeAlias = str | Sequence[int]
-_REST_S = 0.5  # without a text, after which the threads of steps end: to start them takes time, too
 _TOKENIZED = 64  # texts whose ids are handed on at once: the first ones are computed meanwhile
 
 
@@ -328,7 +327,8 @@ class Embedder:
     def _next(self) -> list[tuple[_Job, int]]:
         """Texts of the next step, by job and place: those of all callers in turns."""
         with self._change:
-            if not self._change.wait_for(self._has_work, _REST_S):
+            # Threads of steps end half a second after the last text: to start them takes time.
+            if not self._change.wait_for(self._has_work, 0.5):
                 self._context.rest()
                 self._change.wait_for(self._has_work)
             if self._is_closed:

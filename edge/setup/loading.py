@@ -1,4 +1,7 @@
-"""From a model file to an Engine: read, plan, load, measure what was not measured yet."""
+"""From a model file to an Engine: read, plan, load, measure what was not measured yet.
+
+Draft models are opened for their target, and the times of their steps measured once.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +15,26 @@ from time import time
 from typing import TYPE_CHECKING, Any
 from warnings import warn
 
-from edgespec.backends.base import Backend, KeepsSnapshots
-from edgespec.backends.llama.backend import LlamaBackend
-from edgespec.backends.llama.head import BackendWithHead, RecurrentBackendWithHead
+from edgespec.backends.base import Backend, KeepsSnapshots, sequences_of
+from edgespec.backends.llama.backend import LlamaBackend, LlamaSequence
+from edgespec.backends.llama.early_exit import ExitBackend
+from edgespec.backends.llama.head import BackendWithHead, RecurrentBackendWithHead, open_head_file
 from edgespec.backends.llama.recurrent import RecurrentBackend
+from edgespec.backends.llama.window import Window
 from edgespec.decode.engine import Engine
-from edgespec.drafting.drafters import HEAD, MODEL, make_drafter
-from edgespec.drafting.drafters.combined import CombinedDrafter
-from edgespec.drafting.drafters.model import WritingDrafter
+from edgespec.drafting.constants import WINDOW_FIRST, WINDOW_LAST
+from edgespec.drafting.drafters import HEAD, MODEL, WINDOW, make_drafter
+from edgespec.drafting.drafters.combined import CombinedDrafter, RoundHistory
+from edgespec.drafting.drafters.model import (
+    HeadDrafter,
+    HeadText,
+    ModelDrafter,
+    WindowDrafter,
+    WindowText,
+    WritingDrafter,
+)
 from edgespec.drafting.drafters.suffix import SuffixDrafter
-from edgespec.drafting.ledger import RoundHistory
+from edgespec.drafting.drafters.translated import TranslatingDrafter, Translation
 from edgespec.errors import DoesNotFitError, EdgespecWarning, UnsupportedError
 from edgespec.measure.noise import largest_invariant_step, prefill_is_invariant, tested_depth
 from edgespec.measure.timing import (
@@ -31,6 +44,7 @@ from edgespec.measure.timing import (
     measured_while_busy,
     one_step,
     snapshots_cost,
+    times_behind,
 )
 from edgespec.memory.bytes.config import RunConfig
 from edgespec.memory.device import host
@@ -38,17 +52,19 @@ from edgespec.memory.device.bandwidth import saw_step
 from edgespec.memory.device.reservations import release
 from edgespec.memory.plan.machine import reachable_bytes, reserve, reserve_unmapped
 from edgespec.memory.plan.options import LLAMACPP, ONNX, LoadOptions, said_as_arguments
-from edgespec.memory.plan.plan import Plan
+from edgespec.memory.plan.plan import DRAFT_MODEL_NODES, Plan, draft_config
 from edgespec.memory.plan.request import Request
 from edgespec.memory.store import cache
 from edgespec.memory.store.prefixes import PrefixStore
 from edgespec.memory.store.texts import add_texts, remembered_texts
 from edgespec.memory.times.curve import CostCurve
 from edgespec.models.chat import prepare_template
+from edgespec.models.early_exit import gains_of, read_exit, read_made_for
 from edgespec.models.embedded import embedded_model
 from edgespec.models.heads import layers_to_read
 from edgespec.models.hub.resolve import model_file
 from edgespec.models.onnx.folder import read_model
+from edgespec.models.pairing import is_translated
 from edgespec.models.projector import read_projector
 from edgespec.models.spec import ONNX_FORMAT, ModelSpec, content_hash, read_model_spec
 from edgespec.models.writing import reason
@@ -56,15 +72,15 @@ from edgespec.progress import Progress
 from edgespec.setup import stored
 from edgespec.setup.at_exit import close_at_exit
 from edgespec.setup.cache_types import know_cache_type, measure_smaller_types
-from edgespec.setup.draft_loading import load_draft_model, windows_of
 from edgespec.setup.kernel_choice import prepare_kernels
-from edgespec.setup.planning import make_run_plan
-from edgespec.setup.smaller_files import plan_or_say_what_fits
+from edgespec.setup.planning import make_run_plan, plan_or_say_what_fits
 from edgespec.setup.stored import (
     PREFILLS,
     STEPS,
     compared,
+    curve_at,
     curve_key,
+    draft_key,
     keep_compared,
     keep_curve,
     keep_plain_step,
@@ -513,3 +529,110 @@ class Learning:
         finally:
             if drafter is not None:
                 drafter.close()
+
+
+def load_draft_model(
+    target: Backend, spec: ModelSpec, plan: Plan, report: Progress
+) -> Sequence[WritingDrafter]:
+    """The draft model or head of a plan, its steps measured; a head is the target's to close.
+
+    What drafts for each user: all of them with one model, whose cache has a sequence for each.
+    """
+    is_head, path = HEAD in plan.drafter.split(","), plan.draft_model
+    if plan.draft_max == 0 or not (is_head or path is not None):
+        return ()
+    vocab_size = target.tokenizer.vocab_size
+    told = "loading the head" if is_head else "loading the draft model"
+
+    def progress(part: float) -> None:
+        report(told, part)
+
+    def measured(backend: Backend, draft_spec: ModelSpec | None) -> CostCurve:
+        key = draft_key(spec, plan, draft_spec)
+        stored = curve_at(key)
+        curve = _draft_curve(backend, report, stored, target, draft_spec)
+        if curve is not stored:
+            keep_curve(key, curve, replaced=True)
+        return curve
+
+    if path is None:
+        assert isinstance(target, BackendWithHead)
+        target.truncate(0)
+        head = target.open_head()
+        curve = measured(head, None)
+        return (HeadDrafter(HeadText(head), curve, vocab_size),)
+    draft_spec = read_model_spec(path, heads=True)
+    config = draft_config(plan, draft_spec, spec, mapped=plan.draft_mapped)
+    if is_head:
+        assert isinstance(target, BackendWithHead)
+        target.truncate(0)
+        head = target.open_head(partial(open_head_file, draft_spec, config, progress=progress))
+        made = read_made_for(path)
+        promised = () if made is None else gains_of(made.report)
+        curve = measured(head, draft_spec)
+        return (HeadDrafter(HeadText(head), curve, vocab_size, promised),)
+    with ExitStack() as opened:
+        backend = opened.enter_context(
+            closing(open_draft_model(draft_spec, spec, config, progress))
+        )
+        curve, early_exit = measured(backend, draft_spec), read_exit(draft_spec)
+        texts, drafters = sequences_of(backend), list[WritingDrafter]()
+        if is_translated(spec, draft_spec):
+            templates = spec.chat_template, draft_spec.chat_template
+            translation = Translation(target.tokenizer, backend.tokenizer, *templates)
+            drafters += (TranslatingDrafter(one, curve, translation) for one in texts)
+        else:
+            readable = vocab_size if early_exit else backend.tokenizer.vocab_size
+            drafters += (
+                ModelDrafter(one, curve, vocab_size, readable, early_exit) for one in texts
+            )
+        opened.pop_all()
+        return drafters
+
+
+def windows_of(target: Backend, plan: Plan, curve: CostCurve) -> list[WritingDrafter]:
+    """The target drafting for itself in each sequence of its cache, if the plan says so."""
+    if WINDOW not in plan.drafter.split(",") or not plan.draft_max:
+        return []
+    vocab_size = target.tokenizer.vocab_size
+    texts = (
+        WindowText(Window(one, WINDOW_FIRST, WINDOW_LAST))
+        for one in sequences_of(target)
+        if isinstance(one, LlamaSequence)
+    )
+    return [WindowDrafter(text, curve, vocab_size) for text in texts]
+
+
+def _draft_curve(
+    backend: Backend,
+    report: Progress,
+    stored: CostCurve | None,
+    target: Backend,
+    spec: ModelSpec | None,
+) -> CostCurve:
+    """The times of a draft model's steps behind those of its `target`; stored ones if they hold."""
+    holds = stored is not None and not measured_while_busy(
+        backend, stored, lambda: one_step(target, 1)
+    )
+    if stored is not None and holds and stored.contention <= backend.contention:
+        return stored
+    report("measuring step times", 0.0)
+    curve = measure_curve(lambda nodes: one_step(backend, nodes), DRAFT_MODEL_NODES, seconds=0.4)
+    if spec is not None and spec.reads is None:
+        expect_slopes(curve, spec)
+    curve = curve.scaled(times_behind(target, backend, curve)).uncontended(backend.contention)
+    report("measuring step times", 1.0)
+    return curve
+
+
+def open_draft_model(
+    draft_spec: ModelSpec,
+    target: ModelSpec,
+    config: RunConfig,
+    progress: Callable[[float], None] | None = None,
+) -> LlamaBackend:
+    """A draft model that reads the target's ids: a model with its vocabulary, or an early exit."""
+    path = os.fspath(draft_spec.path)
+    if read_exit(draft_spec) is None:
+        return LlamaBackend(path, config, progress=progress)
+    return ExitBackend(path, config, target, progress=progress)

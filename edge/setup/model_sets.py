@@ -24,7 +24,6 @@ from edgespec.setup.planning import make_run_plan
 
 # Of a process, whatever it loads; its runtime, too.
 _ONCE = ("interface", "requests", "guests", "process")
-_MOST_NAMED = 12  # models of which all sets are looked at
 
 Sizes = Mapping[str, int]  # bytes by label of a device
 AnyPlan = TypeVar("AnyPlan", bound=Plan | EmbeddingPlan)
@@ -194,7 +193,7 @@ def largest_sets(models: Sequence[Sizes], capacity: Capacity) -> Iterator[tuple[
     Of more than a dozen models those that follow are left out.
     """
     found: list[set[int]] = []
-    numbers = range(min(len(models), _MOST_NAMED))
+    numbers = range(min(len(models), 12))
     for count in range(len(numbers), 0, -1):
         for one in combinations(numbers, count):
             is_new = not any(set(one) <= larger for larger in found)

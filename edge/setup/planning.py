@@ -7,34 +7,46 @@ that says more, planned as any other (`planned`): drafters (`candidates`), with 
 and with llama.cpp's (`kernel_choice`).
 
 Imports no inference library and no numpy, so that `edgespec plan` answers at once.
+
+Files that fit where a model does not, smaller ones on this machine or one to be made, are named to
+people alone, as headers of other files are read for them: `make_run_plan` refuses in milliseconds.
+
+How many tokens a prompt takes is counted with the model's own vocabulary, which is loaded without
+its weights: 0.1 s for 49,152 tokens. No bound by letters would do: a rare script takes a token a
+byte, and so do letters that make no word, while usual text takes one for every four.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
+from math import prod
 from pathlib import Path
+from shlex import quote
 
-from edgespec.decode.stats import LARGE, SMALL
+from edgespec.decode.generation import LARGE, SMALL
 from edgespec.drafting.constants import MOST_DRAWN
 from edgespec.drafting.drafters import HEAD, MODEL, WINDOW, drafter_names, tables_bytes
-from edgespec.errors import DoesNotFitError, UnsupportedError
-from edgespec.memory.bytes.config import RunConfig
+from edgespec.errors import DoesNotFitError, EdgespecError, UnsupportedError
+from edgespec.memory.bytes.config import MEBIBYTE, RunConfig
 from edgespec.memory.bytes.simulation import simulating
 from edgespec.memory.device.bandwidth import is_from_busy_moment, memory_bandwidth
 from edgespec.memory.plan.machine import Machine, this_machine
 from edgespec.memory.plan.options import LLAMACPP, ONNX
 from edgespec.memory.plan.plan import Plan
 from edgespec.memory.plan.planner import make_plan
-from edgespec.memory.plan.request import Choice, Request, users_of
+from edgespec.memory.plan.request import LEAST_CONTEXT, Choice, Request, users_of
 from edgespec.memory.times.speed import SpeedModel, estimated_curve
+from edgespec.models.chat import Message, prompt_text
 from edgespec.models.early_exit import read_exit
 from edgespec.models.heads import DRAFTED, require_head
+from edgespec.models.hub.resolve import local_models
 from edgespec.models.onnx.facts import check_supported
 from edgespec.models.pairing import check_drafter, is_translated
 from edgespec.models.projector import projector_beside, read_projector
-from edgespec.models.spec import ONNX_FORMAT, ModelSpec, read_model_spec
+from edgespec.models.spec import GGUF_FORMAT, ONNX_FORMAT, ModelSpec, read_model_spec
 from edgespec.setup.candidates import (
     DraftSource,
     best_drafters,
@@ -149,10 +161,6 @@ def speed_model(spec: ModelSpec, config: RunConfig) -> SpeedModel:
     return SpeedModel(estimate, False, rounds, is_from_busy_moment(nbytes))
 
 
-# Of a draft model of another vocabulary: pieces of text in both, and the texts of its tokens.
-_TRANSLATION_BYTES = 4 << 20
-
-
 def draft_spec_of(spec: ModelSpec, request: Request) -> ModelSpec | None:
     """The draft model that was named. Raises UnsupportedError if it cannot draft for this one."""
     names = () if request.drafter == "auto" else drafter_names(request.drafter)
@@ -191,7 +199,8 @@ def draft_rows_bytes(spec: ModelSpec, draft_spec: ModelSpec | None, names: str) 
     if draft_spec is None and not {HEAD, WINDOW} & set(names.split(",")):
         return 0
     if draft_spec is not None and is_translated(spec, draft_spec):
-        return _TRANSLATION_BYTES  # whose tokens are not drawn
+        # Of another vocabulary, whose tokens are not drawn: pieces of text in both, and its texts.
+        return 4 << 20
     distributions = MOST_DRAWN * spec.vocab_size * (4 + 8)  # of float32, and of float64
     is_part = draft_spec and (DRAFTED in draft_spec.tensors or read_exit(draft_spec))
     spread = spec.vocab_size * 4 if is_part else 0
@@ -347,3 +356,112 @@ def _with_device(request: Request, machine: Machine) -> Request:
             hint="`edgespec doctor` says what is missing; or add --backend onnx",
         )
     return replace(request, gpu_layers=0) if request.device == "cpu" else request
+
+
+def most_prompt_tokens(
+    spec: ModelSpec, prompts: Iterable[str | Sequence[Message]], *, raw: bool = False
+) -> int:
+    """Tokens of the longest prompt, its chat format included; of short ones a ceiling.
+
+    Raises as `models.chat.prompt_text`, and as the tokenizer of the file.
+    """
+    several = list(prompts)
+    words = [
+        one if isinstance(one, str) else "".join(str(message["content"]) for message in one)
+        for one in several
+    ]
+    most_bytes = max((len(text.encode(errors="surrogatepass")) for text in words), default=0)
+    # Not worth a look: there are at most as many tokens as bytes, and those of a chat format.
+    if most_bytes <= 512:
+        return most_bytes + 64
+    from edgespec.backends.vocabulary import open_vocabulary  # which loads numpy and llama.cpp
+
+    with closing(open_vocabulary(spec)) as tokenizer:
+        return max(
+            len(
+                tokenizer.encode(
+                    prompt_text(
+                        one,
+                        spec.chat_template,
+                        bos_token=tokenizer.bos_text,
+                        eos_token=tokenizer.eos_text,
+                        control_texts=tokenizer.control_texts,
+                        raw=raw,
+                    )
+                )
+            )
+            for one in several
+        )
+
+
+_MOST_READ = 12  # headers, of a few to a hundred milliseconds each
+_MARGIN = 0.98  # of the bytes that are left: other types may be copied, and these are not planned
+
+
+def plan_or_say_what_fits(
+    spec: ModelSpec, request: Request, machine: Machine | None = None
+) -> Plan:
+    """As `make_run_plan`; what does not fit is refused with files that would."""
+    with simulating():
+        try:
+            return make_run_plan(spec, request, machine)
+        except DoesNotFitError as problem:
+            if spec.format != GGUF_FORMAT or request.draft_model or request.switch:
+                raise
+            machine = machine or this_machine(request.workers)
+            ways = [*_files_that_fit(spec, request, machine), *_to_be_made(spec, request, machine)]
+            if not ways:
+                raise
+            others = [problem.hint] if "smaller model file" not in problem.hint else []
+            raise DoesNotFitError(str(problem), hint="; ".join([*others, *ways])) from None
+
+
+def _files_that_fit(spec: ModelSpec, request: Request, machine: Machine) -> Iterator[str]:
+    """The largest smaller file of this model, beside it or in a cache, that does fit."""
+    beside = {one: str(one) for one in spec.path.parent.glob("*.gguf")}
+    known = {**{one.path: one.name for one in local_models()}, **beside}
+    sizes = {path: path.stat().st_size for path in known if path.exists()}
+    smaller = [path for path, size in sizes.items() if size < spec.file_bytes]
+    for path in sorted(smaller, key=lambda one: -sizes[one])[:_MOST_READ]:
+        with suppress(EdgespecError, OSError):
+            other = read_model_spec(path)
+            if _is_same_model(spec, other):
+                plan = make_run_plan(other, request, machine)
+                takes = -(-(plan.predicted_peak_bytes + plan.predicted_gpu_bytes) // MEBIBYTE)
+                yield f"`{_shown(spec, path, known[path])}` ({other.file_type}) fits in {takes} MiB"
+                return
+
+
+def _is_same_model(spec: ModelSpec, other: ModelSpec) -> bool:
+    """Whether two files have the same network and tokens; whose training, names alone say."""
+
+    def shape(one: ModelSpec) -> tuple[object, ...]:
+        return one.arch, one.num_layers, one.embedding_size, one.tokenizer_hash, one.name
+
+    return shape(spec) == shape(other) and other.weight_bytes < spec.weight_bytes
+
+
+def _shown(spec: ModelSpec, path: Path, name: str) -> str:
+    """What to type for a file: beside the other one as that was named."""
+    return str(spec.path.with_name(path.name)) if path.parent == spec.path.parent else name
+
+
+def _to_be_made(spec: ModelSpec, request: Request, machine: Machine) -> Iterator[str]:
+    """The file that `quantize fit` would make, if its types get so small."""
+    least = replace(
+        request,
+        budget_bytes=None,
+        context_size=request.context_size or max(LEAST_CONTEXT, request.prompt_tokens),
+        draft_max=0 if request.draft_max is None else request.draft_max,
+    )
+    with suppress(EdgespecError):
+        needed = make_run_plan(spec, least, replace(machine, free_bytes=1 << 60))
+        limit = min(machine.free_bytes, request.budget_bytes or machine.free_bytes)
+        left = spec.file_bytes - (needed.predicted_peak_bytes - limit)
+        size = int(_MARGIN * left) // MEBIBYTE
+        weights = sum(prod(tensor.dims) for tensor in spec.tensors.values())
+        # 2.8 bits of a weight are what `quantize fit` gets down to: Q2_K has 2.6, and heads more.
+        if size * MEBIBYTE >= weights * 2.8 / 8 and left < spec.file_bytes:
+            made = f"{spec.path.stem}-{size}MiB.gguf"
+            names = f"{quote(str(spec.path))} {quote(made)}"
+            yield f"`edgespec quantize fit {names} {size}MiB` makes one that fits"

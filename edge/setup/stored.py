@@ -29,7 +29,7 @@ from typing import Any
 
 from edgespec.drafting.constants import TELLING_ROUNDS
 from edgespec.drafting.drafters import HEAD, MODEL
-from edgespec.drafting.ledger import TIME, RoundHistory, dated, is_recent
+from edgespec.drafting.drafters.combined import TIME, RoundHistory, dated, is_recent
 from edgespec.memory.bytes.config import KV_TYPE_BYTES, Device, RunConfig, kv_pair
 from edgespec.memory.device import host
 from edgespec.memory.device.kernels import kernels_key
@@ -48,8 +48,6 @@ _CALIBRATION, _LEARNED, _ROUNDS, _KV_LOSSES = "calibration", "learned", "rounds"
 # What is compared with single tokens, and how many numbers a comparison is.
 STEPS, PREFILLS = "steps", "prefills"
 _NUMBERS = {STEPS: 3, PREFILLS: 4}
-_MOST_COMPARED = 32  # that are kept; each is of one plan's sizes
-_MOST_COST = 10.0  # of snapshots, in plain steps
 # Packages that are ONNX Runtime, with one provider or another.
 _RUNTIMES = (
     "onnxruntime",
@@ -171,7 +169,7 @@ def stored_snapshot_costs(spec: ModelSpec, config: RunConfig) -> dict[int, float
     return {
         int(count): float(times)
         for count, times in document.items()
-        if count.isdecimal() and isinstance(times, (int, float)) and 1.0 <= times <= _MOST_COST
+        if count.isdecimal() and isinstance(times, (int, float)) and 1.0 <= times <= 10.0
     }
 
 
@@ -270,7 +268,7 @@ def keep_compared(
 
     def change(now: dict[str, Any] | None) -> dict[str, Any]:
         rows = [[*key, value] for key, value in {**_compared(now, what), sizes: found}.items()]
-        return {**(now or {}), what: rows[-_MOST_COMPARED:]}
+        return {**(now or {}), what: rows[-32:]}  # each is of one plan's sizes
 
     cache.update(_INVARIANCE, settings_key(spec, config), change)
 

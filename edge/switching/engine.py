@@ -8,17 +8,113 @@ with drafts and without the same text is written, but for rounding.
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from contextlib import ExitStack
 from typing import Any
 from warnings import warn
 
-from edgespec.backends.base import Backend
+import numpy as np
+
+from edgespec.backends.base import Backend, Logits
 from edgespec.decode.engine import Engine
+from edgespec.decode.generation import LARGE, SMALL, ModelTurn, Writers
 from edgespec.decode.sequence import Job
-from edgespec.decode.stats import LARGE
 from edgespec.errors import BackendError, EdgespecWarning
 from edgespec.switching.policy import SwitchPolicy
-from edgespec.switching.switch import Switch
+
+_NOTHING = -80.0  # of a log-probability: exp of it adds nothing to an entropy
+_LEAST, _MOST = 1e-3, 1e30  # sums of exponentials that are exact enough
+
+
+def entropy_nats(row: Logits) -> float:
+    """Entropy of the softmax of logits [V], in nats; minus infinity is a token without a chance.
+
+    Logits are not shifted by their largest first, which would read them once more, unless their
+    exponentials do not fit. No BLAS: its threads would wait beside those of the next step.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        weights = np.exp(row)
+        total = float(weights.sum())
+        weights *= row
+        weighted = float(weights.sum())
+    if _LEAST < total < _MOST and math.isfinite(weighted):
+        return max(0.0, math.log(total) - weighted / total)
+    most = row.max()
+    if not math.isfinite(most):  # nothing can be chosen, which is for the sampler to say
+        return math.nan
+    return entropy_nats(np.maximum(row - most, _NOTHING))
+
+
+class Switch(Writers):
+    """One answer under a policy: who writes, since when, and how sure; the small model begins."""
+
+    def __init__(self, policy: SwitchPolicy) -> None:
+        self.is_due = False  # the other model writes next
+        self._policy = policy
+        self._recent: deque[float] = deque(maxlen=policy.window)
+        self._ended: list[ModelTurn] = []  # that have ended
+        self._rows = 0  # tokens of this stay, with one that a row is there for
+        self._least = 0  # of a stay; an answer may begin with either model
+        self.writer = SMALL if policy.up_nats > 0.0 else LARGE
+
+    @property
+    def turns(self) -> list[ModelTurn]:
+        """Who wrote how many tokens so far, in order."""
+        return [*self._ended, (self.writer, self._rows)]
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the writer never hands over, whatever its entropies are."""
+        policy = self._policy
+        if self.writer == SMALL:
+            return policy.up_nats == math.inf
+        return policy.down_nats < 0.0 or policy.up_nats <= 0.0
+
+    @property
+    def looks(self) -> bool:
+        """Whether the next entropy can matter: not if the mean of any decision leaves it out."""
+        row = self._rows + (self.writer == LARGE)
+        return row + self._policy.window > self._least
+
+    def hands_over(self, row: Logits) -> bool:
+        """As `sees`, of logits [V], whose entropy is computed only where it can matter."""
+        if self.is_settled or self.is_due:
+            return self.is_due
+        return self.sees(entropy_nats(row) if self.looks else 0.0)
+
+    def sees(self, nats: float) -> bool:
+        """Whether the other model writes the next token, which has this entropy.
+
+        To be told that of each token of the writer, in order, before it is picked; any number does
+        where it `looks` at none.
+        """
+        if self.is_due:
+            return True
+        policy = self._policy
+        self._recent.append(nats)
+        mean = sum(self._recent) / len(self._recent)
+        if self.writer == SMALL:
+            self.is_due = mean >= policy.up_nats and self._rows >= self._least
+            self._rows += not self.is_due
+            return self.is_due
+        self._rows += 1
+        self.is_due = mean <= policy.down_nats and self._rows >= self._least
+        return False
+
+    def change(self) -> None:
+        """The other model goes on."""
+        if self._rows or self._ended:  # who begins does so with a token
+            self._ended.append((self.writer, self._rows))
+        self.writer = LARGE if self.writer == SMALL else SMALL
+        self.is_due, self._rows, self._least = False, 0, self._policy.min_stay
+        self._recent.clear()
+
+    def leave_out_small(self) -> None:
+        """The large model writes all that follows."""
+        if self.writer == SMALL:
+            self.change()
+        self._policy = SwitchPolicy.always(LARGE)
 
 
 class SwitchingEngine(Engine):

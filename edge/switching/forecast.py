@@ -1,6 +1,6 @@
 """What a switching policy would do: shares, agreement and time, from entropies along known texts.
 
-The rule itself is run (`edgespec.switching.switch.Switch`) over both models' entropies of the same
+The rule itself is run (`edgespec.switching.engine.Switch`) over both models' entropies of the same
 text. That is not quite what would be written, since who writes changes the text, but near enough to
 choose thresholds by: they are two quantiles of entropies, found by bisection.
 """
@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from edgespec.decode.stats import LARGE, SMALL, ModelTurn
+from edgespec.decode.generation import LARGE, SMALL, ModelTurn
+from edgespec.switching.engine import Switch
 from edgespec.switching.planning import Curves, turns_ms
 from edgespec.switching.policy import SwitchPolicy
-from edgespec.switching.switch import Switch
 
 DEFAULT_SHARE = 0.4  # of the large model, where nothing is wanted
 # Part of the large model's entropies that is low enough to go down. With windows of one token and

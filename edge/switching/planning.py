@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
-from edgespec.decode.stats import LARGE, SMALL, ModelTurn
+from edgespec.decode.generation import LARGE, SMALL, ModelTurn
 from edgespec.errors import UnsupportedError
 from edgespec.memory.store import cache
 from edgespec.memory.times.curve import CostCurve

@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from edgespec.decode.stats import LARGE
+from edgespec.decode.generation import LARGE
 from edgespec.errors import UnsupportedError
 
 MOST_TOKENS = 1 << 30  # of a text

@@ -19,7 +19,6 @@ from edgespec.memory.device.neighbours import BUSY, Neighbours, alone
 from edgespec.memory.store import cache
 
 _LEAST_BYTES = 96 << 20  # beyond most caches, and less than any model takes afterwards
-_CACHES = 4  # times the bytes of the last caches, or part of what is copied lies in them
 _REPEATS = 4
 _KIND = "bandwidth"
 
@@ -98,7 +97,8 @@ def _fastest(key: str, bytes_per_s: float, *, is_busy: bool) -> float:
 @functools.cache
 def _total_bytes() -> int:
     """Bytes that all threads together copy from and to, which no cache holds."""
-    return max(_LEAST_BYTES, _CACHES * host.last_cache_bytes())
+    # Four times as large as the last caches, or part of what is copied lies in them.
+    return max(_LEAST_BYTES, 4 * host.last_cache_bytes())
 
 
 def _measure(

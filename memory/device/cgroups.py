@@ -16,7 +16,6 @@ from pathlib import Path, PurePosixPath
 _PROC = Path("/proc/self")
 _MOST_READ = 4 << 20  # bytes; hosts of many containers have thousands of mounts
 _V2 = ""  # the controllers that v2's line in /proc/self/cgroup names
-_MOST_DIGITS = 19  # of a number below 2^63; a larger one limits nothing
 
 # What a group's memory may be and is, and what the names in its `memory.stat` begin with.
 # v1's names without "total_" leave out the groups below.
@@ -96,7 +95,8 @@ def _unescaped(text: str) -> str:
 
 def _number(text: str) -> int | None:
     """A number that limits something; None for "max", -1 or anything else."""
-    is_number = text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS
+    # One of more than 19 digits is no number below 2^63, and limits nothing.
+    is_number = text.isascii() and text.isdigit() and len(text) <= 19
     return int(text) if is_number else None
 
 

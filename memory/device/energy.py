@@ -32,7 +32,6 @@ _BOARD_RAILS = (
     ("GPU", "CPU", "SOC", "CV", "VDDRQ", "SYS5V"),  # AGX Xavier
 )
 _POWER_EVERY_S = 0.05  # sensors of watts are averages over 1 ms to 100 ms
-_COUNTER_EVERY_S = 60.0  # a RAPL counter of 32 bits of 61 uJ is full after 22 minutes at 200 W
 _IDLE_S = 0.5
 
 
@@ -74,7 +73,8 @@ class EnergyMeter:
         every_s: float = _POWER_EVERY_S,
     ) -> None:
         self.source = source
-        self._every_s = _COUNTER_EVERY_S if source.limits else every_s
+        # Each minute, as a RAPL counter of 32 bits of 61 uJ is full after 22 of them at 200 W.
+        self._every_s = 60.0 if source.limits else every_s
         self.idle_w: float | None = None
         self._clock = clock
         self._lock = Lock()

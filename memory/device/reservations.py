@@ -20,11 +20,6 @@ from edgespec.memory.device import cgroups, host
 from edgespec.memory.store import cache
 
 _KIND, _KEY = "reservations", "programs"
-_SAME_START_S = 2.0  # clocks are set now and then
-_FORGOTTEN_S = 86400.0  # for entries of machines and containers that cannot be looked at from here
-# Of an interpreter and the libraries: pages of files that count as taken. Others are pages of
-# mapped weights, which are not reserved: the kernel can give them up.
-_LIBRARY_PAGES = 48 << 20
 
 
 def reserve(nbytes: int, fits: Callable[[], bool]) -> bool:
@@ -117,7 +112,8 @@ def _left(document: dict[str, Any] | None) -> Iterator[tuple[Path, int]]:
 def _is_of_use(one: dict[str, Any], now: float) -> bool:
     """Whether an entry is another living program's, as far as that can be told."""
     if one["where"] != _where():
-        return abs(now - float(one["time"])) < _FORGOTTEN_S
+        # A day is enough for machines and containers that cannot be looked at from here.
+        return abs(now - float(one["time"])) < 86400.0
     is_other: bool = one["pid"] != os.getpid()
     return is_other and _is_alive(one)
 
@@ -134,7 +130,8 @@ def _where() -> str:
 def _is_alive(one: dict[str, Any]) -> bool:
     try:
         process = psutil.Process(one["pid"])
-        is_same: bool = abs(process.create_time() - one["start"]) < _SAME_START_S
+        # Within two seconds, as clocks are set now and then.
+        is_same: bool = abs(process.create_time() - one["start"]) < 2.0
         return is_same and process.status() != psutil.STATUS_ZOMBIE
     except (psutil.NoSuchProcess, OverflowError, ValueError):
         return False
@@ -149,4 +146,6 @@ def _taken(pid: int) -> int:
     except psutil.Error:
         return 0
     files = int(getattr(held, "shared", 0))
-    return int(held.rss) - files + min(files, _LIBRARY_PAGES)
+    # Of an interpreter and the libraries: pages of files that count as taken. Others are pages of
+    # mapped weights, which are not reserved: the kernel can give them up.
+    return int(held.rss) - files + min(files, 48 << 20)

@@ -38,7 +38,7 @@ from edgespec.errors import (
     ModelNotFoundError,
 )
 from edgespec.models.gguf.reader import read_gguf
-from edgespec.models.hub import caches, choice
+from edgespec.models.hub import choice, resolve
 from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.models.writing import is_full, whole_file
 from edgespec.progress import Progress
@@ -99,7 +99,8 @@ def list_repository(name: str) -> Repository:
         commit = _formed(name, "commit", info.get("sha"), _COMMIT)
         tree = _pages(name, f"/api/models/{name}/tree/{commit}?recursive=true")
         listed = (one for page in tree for one in (page if isinstance(page, list) else [page]))
-        kept = islice(filter(_is_model_file, listed), _MOST_FILES)
+        there = (o for o in listed if isinstance(o, dict) and o.get("type") != "directory")
+        kept = islice((o for o in there if str(o.get("path")).endswith(".gguf")), _MOST_FILES)
         files = [_remote_file(name, one) for one in kept]
     written = str(info.get("id"))  # of a repository that was renamed it is another name
     name = written if written.lower() == name.lower() else name
@@ -152,14 +153,6 @@ class _RefusedError(Exception):
     def __init__(self, response: Any) -> None:
         super().__init__(f"status {response.status_code}")
         self.response = response
-
-
-def _is_model_file(one: Any) -> bool:
-    return (
-        isinstance(one, dict)
-        and one.get("type") != "directory"
-        and str(one.get("path")).endswith(".gguf")
-    )
 
 
 def _remote_file(name: str, one: dict[str, Any]) -> RemoteFile:
@@ -335,7 +328,7 @@ class Wanted:
     @property
     def name(self) -> str:
         """By which the same files are meant everywhere."""
-        return caches.HUB + choice.name_of(self.paths[0], self.repository.name)
+        return resolve.HUB + choice.name_of(self.paths[0], self.repository.name)
 
     @property
     def file_bytes(self) -> int:
@@ -444,7 +437,7 @@ def _smaller(wanted: Wanted, is_good: Callable[[Wanted], bool]) -> str | None:
 
 
 def _check_disk(wanted: Wanted) -> None:
-    folder = caches.hub_cache()
+    folder = resolve.hub_cache()
     there = next(path for path in (folder, *folder.parents) if path.exists())
     if not os.access(there, os.W_OK | os.X_OK):
         raise DownloadError(
@@ -490,7 +483,7 @@ def fetch(wanted: Wanted, progress: Progress | None = None) -> Path:
 
         _fetch_file(wanted.repository, path, tell)
         before += wanted.repository.files[path].file_bytes
-    _refer(caches.repository_folder(wanted.repository.name), wanted.repository.commit)
+    _refer(resolve.repository_folder(wanted.repository.name), wanted.repository.commit)
     return _place(wanted.repository, wanted.paths[0])
 
 
@@ -509,7 +502,7 @@ def here(wanted: Wanted) -> Path | None:
 
     They may lie there under an older commit, with the same bytes. The cache may be read-only.
     """
-    for _, place in caches.snapshots(wanted.repository.name):
+    for _, place in resolve.snapshots(wanted.repository.name):
         is_now = place.name == wanted.repository.commit
         if all(
             (place / path).is_file()
@@ -527,11 +520,11 @@ def _digest(wanted: Wanted, path: str) -> str:
 
 
 def _place(repository: Repository, path: str) -> Path:
-    return caches.repository_folder(repository.name) / "snapshots" / repository.commit / path
+    return resolve.repository_folder(repository.name) / "snapshots" / repository.commit / path
 
 
 def _blob(repository: Repository, path: str) -> Path:
-    folder = caches.repository_folder(repository.name)
+    folder = resolve.repository_folder(repository.name)
     return folder / "blobs" / repository.files[path].digest
 
 
@@ -550,7 +543,7 @@ def _fetch_file(repository: Repository, path: str, tell: Callable[[int], None]) 
     place, blob = _place(repository, path), _blob(repository, path)
     if place.exists():
         return
-    locks = caches.hub_cache() / ".locks" / caches.repository_folder(repository.name).name
+    locks = resolve.hub_cache() / ".locks" / resolve.repository_folder(repository.name).name
     for folder in (locks, blob.parent, place.parent):
         folder.mkdir(parents=True, exist_ok=True)
     with FileLock(locks / f"{blob.name}.lock"):
@@ -597,7 +590,7 @@ def _link(blob: Path, place: Path) -> None:
 # -- removing ----------------------------------------------------------------------------------
 
 
-def files_of(local: caches.Local) -> tuple[list[Path], list[Path]]:
+def files_of(local: resolve.Local) -> tuple[list[Path], list[Path]]:
     """What has to go for a model of the hub's cache to be gone, and what stays elsewhere.
 
     Links go, and bytes in the repository's folder that nobody else has. What a link means beyond
@@ -605,7 +598,7 @@ def files_of(local: caches.Local) -> tuple[list[Path], list[Path]]:
 
     Raises ModelNotFoundError for a file that is not in the cache.
     """
-    cache = caches.hub_cache()
+    cache = resolve.hub_cache()
     real = Path(os.path.realpath(cache))
     links = _parts_beside(local.path)
     if not all(_named(link).is_relative_to(real) for link in links):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from bench_cases import answer
 
-from edgespec.bench.interleaving import Answer, interleaved, order_of
+from edgespec.bench.loaded_model import Answer, interleaved, order_of
 from edgespec.decode.engine import Prompt
 from edgespec.errors import ContextFullError
 

@@ -8,7 +8,7 @@ import pytest
 from bench_cases import answer
 from planning_cases import SPEC
 
-from edgespec.bench.interleaving import Answer
+from edgespec.bench.loaded_model import Answer
 from edgespec.bench.measure import (
     _answers,
     _ceiling,

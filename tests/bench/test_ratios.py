@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edgespec.bench.ratios import Ratio, Timed, middle_repeats, rate, ratio_of
+from edgespec.bench.summary import Ratio, Timed, middle_repeats, rate, ratio_of
 
 
 def test_a_ratio_weighs_prompts_by_their_time() -> None:

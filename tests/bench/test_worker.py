@@ -9,7 +9,7 @@ from pathlib import Path
 import dying
 import pytest
 
-from edgespec.bench.worker import Worker
+from edgespec.bench.loaded_model import Worker
 from edgespec.errors import BackendError, ModelNotFoundError
 from edgespec.memory.plan.request import Request
 from edgespec.models.embedded import embedded_model
@@ -24,7 +24,7 @@ def test_what_loading_raises_comes_through(tmp_path: Path) -> None:
 def test_a_worker_that_ends_by_itself_is_an_error_and_not_a_deadlock(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("edgespec.bench.worker._serve", dying.ends_with_status_3)
+    monkeypatch.setattr("edgespec.bench.loaded_model._serve", dying.ends_with_status_3)
     with pytest.raises(BackendError, match=r"^the process that ran the model ended with status 3$"):
         Worker(Path("none.gguf"), Request(), ["none"])
 
@@ -33,7 +33,7 @@ _CHATTING = f"""
 import sys
 sys.path.append({str(Path(dying.__file__).parent)!r})
 import dying
-import edgespec.bench.worker as worker
+import edgespec.bench.loaded_model as worker
 from edgespec.memory.plan.request import Request
 if __name__ == "__main__":
     worker._serve = dying.chatters

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from edgespec.cli.answer_options import FormatOptions, SamplingOptions
+from edgespec.cli.options import FormatOptions, SamplingOptions
 from edgespec.errors import UnsupportedError
 from edgespec.sampling.params import SamplingParams
 

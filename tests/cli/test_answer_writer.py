@@ -27,8 +27,7 @@ from edgespec.cli.answer_writer import (
     with_progress,
 )
 from edgespec.cli.render import Progress, note
-from edgespec.decode.generation import Chunk
-from edgespec.decode.stats import LARGE, SMALL
+from edgespec.decode.generation import LARGE, SMALL, Chunk
 
 PATIENCE_S = 30
 WORDS = st.sampled_from(["a", "moon", "well-known", "ünïcode", "e\u0301", "\x1b[36mred\x1b[39m"])

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from edgespec.cli.chat_commands import COMMANDS, handle
-from edgespec.cli.chat_loop import NextLine
+from edgespec.cli.chat_loop import COMMANDS, NextLine, handle
 from edgespec.errors import UnsupportedError
 from edgespec.sampling.params import SamplingParams
 

@@ -299,7 +299,7 @@ def test_one_process_of_llama_cpp_answers_for_all_files(
 def test_a_machine_without_models_says_how_to_get_one(
     at_home: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edgespec.models.hub.caches._embedded", lambda: iter(()))
+    monkeypatch.setattr("edgespec.models.hub.resolve._embedded", lambda: iter(()))
     status, out, told = at_home("models", "list")
     assert (status, out) == (0, "")
     assert told == "no model is here; `edgespec models pull hf:OWNER/REPO` gets one\n"

@@ -9,9 +9,8 @@ import pytest
 import typer
 from command_line import Command
 
-from edgespec.cli.answer_options import SamplingOptions
 from edgespec.cli.main import application
-from edgespec.cli.options import DEFAULTS, Group, SettingsInTurns
+from edgespec.cli.options import DEFAULTS, Group, SamplingOptions, SettingsInTurns
 
 
 def test_one_option_given_twice_is_two_loads_beside_any_number_of_drafters() -> None:

@@ -24,8 +24,7 @@ from edgespec.cli.render import (
     table,
     write_answer,
 )
-from edgespec.decode.generation import Chunk, Result, Span
-from edgespec.decode.stats import LARGE, SMALL, Counters
+from edgespec.decode.generation import LARGE, SMALL, Chunk, Counters, Result, Span
 from edgespec.errors import EdgespecError
 
 

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from edgespec.cli.main import app
-from edgespec.decode.stats import LARGE, SMALL
+from edgespec.decode.generation import LARGE, SMALL
 from edgespec.errors import UnsupportedError
 from edgespec.models.embedded import embedded_model
 

@@ -9,8 +9,7 @@ from decoding_cases import END, VOCAB, Prophet, flat, writes
 from fake_backend import FakeBackend
 
 from edgespec.decode.engine import Engine
-from edgespec.drafting.drafters.base import VerifyResult
-from edgespec.drafting.proposal import EMPTY, Proposal, StepContext
+from edgespec.drafting.proposal import EMPTY, Proposal, StepContext, VerifyResult
 
 TEXT = b"The clock in the hall struck nine, and nobody was there to hear it."
 

@@ -17,11 +17,10 @@ from edgespec.backends.base import Logits
 from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
 from edgespec.drafting.drafters import model
-from edgespec.drafting.drafters.base import Drafter, VerifyResult
 from edgespec.drafting.drafters.combined import CombinedDrafter
 from edgespec.drafting.drafters.model import HeadDrafter, HeadText
 from edgespec.drafting.drafters.suffix import SuffixDrafter
-from edgespec.drafting.proposal import EMPTY, Proposal, StepContext
+from edgespec.drafting.proposal import EMPTY, Drafter, Proposal, StepContext, VerifyResult
 from edgespec.memory.times.curve import CostCurve
 from edgespec.sampling.params import SamplingParams
 

@@ -20,10 +20,9 @@ from edgespec.decode.engine import Engine
 from edgespec.decode.generation import Result
 from edgespec.decode.options import GenerationOptions
 from edgespec.decode.sequence import Job
-from edgespec.drafting.drafters.base import Drafter
 from edgespec.drafting.drafters.recycling import RecyclingDrafter
-from edgespec.drafting.drafters.suffix import SuffixDrafter
-from edgespec.drafting.text_index import Text, TextIndex
+from edgespec.drafting.drafters.suffix import SuffixDrafter, Text, TextIndex
+from edgespec.drafting.proposal import Drafter
 from edgespec.errors import BackendError, ContextFullError, UnsupportedError
 from edgespec.memory.times.curve import CostCurve
 from edgespec.sampling.params import SamplingParams

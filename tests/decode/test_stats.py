@@ -10,7 +10,7 @@ from fake_backend import FakeBackend
 
 from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
-from edgespec.decode.stats import Counters
+from edgespec.decode.generation import Counters
 from edgespec.drafting.drafters.combined import CombinedDrafter
 from edgespec.drafting.drafters.recycling import RecyclingDrafter
 

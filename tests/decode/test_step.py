@@ -22,10 +22,9 @@ from edgespec.decode.engine import Engine
 from edgespec.decode.options import GenerationOptions
 from edgespec.decode.step import _batch_context, _batch_gains, _chosen_sizes
 from edgespec.drafting.drafters import make_drafter
-from edgespec.drafting.drafters.base import Drafter
 from edgespec.drafting.drafters.combined import CombinedDrafter
 from edgespec.drafting.drafters.suffix import SuffixDrafter
-from edgespec.drafting.proposal import EMPTY, Proposal, StepContext
+from edgespec.drafting.proposal import EMPTY, Drafter, Proposal, StepContext
 from edgespec.memory.times.curve import CostCurve
 
 INF = float("inf")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from edgespec.drafting import constants
-from edgespec.drafting.calibration import Calibration
+from edgespec.drafting.proposal import Calibration
 
 
 @pytest.fixture

@@ -22,10 +22,10 @@ from edgespec import DraftModelWarning
 from edgespec.backends.base import Logits
 from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
-from edgespec.drafting.drafters.base import Drafter
 from edgespec.drafting.drafters.combined import CombinedDrafter
 from edgespec.drafting.drafters.model import ModelDrafter
 from edgespec.drafting.drafters.suffix import SuffixDrafter
+from edgespec.drafting.proposal import Drafter
 from edgespec.errors import BackendError, ContextFullError, DoesNotFitError
 from edgespec.sampling.params import SamplingParams
 

@@ -17,7 +17,7 @@ from edgespec.drafting.constants import (
     MOST_ROUNDS,
     TELLING_ROUNDS,
 )
-from edgespec.drafting.ledger import (
+from edgespec.drafting.drafters.combined import (
     SAVINGS,
     SINCE,
     TIME,

@@ -10,8 +10,8 @@ from eagle_cases import DRAFTED, trainer_of, write
 from exit_texts import written_texts
 from random_gguf import Q4_0, VOCABULARY, write_model
 
-from edgespec.exits.gains import agreement_of, gains_of
 from edgespec.exits.texts import load_training_texts, save_training_texts
+from edgespec.exits.trainer import agreement_of, gains_of
 from edgespec.models.spec import ModelSpec, read_model_spec
 
 

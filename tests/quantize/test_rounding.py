@@ -9,8 +9,8 @@ import pytest
 from gguf import GGUFReader, dequantize
 from numpy.typing import NDArray
 
+from edgespec.quantize.fit import rounding_errors
 from edgespec.quantize.pieces import Pieces
-from edgespec.quantize.rounding import rounding_errors
 
 
 def test_rounding_errors_are_those_of_the_values(

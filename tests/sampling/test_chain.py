@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from edgespec.errors import UnsupportedError
-from edgespec.sampling.history import Dry, common_beginnings
+from edgespec.sampling.chain import Dry, common_beginnings
 from edgespec.sampling.params import ORDER, SamplingParams
 from edgespec.sampling.sampling import Sampler
 

@@ -20,10 +20,9 @@ import edgespec
 from edgespec.backends.base import Logits
 from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
-from edgespec.drafting.drafters.base import VerifyResult
 from edgespec.drafting.drafters.grammar import GrammarDrafter, new_counts
 from edgespec.drafting.drafters.suffix import SuffixDrafter
-from edgespec.drafting.proposal import StepContext
+from edgespec.drafting.proposal import StepContext, VerifyResult
 from edgespec.errors import BackendError, UnsupportedError
 from edgespec.memory.times.curve import CostCurve
 from edgespec.sampling.constrained import ConstrainedSampler

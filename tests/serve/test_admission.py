@@ -27,9 +27,8 @@ from edgespec.memory.bytes.requests import (
     requests_bytes,
 )
 from edgespec.models.chat import TEMPLATE_LIMITS, render_chat
-from edgespec.serve import prompts
-from edgespec.serve.api_error import ApiError
-from edgespec.serve.parsing import Limits, read_json
+from edgespec.serve import service
+from edgespec.serve.parsing import ApiError, Limits, read_json
 from edgespec.serve.pool import Member
 from edgespec.serve.running import Connections
 from edgespec.testing import ByteTokenizer
@@ -107,7 +106,7 @@ def test_few_large_bodies_are_read_at_once(
             assert gate.wait(PATIENCE_S)
         return render_chat(template, messages, **options)
 
-    monkeypatch.setattr(prompts, "render_chat", slow)
+    monkeypatch.setattr(service, "render_chat", slow)
     address = serve(Speaker())
     said = [{"role": "user", "content": "large"}]
     body = json.dumps({"messages": said, "user": "a" * size}).encode()
@@ -176,7 +175,7 @@ def test_a_conversation_that_never_fits_is_not_rendered(
 ) -> None:
     """However it is spread: the process that renders it has memory for what a context holds."""
     address = serve(Speaker())
-    monkeypatch.setattr(prompts, "render_chat", lambda *_, **__: pytest.fail("rendered"))
+    monkeypatch.setattr(service, "render_chat", lambda *_, **__: pytest.fail("rendered"))
     told = httpx.post(address + CHAT, json=body)
     assert told.status_code == 400, what
     assert told.json()["error"]["code"] == "context_length_exceeded"

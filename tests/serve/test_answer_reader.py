@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from serving_cases import read
 
-from edgespec.serve.answer_reader import AnswerReader, think_tags
-from edgespec.serve.tool_formats import HARMONY, HERMES, format_of
+from edgespec.serve.answer_reader import AnswerReader
+from edgespec.serve.tool_formats import HARMONY, HERMES, format_of, think_tags
 
 THOUGHTS = [
     ("<think>\nHm.\n</think>\n\nYes.", "Yes.", "Hm."),

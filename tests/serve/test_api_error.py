@@ -24,8 +24,8 @@ def test_a_failure_is_logged_with_its_place_and_its_id_alone(
 ) -> None:
     """Messages of exceptions may quote what a client sent."""
 
-    def fail(_service: object, document: Any, _task: object) -> None:
-        raise KeyError(document["content"])
+    def fail(_service: object, asked: Any, _task: object) -> None:
+        raise KeyError(asked[0])
 
     monkeypatch.setitem(app._ASKED, "/tokenize", (*app._ASKED["/tokenize"][:2], fail))
     address = serve(Speaker())

@@ -7,9 +7,16 @@ from typing import Any
 
 import pytest
 
-from edgespec.serve.api_error import ApiError
-from edgespec.serve.parsing import Defaults, Fields, Limits, ServedModel, take_model, take_output
-from edgespec.serve.shapes import Output
+from edgespec.serve.parsing import (
+    ApiError,
+    Defaults,
+    Fields,
+    Limits,
+    Output,
+    ServedModel,
+    take_model,
+    take_output,
+)
 
 
 def taken(**values: Any) -> Output:

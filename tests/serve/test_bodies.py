@@ -12,8 +12,7 @@ import pytest
 from queue_cases import CHAT, HELLO
 from serving_cases import Serve, Speaker
 
-from edgespec.serve.api_error import ApiError
-from edgespec.serve.parsing import Limits, read_json
+from edgespec.serve.parsing import ApiError, Limits, read_json
 
 BODY = json.dumps(HELLO).encode()
 

@@ -22,10 +22,9 @@ from serving_cases import (
 )
 
 from edgespec.drafting.drafters.suffix import SuffixDrafter
-from edgespec.serve.api_error import ApiError
 from edgespec.serve.chat import ChatShape, read_chat, take_messages
-from edgespec.serve.parsing import Defaults, Fields, Limits, ServedModel
-from edgespec.serve.shapes import Output, ToldTokens
+from edgespec.serve.parsing import ApiError, Defaults, Fields, Limits, Output, ServedModel
+from edgespec.serve.shapes import ToldTokens
 from edgespec.testing import ByteTokenizer
 
 
@@ -98,7 +97,7 @@ SETUP = ServedModel(("edgespec",), 2048, Defaults(think_budget=500), Limits())
 def test_clients_say_in_many_ways_how_long_a_model_may_think(
     fields: dict[str, Any], budget: int | None, thinks: bool | None
 ) -> None:
-    asked = read_chat({"messages": HELLO, **fields}, SETUP)
+    asked = read_chat(Fields({"messages": HELLO, **fields}), SETUP)
     assert (asked.think_budget, asked.variables.get("enable_thinking")) == (budget, thinks)
 
 

@@ -12,9 +12,9 @@ from serving_cases import read
 
 from edgespec.backends.base import AnswerFormat
 from edgespec.decode.options import GenerationOptions
-from edgespec.serve.api_error import ApiError
 from edgespec.serve.chat import ChatAsked, conversation_of
-from edgespec.serve.shapes import Output, joined
+from edgespec.serve.parsing import ApiError, Output
+from edgespec.serve.shapes import joined
 from edgespec.serve.tools import Tools
 
 TOOL = {"type": "function", "function": {"name": "add", "description": "", "parameters": {}}}

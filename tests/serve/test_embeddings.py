@@ -22,10 +22,15 @@ from serving_cases import Connect
 from edgespec.errors import BackendError, ContextFullError, EdgespecError
 from edgespec.memory.plan.machine import this_machine
 from edgespec.memory.plan.request import Request
-from edgespec.serve.api_error import ApiError
-from edgespec.serve.embeddings import EmbeddingService, embeddings, rerank
+from edgespec.serve.embeddings import (
+    EmbeddingService,
+    embeddings,
+    read_embeddings,
+    read_rerank,
+    rerank,
+)
 from edgespec.serve.model_file import ModelFile
-from edgespec.serve.parsing import Limits
+from edgespec.serve.parsing import ApiError, Defaults, Fields, Limits, ServedModel
 from edgespec.serve.pool import Member, Pool
 from edgespec.serve.server import Server
 from edgespec.serve.service import Shared
@@ -155,11 +160,14 @@ def test_a_server_of_embeddings_writes_no_text(start: Start) -> None:
     assert httpx.get(f"{address}/health", headers=key).status_code == 200
 
 
+SETUP = ServedModel(("bert",), 64, Defaults(), Limits())
+
+
 def test_more_than_fit_are_told_to_come_again(folder: Path) -> None:
     service = EmbeddingService(Embedder(folder / "bert.gguf"))
     service._running = 32
     with pytest.raises(ApiError, match="32 requests are under way") as told:
-        embeddings(service, {"input": "a"}, TASK)
+        embeddings(service, read_embeddings(Fields({"input": "a"}), SETUP), TASK)
     assert told.value.status == 429
     service.close()
     with pytest.raises(ApiError, match="closed"):
@@ -190,7 +198,11 @@ def services(folder: Path) -> Iterator[list[EmbeddingService]]:
 def test_no_body_makes_it_fail(services: list[EmbeddingService], body: Any, ranks: bool) -> None:
     """Whatever is sent: an answer or one sentence."""
     try:
-        told = (rerank if ranks else embeddings)(services[ranks], body, TASK)
+        fields = Fields(body)
+        if ranks:
+            told: Any = rerank(services[ranks], read_rerank(fields, SETUP), TASK)
+        else:
+            told = embeddings(services[ranks], read_embeddings(fields, SETUP), TASK)
     except (ApiError, EdgespecError) as problem:
         assert str(problem) and "\n" not in str(problem)
     else:

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from edgespec.serve.api_error import ApiError
-from edgespec.serve.parsing import Fields, shown
+from edgespec.serve.parsing import ApiError, Fields, shown
 
 
 def refused(call: Callable[[], object]) -> tuple[str, str | None, str | None]:
@@ -25,8 +24,7 @@ def test_what_nobody_took_is_named_once_without_its_value(
     monkeypatch.setattr("edgespec.serve.parsing._NAMED", set())
     for _ in range(3):
         fields = Fields({"q\n1": "secret", "inner": [{"zzz": 1}, {"zzz": 1}]})
-        for index, one in enumerate(fields.list("inner", 9)):
-            Fields(one, f"inner[{index}]").end()
+        assert len([one.path for one in fields.objects("inner", 9)]) == 2
         fields.end()
     told = [one.getMessage() for one in caplog.records]
     assert [line.split()[4] for line in told] == ["inner[].zzz,", r"q\n1,"]
@@ -47,8 +45,20 @@ def test_what_asks_for_nothing_is_no_problem() -> None:
         "unsupported_parameter",
     )
     assert (inner.whole("b", 0, 0, 9), fields.pop("a"), fields.text("d", "-")) == (2, 1, "-")
-    inner.end()
     fields.end()
+
+
+def test_whatever_was_taken_out_of_a_request_ends_with_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """So that no reader can forget the unknown fields of a part."""
+    monkeypatch.setattr("edgespec.serve.parsing._NAMED", (named := set[str]()))
+    fields = Fields({"a": {"b": {"c": 1}, "d": 2}, "e": {"type": "of another kind", "f": 3}})
+    fields.object("a").object("b")
+    fields.within(fields.pop("e"), "e").skip()
+    assert not named
+    fields.end()
+    assert named == {"a.b.c", "a.d"}
 
 
 @pytest.mark.parametrize(

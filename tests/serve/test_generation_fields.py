@@ -11,15 +11,17 @@ import pytest
 
 import edgespec
 from edgespec.sampling.params import SamplingParams
-from edgespec.serve.api_error import ApiError
 from edgespec.serve.parsing import (
+    ApiError,
+    Defaults,
     Fields,
     Limits,
+    ServedModel,
     seed_of_choice,
     take_format,
     take_max_tokens,
+    take_options,
     take_sampling,
-    take_stops,
     takes_prewarm,
     typed_format,
 )
@@ -81,12 +83,12 @@ def test_the_first_name_of_a_length_counts_and_all_are_checked() -> None:
 
 
 def test_stops_are_one_text_or_some() -> None:
-    limits = Limits(stops=2, stop_chars=3)
-    assert take_stops(Fields({"stop": "end"}), limits) == ("end",)
-    assert take_stops(Fields({"stop": ["a", ""]}), limits) == ("a",)
+    setup = ServedModel(("tiny",), 2048, Defaults(), Limits(stops=2, stop_chars=3))
+    assert take_options(Fields({"stop": "end"}), setup, 1).stop == ("end",)
+    assert take_options(Fields({"stop": ["a", ""]}), setup, 1).stop == ("a",)
     for stop in (["a", "b", "c"], "long", ["a", 1], {"a": 1}):
         with pytest.raises(ApiError, match=r"^stop "):
-            take_stops(Fields({"stop": stop}), limits)
+            take_options(Fields({"stop": stop}), setup, 1)
 
 
 @pytest.mark.parametrize(

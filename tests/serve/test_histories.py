@@ -10,7 +10,7 @@ from serving_cases import TEMPLATE, Gated, Serve, Speaker
 
 from edgespec.decode.engine import Engine
 from edgespec.serve.access import CACHE_SALT
-from edgespec.serve.prompts import Prompts
+from edgespec.serve.service import Prompts
 
 ASKED: Any = {"messages": [{"role": "user", "content": "Hi"}], "n": 2}
 

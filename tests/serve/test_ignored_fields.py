@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import httpx
 import pytest
+from serving_cases import Serve, Speaker
 
 from edgespec.serve.chat import read_chat
 from edgespec.serve.completions import read_completion
-from edgespec.serve.embeddings import check_embeddings, check_rerank
+from edgespec.serve.embeddings import read_embeddings, read_rerank
 from edgespec.serve.llama import read_ids, read_infill, read_llama, read_text
 from edgespec.serve.messages import read_messages
 from edgespec.serve.ollama import read_embed, read_ollama_chat, read_ollama_prompt
-from edgespec.serve.parsing import Defaults, Limits, ServedModel
+from edgespec.serve.parsing import Defaults, Fields, Limits, ServedModel
 from edgespec.serve.responses import read_response
 
 _OPEN = {"parameters", "schema", "input_schema", "input"}  # objects that hold what a client likes
@@ -73,7 +75,7 @@ RESPONSE = {
     "text": {"format": {"type": "json_object"}},
 }
 OLLAMA = {"messages": [{"role": "user", "content": "Hi"}], "options": {"seed": 1}}
-REQUESTS: list[tuple[Callable[[Any, ServedModel], object], dict[str, Any]]] = [
+REQUESTS: list[tuple[Callable[[Fields, ServedModel], object], dict[str, Any]]] = [
     (read_chat, CHAT),
     (read_chat, FORM),
     (read_completion, CHOICE),
@@ -88,8 +90,8 @@ REQUESTS: list[tuple[Callable[[Any, ServedModel], object], dict[str, Any]]] = [
     ),
     (read_text, {"content": "Hi"}),
     (read_ids, {"tokens": [1]}),
-    (check_embeddings, {"input": "Hi"}),
-    (check_rerank, {"query": "Hi", "documents": ["Hi"]}),
+    (read_embeddings, {"input": "Hi"}),
+    (read_rerank, {"query": "Hi", "documents": ["Hi"]}),
     (read_ollama_chat, OLLAMA),
     (read_ollama_prompt, {"prompt": "Hi", "options": {}}),
     (read_embed, {"input": "Hi"}),
@@ -123,11 +125,21 @@ def _is_open(name: str, value: Any) -> bool:
 
 @pytest.mark.parametrize(("read", "body"), REQUESTS)
 def test_a_field_that_nobody_knows_is_named(
-    read: Callable[[Any, ServedModel], object],
+    read: Callable[[Fields, ServedModel], object],
     body: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     named = set[str]()
     monkeypatch.setattr("edgespec.serve.parsing._NAMED", named)
-    read(spoiled(body), ServedModel(("tiny",), 2048, Defaults(), Limits()))
+    fields = Fields(spoiled(body))
+    read(fields, ServedModel(("tiny",), 2048, Defaults(), Limits()))
+    fields.end()
     assert named == set(places(body, ""))
+
+
+def test_the_server_names_what_nobody_took(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each request that it answers, and not of what readers are told in a test alone."""
+    monkeypatch.setattr("edgespec.serve.parsing._NAMED", (named := set[str]()))
+    body = {"messages": [{"role": "user", "content": "Hi", "more": 1}], "surprise": 1}
+    assert httpx.post(f"{serve(Speaker('Hi'))}/v1/chat/completions", json=body).status_code == 200
+    assert named == {"surprise", "messages[].more"}

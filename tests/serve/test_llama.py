@@ -11,8 +11,8 @@ from decoding_cases import VOCAB
 from filling_cases import Filling
 from serving_cases import Serve, Speaker
 
-from edgespec.serve.api_error import ApiError
 from edgespec.serve.completions import Gap, fill_ids
+from edgespec.serve.parsing import ApiError
 from edgespec.testing import ByteTokenizer
 
 

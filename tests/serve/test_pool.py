@@ -18,8 +18,7 @@ from waiting import PATIENCE_S, until
 
 from edgespec.decode.engine import Engine
 from edgespec.errors import DoesNotFitError, ModelFileError, UnsupportedError
-from edgespec.serve.api_error import ApiError
-from edgespec.serve.parsing import Limits
+from edgespec.serve.parsing import ApiError, Limits
 from edgespec.serve.pool import ANY, Lease, Member, Pool, keep_alive_of
 from edgespec.serve.server import Server
 from edgespec.setup.model_sets import Capacity

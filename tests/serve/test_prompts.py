@@ -9,7 +9,7 @@ from fake_backend import FakeBackend
 from serving_cases import Controlled
 
 from edgespec.decode.engine import Engine
-from edgespec.serve.prompts import Prompts
+from edgespec.serve.service import Prompts
 
 PLAIN = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
 WITH_TOOLS = "<tools>" + PLAIN

@@ -13,10 +13,9 @@ from decoding_cases import END, VOCAB
 from fake_backend import FakeBackend
 from serving_cases import Connect, Serve
 
-from edgespec.decode.generation import Chunk, FinishReason, Result
-from edgespec.decode.stats import Counters
+from edgespec.decode.generation import Chunk, Counters, FinishReason, Result
 from edgespec.sampling.logprobs import TokenLogprob
-from edgespec.serve.api_error import ApiError
+from edgespec.serve.parsing import ApiError
 from edgespec.serve.shapes import Choice, ToldTokens, ToolCall, sources, timings, usage
 from edgespec.testing import ByteTokenizer
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from serving_cases import read
 
+from edgespec.serve.answer_reader import AnswerReader
 from edgespec.serve.tool_formats import HERMES, LLAMA, MISTRAL, ToolFormat, format_of
-from edgespec.serve.tool_reader import ToolReader
 
 NAMES: dict[str, dict[str, object]] = {"weather": {}, "time": {}}
 
@@ -69,7 +69,7 @@ def test_calls_are_found_whole_and_character_by_character(
     how: ToolFormat, text: str, content: str, calls: list[tuple[str, object]]
 ) -> None:
     for pieces in ([text], list(text)):
-        assert read(ToolReader([how], NAMES, most=9), pieces) == (content, "", calls)
+        assert read(AnswerReader([how], NAMES, most=9), pieces) == (content, "", calls)
 
 
 TIME = '{"name": "time", "arguments": {}}'
@@ -89,7 +89,7 @@ def test_calls_beyond_those_that_may_be_made_are_left_out(
     how: ToolFormat, text: str, content: str
 ) -> None:
     for pieces in ([text], list(text)):
-        found, _, calls = read(ToolReader([how], NAMES, most=1), pieces)
+        found, _, calls = read(AnswerReader([how], NAMES, most=1), pieces)
         assert (found.strip(), calls) == (content, [("time", {})])
 
 
@@ -97,7 +97,7 @@ def test_calls_beyond_those_that_may_be_made_are_left_out(
 def test_a_text_without_calls_is_kept(text: str, size: int) -> None:
     """But for white space before what is no call."""
     pieces = [text[i : i + size] for i in range(0, len(text), size)]
-    content, _, calls = read(ToolReader([HERMES], NAMES, most=9), pieces)
+    content, _, calls = read(AnswerReader([HERMES], NAMES, most=9), pieces)
     assert calls == [] and content == text
 
 

@@ -11,7 +11,7 @@ from planning_cases import PLENTY
 
 from edgespec.memory.plan.plan import Plan
 from edgespec.memory.plan.request import Request
-from edgespec.setup import draft_loading, loading
+from edgespec.setup import loading
 from edgespec.setup.planning import make_run_plan
 
 
@@ -24,7 +24,7 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def plan(monkeypatch: pytest.MonkeyPatch) -> Plan:
     """With a draft model; models are read and step times measured without files and time."""
-    for module in (loading, draft_loading):
+    for module in (loading, loading):
         monkeypatch.setattr(module, "read_model_spec", lambda _path, **_: SPEC)
     monkeypatch.setattr(loading, "_curve", lambda *_: CURVE)
     monkeypatch.setattr("edgespec.setup.stored.learned_key", lambda *_: "key")

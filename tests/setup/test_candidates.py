@@ -326,11 +326,8 @@ def test_the_time_of_a_draft_step_is_measured_once(
 ) -> None:
     options: dict[str, Any] = {"context_size": 256, "threads": 1, "backend": "llamacpp"}
     options |= {"draft_model": drafter, "drafter": "suffix,model"}
-    for module in (
-        "loading",
-        "draft_loading",
-    ):  # a step now and one of before differ on a busy machine
-        monkeypatch.setattr(f"edgespec.setup.{module}.measured_while_busy", lambda *_: False)
+    # A step now and one of before differ on a busy machine.
+    monkeypatch.setattr("edgespec.setup.loading.measured_while_busy", lambda *_: False)
     measurements = []
     steps: list[str] = []
     for _ in range(2):

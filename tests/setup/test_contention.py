@@ -16,7 +16,7 @@ from edgespec.memory.plan.plan import Plan
 from edgespec.memory.plan.request import Request
 from edgespec.memory.store import cache
 from edgespec.memory.times.curve import CostCurve
-from edgespec.setup import draft_loading, kernel_choice, loading
+from edgespec.setup import kernel_choice, loading
 from edgespec.setup.planning import make_run_plan
 from edgespec.setup.stored import curve_key, keep_curve, settings_key, stored_curve
 
@@ -34,10 +34,9 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         seen.append(contention)
         return CostCurve([INF, *(ALONE if contention == 1.0 else BESIDE)])
 
-    for module in (loading, draft_loading):
-        monkeypatch.setattr(module, "measure_curve", measure)
-        monkeypatch.setattr(module, "measured_while_busy", lambda *_: False)
-    monkeypatch.setattr(draft_loading, "times_behind", lambda *_: 1.0)
+    monkeypatch.setattr(loading, "measure_curve", measure)
+    monkeypatch.setattr(loading, "measured_while_busy", lambda *_: False)
+    monkeypatch.setattr(loading, "times_behind", lambda *_: 1.0)
     monkeypatch.setattr("edgespec.measure.timing._LOOK_SECONDS", 0.0)
     monkeypatch.setattr(loading, "saw_step", lambda *_: None)
     return seen
@@ -97,7 +96,7 @@ def test_a_draft_models_times_are_kept_too(measured: list[float]) -> None:
     target = backend_of(2.0)
 
     def curve_of(contention: float, stored: CostCurve | None) -> CostCurve:
-        return draft_loading._curve(backend_of(contention), lambda *_: None, stored, target, SPEC)
+        return loading._draft_curve(backend_of(contention), lambda *_: None, stored, target, SPEC)
 
     first = curve_of(2.0, None)
     assert first.contention == 2.0 and first.base == [INF, *ALONE]

@@ -28,19 +28,19 @@ from edgespec.memory.plan import plan as plans
 from edgespec.memory.plan.options import LoadOptions
 from edgespec.memory.plan.plan import Plan
 from edgespec.models.embedded import embedded_model
-from edgespec.setup import draft_loading
+from edgespec.setup import loading
 
 
 def test_a_draft_model(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[Any] = []
-    monkeypatch.setattr(draft_loading, "open_draft_model", lambda *_, **__: Opened(opened))
-    monkeypatch.setattr(draft_loading, "measure_curve", lambda *_, **__: CURVE)
-    monkeypatch.setattr(draft_loading, "read_exit", lambda _spec: None)
-    for module in (draft_loading, plans):
+    monkeypatch.setattr(loading, "open_draft_model", lambda *_, **__: Opened(opened))
+    monkeypatch.setattr(loading, "measure_curve", lambda *_, **__: CURVE)
+    monkeypatch.setattr(loading, "read_exit", lambda _spec: None)
+    for module in (loading, plans):
         monkeypatch.setattr(module, "is_translated", lambda *_: False)
     target = FakeBackend(lambda _context: [0.0] * VOCAB, VOCAB)
-    load = draft_loading.load_draft_model
-    functions = [value for value in vars(draft_loading).values() if hasattr(value, "__code__")]
+    load = loading.load_draft_model
+    functions = [value for value in vars(loading).values() if hasattr(value, "__code__")]
     steps = assert_nothing_stays_open(
         lambda: load(target, SPEC, plan, quiet)[0], [load, *functions], opened
     )

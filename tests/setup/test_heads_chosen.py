@@ -14,7 +14,7 @@ from eagle3_gguf import write_eagle
 from hybrid_gguf import Shape, write_hollow, write_hybrid
 from planning_cases import reason
 
-from edgespec.drafting.ledger import SAVINGS
+from edgespec.drafting.drafters.combined import SAVINGS
 from edgespec.errors import DoesNotFitError, UnsupportedError
 from edgespec.memory.plan.plan import Plan
 from edgespec.memory.plan.request import Request

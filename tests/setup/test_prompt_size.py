@@ -13,7 +13,7 @@ from edgespec.backends.llama.tokenizer import VocabularyTokenizer
 from edgespec.models.chat import Message, prompt_text
 from edgespec.models.embedded import embedded_model
 from edgespec.models.spec import ModelSpec, read_model_spec
-from edgespec.setup.prompt_size import most_prompt_tokens
+from edgespec.setup.planning import most_prompt_tokens
 
 pytestmark = pytest.mark.model
 SHORT = 512

@@ -10,14 +10,14 @@ import pytest
 from bert_gguf import write_random_bert
 from random_gguf import Q8_0, write_model
 
-from edgespec.drafting.ledger import SAVINGS
+from edgespec.drafting.drafters.combined import SAVINGS
 from edgespec.errors import UnsupportedError
 from edgespec.memory.plan import request as requests
 from edgespec.memory.plan.plan import Plan
 from edgespec.memory.plan.request import Request
 from edgespec.memory.store import cache
 from edgespec.memory.times.curve import CostCurve
-from edgespec.models.hub.caches import EMBEDDED, Local
+from edgespec.models.hub.resolve import EMBEDDED, Local
 from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.setup.planning import make_run_plan
 from edgespec.setup.stored import learned_key, settings_key

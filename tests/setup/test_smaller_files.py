@@ -16,7 +16,7 @@ from random_gguf import F32, Q4_0, write_model
 import edgespec
 from edgespec.errors import DoesNotFitError
 from edgespec.memory.plan.request import Request
-from edgespec.setup.smaller_files import plan_or_say_what_fits
+from edgespec.setup.planning import plan_or_say_what_fits
 
 pytestmark = pytest.mark.usefixtures("quiet", "small_process")
 OPTIONS: dict[str, Any] = {"context_size": 512, "draft_max": 0, "threads": 1, "kernels": "off"}

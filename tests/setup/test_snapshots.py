@@ -11,7 +11,7 @@ import pytest
 from hybrid_gguf import Shape, write_hollow
 from planning_cases import reason
 
-from edgespec.drafting.ledger import SAVINGS
+from edgespec.drafting.drafters.combined import SAVINGS
 from edgespec.memory.plan.plan import Plan
 from edgespec.memory.plan.request import Request
 from edgespec.memory.store import cache

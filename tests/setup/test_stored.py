@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from planning_cases import INF, SPEC, plan_of
 
-from edgespec.drafting.ledger import RoundHistory
+from edgespec.drafting.drafters.combined import RoundHistory
 from edgespec.memory.bytes.config import Device, RunConfig
 from edgespec.memory.store import cache
 from edgespec.memory.times.curve import CostCurve

@@ -28,13 +28,12 @@ from waiting import PATIENCE_S, in_thread, join, until
 
 from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
-from edgespec.decode.stats import LARGE, SMALL
+from edgespec.decode.generation import LARGE, SMALL
 from edgespec.drafting.drafters.suffix import SuffixDrafter
 from edgespec.errors import BackendError, EdgespecWarning, UnsupportedError
 from edgespec.sampling.params import SamplingParams
-from edgespec.switching.engine import SwitchingEngine
+from edgespec.switching.engine import Switch, SwitchingEngine, entropy_nats
 from edgespec.switching.policy import SwitchPolicy
-from edgespec.switching.switch import Switch, entropy_nats
 
 
 @pytest.mark.usefixtures("frozen_clock")

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from switching_cases import LARGE_TABLE, POLICIES, PROMPT, SMALL_TABLE, obvious, switching
 
-from edgespec.decode.stats import LARGE, SMALL
+from edgespec.decode.generation import LARGE, SMALL
 from edgespec.memory.times.curve import CostCurve
+from edgespec.switching.engine import entropy_nats
 from edgespec.switching.forecast import Trace, choose, forecast, writers
 from edgespec.switching.policy import SwitchPolicy
-from edgespec.switching.switch import entropy_nats
 
 
 def traces() -> list[Trace]:

@@ -11,7 +11,7 @@ from laid_out import machine_with
 from switching_cases import Pair, request_for, written_pair
 
 import edgespec
-from edgespec.decode.stats import LARGE, SMALL
+from edgespec.decode.generation import LARGE, SMALL
 from edgespec.errors import DoesNotFitError, UnsupportedError
 from edgespec.memory.plan.request import Request
 from edgespec.memory.store import cache

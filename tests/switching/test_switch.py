@@ -7,9 +7,9 @@ import math
 import numpy as np
 import pytest
 
-from edgespec.decode.stats import LARGE, SMALL
+from edgespec.decode.generation import LARGE, SMALL
+from edgespec.switching.engine import Switch, entropy_nats
 from edgespec.switching.policy import SwitchPolicy
-from edgespec.switching.switch import Switch, entropy_nats
 
 
 def test_means_begin_anew_and_stays_are_kept() -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from edgespec.drafting.drafters.base import Drafter
 from edgespec.drafting.drafters.combined import CombinedDrafter
 from edgespec.drafting.drafters.recycling import RecyclingDrafter
 from edgespec.drafting.drafters.suffix import SuffixDrafter
+from edgespec.drafting.proposal import Drafter
 from edgespec.errors import UnsupportedError
 
 MODEL = "model"  # a draft model, which has to be loaded first

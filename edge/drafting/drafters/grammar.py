@@ -11,9 +11,15 @@ from itertools import accumulate
 from operator import mul
 
 from edgespec.backends.base import Grammar
-from edgespec.drafting.calibration import Calibration
-from edgespec.drafting.drafters.base import CountingDrafter, Drafter, VerifyResult
-from edgespec.drafting.proposal import EMPTY, Proposal, StepContext
+from edgespec.drafting.proposal import (
+    EMPTY,
+    Calibration,
+    CountingDrafter,
+    Drafter,
+    Proposal,
+    StepContext,
+    VerifyResult,
+)
 
 _SURE, _LAST = -1, 0  # cells of the calibration; -1 is not counted
 

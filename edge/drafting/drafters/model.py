@@ -21,15 +21,22 @@ from numpy.typing import NDArray
 from edgespec.backends.base import Backend, Logits
 from edgespec.backends.tree import DraftTree
 from edgespec.drafting import constants
-from edgespec.drafting.calibration import Calibration
 from edgespec.drafting.constants import LONGEST
-from edgespec.drafting.drafters.base import CountingDrafter, VerifyResult
 from edgespec.drafting.drafters.proposal_builder import (
     ProposalBuilder,
     new_calibration,
     top_tokens_of,
 )
-from edgespec.drafting.proposal import EMPTY, DraftEstimate, Proposal, StepContext, choose_size
+from edgespec.drafting.proposal import (
+    EMPTY,
+    Calibration,
+    CountingDrafter,
+    DraftEstimate,
+    Proposal,
+    StepContext,
+    VerifyResult,
+    choose_size,
+)
 from edgespec.errors import DraftModelWarning, EdgespecError, UnsupportedError
 from edgespec.memory.times.curve import Chunk, CostCurve
 from edgespec.models.early_exit import WINDOW, ExitInfo, gains_of

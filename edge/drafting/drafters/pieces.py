@@ -25,7 +25,6 @@ _BETWEEN_PIECES = re.compile(
 _LETTERS = re.compile(rb" ?[A-Z]?[a-z]+|[!-~\n]")
 _SPACE, _SPACES = 0x20, frozenset(b" \t\n\r\f\v")
 _BEHIND_LETTERS = frozenset(b"\n!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~")
-_TRIED = 1024  # tokens of a vocabulary that must be joined as the tokenizer does it
 
 
 def begins_piece(before: bytes, piece: bytes) -> bool:
@@ -126,7 +125,8 @@ class Pieces:
             return None
         tokens = self.tokenizer.all_bytes()
         merges = Merges(tokens)
-        some = [one for one in tokens[:: len(tokens) // _TRIED + 1] if _LETTERS.fullmatch(one)]
+        # A thousand tokens of the vocabulary must be joined as the tokenizer does it.
+        some = [one for one in tokens[:: len(tokens) // 1024 + 1] if _LETTERS.fullmatch(one)]
         begins = [one for one in some if one[:1] == b" "]
         goes_on = [one for one in some if one.islower() and one[:1] != b" "]
         words = begins + [a + b for a, b in zip(begins, goes_on, strict=False)]

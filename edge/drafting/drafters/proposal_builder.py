@@ -17,7 +17,6 @@ from itertools import pairwise
 import numpy as np
 
 from edgespec.backends.base import Logits
-from edgespec.drafting.calibration import Calibration
 from edgespec.drafting.constants import (
     BELIEF,
     BELIEF_POWER,
@@ -28,8 +27,7 @@ from edgespec.drafting.constants import (
     SPREAD,
     WIDTH,
 )
-from edgespec.drafting.drafters.base import TopTokens
-from edgespec.drafting.proposal import Proposal, StepContext
+from edgespec.drafting.proposal import Calibration, Proposal, StepContext, TopTokens
 from edgespec.sampling.distributions import DraftDistribution, without
 from edgespec.sampling.sampling import Sampler
 

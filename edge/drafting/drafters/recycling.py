@@ -18,15 +18,20 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
 
-from edgespec.drafting.calibration import Calibration
 from edgespec.drafting.constants import RECYCLED_BORDERS, RECYCLED_GUESSES, RIVAL_BORDERS, WIDTH
-from edgespec.drafting.drafters.base import CountingDrafter, TopTokens, VerifyResult
-from edgespec.drafting.proposal import EMPTY, Proposal, StepContext
+from edgespec.drafting.proposal import (
+    EMPTY,
+    Calibration,
+    CountingDrafter,
+    Proposal,
+    StepContext,
+    TopTokens,
+    VerifyResult,
+)
 from edgespec.memory.store.texts import KeptText
 
 _SLOT_BITS = 15
 _MIX = 0x9E3779B97F4A7C15  # 2^64 / golden ratio, the usual multiplicative hash
-_KEY_MASK = (1 << 63) - 1  # keys are not negative
 
 # Cells of the calibration. A value lands in the bucket of the last border it reaches.
 _NUM_RANKS = 4  # the last one stands for all that follow
@@ -102,7 +107,7 @@ class RecyclingDrafter(CountingDrafter):
     def _open(self, history: str) -> None:
         if not self._tables:
             self._tables += (_Table(), _Table())
-        self._salt = hash(history) & _KEY_MASK if history else 0
+        self._salt = hash(history) & ((1 << 63) - 1) if history else 0  # keys are not negative
 
     def recall(self, texts: Sequence[KeptText]) -> None:
         """Learn from texts of earlier runs, of which only the tokens are known."""

@@ -1,6 +1,6 @@
 """The suffix drafter: what followed the last time the text ended like this?
 
-An index of the last texts (`text_index`) gives earlier places where a text ended the same way.
+An index of the last texts gives earlier places where a text ended the same way.
 Every place votes for the token that followed it, with the square of its match
 length as weight; the winner becomes a node. Its probability is calibrated by counting over
 
@@ -10,20 +10,30 @@ where length and age are those of the heaviest place that voted for it. (Edges d
 are described as if the draft had already been accepted, so one table serves every depth.)
 Ideas: prompt lookup decoding, SuffixDecoding (arXiv 2411.04975), consensus of
 several matches from GOOSE (arXiv 2604.02047).
+
+The index has the last texts of a process, prompts and answers, and where in them the same tokens
+stood. All users' drafters read one. Hash chains over the last 4, 2 and 1 tokens of every place, as
+in LZ77 compressors, lead from the end of a text to earlier places that end the same way. A text
+that begins like another one shares its places up to there: of a conversation, of a long system
+prompt, or of the same question again only the rest is added. The least recently written text goes
+where there are too many bytes.
+
+Texts of different histories (the users of different API keys) never meet: their places lie in
+different chains, and what a hash brings together all the same is not looked at.
 """
 
 from __future__ import annotations
 
 import json
+from array import array
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from importlib.resources import files
 from operator import itemgetter
 from typing import Any
 
 from edgespec.drafting import constants
-from edgespec.drafting.calibration import Calibration, Counts, pairs_of
 from edgespec.drafting.constants import (
     AGREEING_BORDERS,
     LENGTH_BORDERS,
@@ -32,10 +42,276 @@ from edgespec.drafting.constants import (
     OLD_TEXT_WEIGHT,
     VOTE_BORDERS,
 )
-from edgespec.drafting.drafters.base import CountingDrafter, VerifyResult
-from edgespec.drafting.proposal import EMPTY, Proposal, StepContext
-from edgespec.drafting.text_index import LENGTH_CAP, Place, Text, TextIndex, to_keep
+from edgespec.drafting.proposal import (
+    EMPTY,
+    Calibration,
+    CountingDrafter,
+    Counts,
+    Proposal,
+    StepContext,
+    VerifyResult,
+    pairs_of,
+)
 from edgespec.memory.store.texts import KeptText
+from edgespec.prefix import common_prefix_length
+
+ORDERS = (4, 2, 1)  # lengths of the indexed endings, longest first
+LENGTH_CAP = 64  # matches are not followed further back than this
+_HASH_BITS = 16
+_HASH_MASK = (1 << _HASH_BITS) - 1
+_MIX = 0x9E3779B1  # 2^32 / golden ratio, the usual multiplicative hash
+# A place is 32 bits: the number of its text, and how many tokens stand before what came next.
+_PLACE_BITS = 20
+_PLACE_MASK = (1 << _PLACE_BITS) - 1
+_MOST_TEXTS = (1 << 32 - _PLACE_BITS) - 1
+_LIMIT_BYTES = 3 << 19
+_TOKEN_BYTES, _LINKS_BYTES = 4, 4 * len(ORDERS)
+_BLOCK = 8  # tokens that are compared at once, behind as many single ones
+_SURE = 8  # of a text that is another one from its first token on
+_END = 8  # tokens, such as the end of an answer, that are not part of a text which goes on
+
+
+class Text:
+    """One text: its tokens, and the places in it that no other text has."""
+
+    __slots__ = ("first", "goes_on", "history", "is_new", "links", "number", "shared", "tokens")
+
+    def __init__(self, number: int, history: str, tokens: array[int]) -> None:
+        self.number = number
+        self.history = history
+        self.tokens = tokens
+        self.first = len(tokens)  # places before it are those of other texts:
+        self.shared: dict[int, int] = {}  # by their numbers, so many tokens of each
+        # By order and place: the place before it with the same hash; 0 is none.
+        self.links = [array("I") for _ in ORDERS]
+        self.is_new = True  # else of an earlier process
+        self.goes_on = False  # as another text of the index
+
+    @property
+    def nbytes(self) -> int:
+        own = len(self.tokens) - self.first
+        more = 1024 + 128 * len(self.shared)  # besides its tokens and links
+        return more + _TOKEN_BYTES * len(self.tokens) + _LINKS_BYTES * own
+
+
+# Where a text ended like the one that is written does now: the tokens of its text, the index of
+# what came next, how many tokens are the same, and whether it is the text that is written.
+Place = tuple["array[int]", int, int, bool]
+
+
+class TextIndex:
+    """Texts and their hash chains.
+
+    Args:
+        limit_bytes: of all texts.
+    """
+
+    def __init__(self, limit_bytes: int = _LIMIT_BYTES) -> None:
+        self._limit_bytes = limit_bytes
+        self._longest = min(_PLACE_MASK, limit_bytes // (2 * (_TOKEN_BYTES + _LINKS_BYTES)))
+        self._texts: dict[int, Text] = {}  # the least recently written first
+        self._bytes = 0
+        self._last_number = 0
+        # By order: the last place whose ending has this hash.
+        self._heads: list[array[int]] = []
+
+    @property
+    def nbytes(self) -> int:
+        """Ceiling in bytes; growing arrays take up to an eighth more."""
+        return self._limit_bytes * 9 // 8 + len(ORDERS) * (4 << _HASH_BITS)
+
+    def texts(self) -> Iterator[Text]:
+        """All of them, the least recently written first."""
+        return iter(self._texts.values())
+
+    def recall(self, history: str, tokens: Sequence[int]) -> None:
+        """Add a text of an earlier process."""
+        self.begin(history, tokens).is_new = False
+
+    def begin(self, history: str, tokens: Sequence[int], count: int | None = None) -> Text:
+        """A new text, which has the places of others as far as it begins like them.
+
+        With a `count` only so many of its tokens are appended now: `extend` is told the others.
+        """
+        if not self._heads:
+            self._heads = [array("I", [0]) * (1 << _HASH_BITS) for _ in ORDERS]
+        ids = array("i", tokens)
+        alike, known = self._most_alike(history, ids)
+        text = Text(self._free_number(), history, ids[:known])
+        if alike is not None:
+            text.shared = {one: min(count, known) for one, count in alike.shared.items()}
+            text.shared[alike.number] = known
+            if known >= len(alike.tokens) - _END:
+                alike.goes_on = True
+            for number in text.shared:  # which go last, as the text needs their places
+                if number in self._texts:
+                    self._texts[number] = self._texts.pop(number)
+        self._texts[text.number] = text
+        self._bytes += text.nbytes
+        return self.extend(text, ids[known:count])
+
+    def _most_alike(self, history: str, ids: array[int]) -> tuple[Text | None, int]:
+        """The text with the longest common beginning, and how many tokens of it are shared."""
+        found, known = None, 15  # tokens in common at most, which are not worth sharing
+        last = len(ids) - 1  # whose place the new text has in any case
+        for one in self._texts.values():
+            if one.history == history and one.tokens[known : known + 1] == ids[known : known + 1]:
+                length = min(common_prefix_length(one.tokens, ids), last)
+                if length > known:
+                    found, known = one, length
+        return (found, known) if found is not None else (None, 0)
+
+    def _free_number(self) -> int:
+        if len(self._texts) >= _MOST_TEXTS:
+            self._forget_oldest()
+        while True:
+            self._last_number = self._last_number % _MOST_TEXTS + 1
+            if self._last_number not in self._texts:
+                return self._last_number
+
+    def extend(self, text: Text, tokens: Sequence[int]) -> Text:
+        """Append to a text, about 2 us a token.
+
+        Returns the text; a new one with its end where it was forgotten meanwhile or is too long.
+        """
+        is_there = self._texts.get(text.number) is text
+        if not is_there or len(text.tokens) + len(tokens) > self._longest:
+            kept = (text.tokens + array("i", tokens))[-self._longest // 2 :]
+            if is_there:
+                self._forget(text)
+            return self._begin_anew(text, kept)
+        more = (_TOKEN_BYTES + _LINKS_BYTES) * len(tokens)
+        self._bytes += more
+        if self._bytes > self._limit_bytes:
+            self._make_room(text)
+        if next(reversed(self._texts)) != text.number:
+            self._texts[text.number] = self._texts.pop(text.number)
+        self._append(text, tokens)
+        return text
+
+    def _begin_anew(self, old: Text, kept: array[int]) -> Text:
+        text = Text(self._free_number(), old.history, array("i"))
+        text.is_new = old.is_new
+        self._texts[text.number] = text
+        self._bytes += text.nbytes
+        return self.extend(text, kept)
+
+    def _make_room(self, text: Text) -> None:
+        """Forget the oldest ones but this, which takes half of the bytes at most."""
+        self._texts[text.number] = self._texts.pop(text.number)
+        while self._bytes > self._limit_bytes and len(self._texts) > 1:
+            self._forget_oldest()
+
+    def _forget_oldest(self) -> None:
+        self._forget(next(iter(self._texts.values())))
+
+    def _forget(self, text: Text) -> None:
+        """Links to its places end there, or where its number is another text's by then."""
+        del self._texts[text.number]
+        self._bytes -= text.nbytes
+
+    def _append(self, text: Text, added: Sequence[int]) -> None:
+        tokens, salt = text.tokens, _salt(text.history)
+        (heads4, heads2, heads1), (links4, links2, links1) = self._heads, text.links
+        place = (text.number << _PLACE_BITS) + len(tokens)
+        a, b, c = ([0, 0, 0, *tokens[-3:]])[-3:]
+        for d in added:
+            tokens.append(d)
+            place += 1
+            for key, heads, links in (
+                (_key4(a, b, c, d), heads4, links4),
+                ((c * _MIX + d) * _MIX >> 16, heads2, links2),
+                (d, heads1, links1),
+            ):
+                slot = (key ^ salt) & _HASH_MASK
+                links.append(heads[slot])
+                heads[slot] = place
+            a, b, c = b, c, d
+
+    # -- looking up ------------------------------------------------------------------------
+
+    def is_familiar(self, text: Text, more: Sequence[int]) -> bool:
+        """Whether the last four tokens, with `more` behind the text, stood together before.
+
+        The last place with their hash alone is looked at.
+        """
+        ending = [*text.tokens[-4:], *more[-4:]][-4:]
+        if len(ending) < 4:
+            return False
+        if more:
+            place = self._heads[0][(_key4(*ending) ^ _salt(text.history)) & _HASH_MASK]
+        else:
+            place = text.links[0][-1] if text.links[0] else 0
+        other, end = self._texts.get(place >> _PLACE_BITS), place & _PLACE_MASK
+        if other is None or other.history != text.history:
+            return False
+        return other.tokens[end - 4 : end].tolist() == ending
+
+    def places(self, text: Text) -> list[Place]:
+        """Earlier places that ended like the text does now: by the length of the ending that led
+        there, the newest first."""
+        tokens, found = text.tokens, {}
+        end = len(tokens)
+        for number, order in enumerate(ORDERS):
+            other: Text | None = text
+            links, is_read = text.links[number], True
+            place = links[-1] if links and end >= order else 0
+            for _ in range(16):  # links of one hash chain
+                if other is None or place >> _PLACE_BITS != other.number:
+                    other = self._texts.get(place >> _PLACE_BITS)
+                    if other is None:
+                        break  # the chain ends, or what it led to was forgotten
+                    links, is_read = other.links[number], other.history == text.history
+                next_ = place & _PLACE_MASK
+                at = next_ - 1 - other.first
+                if not 0 <= at < len(links):
+                    break  # of a text that had this number before
+                if is_read and place not in found:
+                    is_own = other is text or next_ < text.shared.get(other.number, 0)
+                    source = tokens if is_own else other.tokens
+                    length = _match(source, next_, tokens, end)
+                    if length >= order:  # a smaller one is a hash collision
+                        found[place] = (source, next_, length, is_own)
+                place = links[at]
+        return list(found.values())
+
+
+def _match(source: array[int], next_: int, tokens: array[int], end: int) -> int:
+    """How many tokens before one place are those before another, at most `LENGTH_CAP`.
+
+    As many where both texts are the same from their beginnings on.
+    """
+    limit = min(LENGTH_CAP, next_, end)
+    length = 0
+    while length < limit and source[next_ - 1 - length] == tokens[end - 1 - length]:
+        length += 1
+        while length >= _BLOCK and length + _BLOCK <= limit:  # many at C speed
+            there, here = next_ - length, end - length
+            if source[there - _BLOCK : there] != tokens[here - _BLOCK : here]:
+                limit = min(limit, length + _BLOCK)
+                break
+            length += _BLOCK
+    return LENGTH_CAP if length == next_ == end and length >= _SURE else length
+
+
+def _key4(a: int, b: int, c: int, d: int) -> int:
+    """Where four tokens lie in the longest hash chains, in its low bits."""
+    return (((a * _MIX + b) * _MIX + c) * _MIX + d) * _MIX >> 16
+
+
+def _salt(history: str) -> int:
+    """What keeps the chains of a history apart from those of others."""
+    return hash(history) if history else 0
+
+
+def to_keep(texts: Iterable[Text]) -> list[KeptText]:
+    """What this process wrote, with its history: conversations as a whole, not each turn again."""
+    return [
+        (one.history, one.tokens.tolist())
+        for one in texts
+        if one.is_new and not one.goes_on and len(one.tokens) > 1
+    ]
+
 
 # Cells of the calibration. A value lands in the bucket of the last border it reaches.
 _NUM_LENGTHS = len(LENGTH_BORDERS) + 1

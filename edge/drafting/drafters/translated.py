@@ -18,11 +18,10 @@ from typing import Any
 
 from edgespec.backends.base import Backend, Logits, Tokenizer
 from edgespec.drafting import constants
-from edgespec.drafting.calibration import Calibration
 from edgespec.drafting.drafters.model import ModelDrafter, ModelText, calibration_of_places
 from edgespec.drafting.drafters.pieces import MOST_OPEN, MOST_PIECES, Pieces, begins_piece, complete
 from edgespec.drafting.drafters.proposal_builder import SHARES, best_token_of, share_bin
-from edgespec.drafting.proposal import Proposal, StepContext
+from edgespec.drafting.proposal import Calibration, Proposal, StepContext
 from edgespec.errors import EdgespecError
 from edgespec.memory.times.curve import CostCurve
 from edgespec.models.chat import prompt_text

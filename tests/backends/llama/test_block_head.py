@@ -18,8 +18,7 @@ from hybrid_gguf import Shape, write_hybrid
 from random_gguf import Q8_0
 
 import edgespec
-from edgespec.backends.llama.block_head import BlockHead
-from edgespec.backends.llama.head import BackendWithHead
+from edgespec.backends.llama.head import BackendWithHead, BlockHead
 from edgespec.decode.engine import Engine
 from edgespec.drafting.drafters.combined import CombinedDrafter
 from edgespec.drafting.drafters.model import HeadDrafter, HeadText

@@ -21,8 +21,7 @@ from random_gguf import Q8_0
 import edgespec
 from edgespec.backends.llama.batch import Batch
 from edgespec.backends.llama.context import LlamaContext
-from edgespec.backends.llama.eagle_head import EagleHead
-from edgespec.backends.llama.head import BackendWithHead
+from edgespec.backends.llama.head import BackendWithHead, EagleHead
 from edgespec.backends.llama.hidden_rows import LayerRows
 from edgespec.decode.engine import Engine
 from edgespec.drafting.drafters.combined import CombinedDrafter

@@ -32,7 +32,7 @@ from edgespec.models.pairing import check_pair
 from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.sampling.params import SamplingParams
 from edgespec.sampling.sampling import Sampler
-from edgespec.setup.draft_loading import open_draft_model
+from edgespec.setup.loading import open_draft_model
 
 SETTINGS = RunConfig(context_size=256, batch_size=16, max_nodes=8, max_leaves=1)
 TEXT = [3, 200, 7, 101, 55, 8]

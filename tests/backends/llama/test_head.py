@@ -17,16 +17,15 @@ from head_cases import BESIDE, DRAFTS, INSIDE, Files, opened, written
 from random_gguf import F32, Q8_0, write_model
 
 import edgespec
-from edgespec.backends.llama.cache_head import CacheHead
 from edgespec.backends.llama.following import DraftHead
-from edgespec.backends.llama.head import BackendWithHead
+from edgespec.backends.llama.head import BackendWithHead, CacheHead
 from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
 from edgespec.drafting.drafters import make_drafter
-from edgespec.drafting.drafters.base import Drafter
 from edgespec.drafting.drafters.combined import CombinedDrafter
 from edgespec.drafting.drafters.model import HeadDrafter, HeadText
 from edgespec.drafting.drafters.suffix import SuffixDrafter
+from edgespec.drafting.proposal import Drafter
 from edgespec.errors import UnsupportedError
 from edgespec.memory.bytes.config import RunConfig
 from edgespec.memory.bytes.footprint import Component, footprint

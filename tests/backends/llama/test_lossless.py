@@ -17,8 +17,8 @@ import edgespec
 from edgespec.backends.llama.backend import LlamaBackend
 from edgespec.decode.engine import Engine
 from edgespec.decode.generation import Result
-from edgespec.drafting.drafters.base import Drafter
 from edgespec.drafting.drafters.suffix import SuffixDrafter
+from edgespec.drafting.proposal import Drafter
 from edgespec.errors import UnsupportedError
 from edgespec.memory.plan.request import Request
 from edgespec.models.spec import ModelSpec

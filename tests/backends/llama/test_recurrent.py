@@ -27,8 +27,7 @@ from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
 from edgespec.decode.generation import Result
 from edgespec.drafting.drafters import make_drafter
-from edgespec.drafting.drafters.base import Drafter, VerifyResult
-from edgespec.drafting.proposal import EMPTY, Proposal, StepContext
+from edgespec.drafting.proposal import EMPTY, Drafter, Proposal, StepContext, VerifyResult
 from edgespec.errors import BackendError, UnsupportedError
 from edgespec.measure.noise import find_divergence
 from edgespec.measure.timing import one_step

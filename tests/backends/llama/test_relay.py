@@ -13,7 +13,7 @@ from delaying import DelayingProxy
 from fake_worker import ANSWERS, STATUS, FakeWorker
 from waiting import PATIENCE_S, Lived
 
-from edgespec.backends.llama.relay import Relay
+from edgespec.backends.llama.workers import Relay
 from edgespec.memory.device import rpc
 from edgespec.memory.device.workers import address_of
 
@@ -115,7 +115,7 @@ def test_where_nobody_is_llama_cpp_is_answered_all_the_same() -> None:
 
 
 def test_a_worker_that_serves_another_program_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edgespec.backends.llama.relay._WAIT_S", 0.01)
+    monkeypatch.setattr("edgespec.backends.llama.workers._WAIT_S", 0.01)
     with (
         FakeWorker({**STATUS, "busy": True}) as worker,
         client_of(worker.address) as (client, relay),

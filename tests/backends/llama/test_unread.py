@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 
-from edgespec.backends.llama.unread import Unread
+from edgespec.backends.llama.following import Unread
 
 MOST, WIDTH = 5, 2
 

@@ -138,7 +138,7 @@ def test_accepted_tokens_that_are_not_in_the_cache_yet_are_read_first(path: Path
 @pytest.fixture
 def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     """A window that short texts are long for."""
-    monkeypatch.setattr("edgespec.setup.draft_loading.WINDOW_LAST", LAST)
+    monkeypatch.setattr("edgespec.setup.loading.WINDOW_LAST", LAST)
 
 
 def loaded(path: Path, **changes: Any) -> Engine:

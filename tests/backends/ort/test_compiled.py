@@ -11,11 +11,10 @@ import pytest
 
 pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
 
-from edgespec.backends.ort import compiled, providers
+from edgespec.backends.ort import providers
 from edgespec.backends.ort.backend import OrtBackend
 from edgespec.backends.ort.cache import converted
-from edgespec.backends.ort.compiled import open_sessions
-from edgespec.backends.ort.providers import CPU_PROVIDER, OPENVINO, QNN, OnnxDevice
+from edgespec.backends.ort.providers import CPU_PROVIDER, OPENVINO, QNN, OnnxDevice, open_sessions
 from edgespec.errors import UnsupportedError
 from edgespec.memory.bytes.config import RunConfig
 from edgespec.models.onnx.facts import GraphOptions, read_facts
@@ -86,8 +85,7 @@ Use = Callable[[Compiler], Compiler]
 @pytest.fixture
 def use(monkeypatch: pytest.MonkeyPatch) -> Use:
     def used(runtime: Compiler) -> Compiler:
-        for module in (providers, compiled):
-            monkeypatch.setattr(module, "onnxruntime_module", lambda: runtime)
+        monkeypatch.setattr(providers, "onnxruntime_module", lambda: runtime)
         return runtime
 
     return used
@@ -142,11 +140,11 @@ def test_another_driver_compiles_anew(use: Use, graphs: list[Path]) -> None:
     assert runtime.num_compiled == 4
     open_sessions(graphs, 2, NPU)
     assert runtime.num_compiled == 4
-    assert len([*(graphs[0].parent / compiled.FOLDER).iterdir()]) == 1
+    assert len([*(graphs[0].parent / providers.FOLDER).iterdir()]) == 1
 
 
 def test_a_folder_that_cannot_be_written_to_is_only_slower(use: Use, graphs: list[Path]) -> None:
-    (graphs[0].parent / compiled.FOLDER).write_text("a file")
+    (graphs[0].parent / providers.FOLDER).write_text("a file")
     use(Compiler())
     sessions, _ = open_sessions(graphs, 2, NPU)
     assert [Path(one.path) for one in sessions] == graphs
@@ -159,7 +157,7 @@ def test_a_graph_that_mostly_runs_elsewhere_is_refused_and_not_kept(
     use(Compiler(share=0.5))
     with pytest.raises(UnsupportedError, match="would run 50% of this graph on the NPU"):
         open_sessions(graphs, 2, NPU)
-    assert not [*(graphs[0].parent / compiled.FOLDER).iterdir()]
+    assert not [*(graphs[0].parent / providers.FOLDER).iterdir()]
 
 
 def test_openvino_is_told_where_to_keep_what_it_compiles(use: Use, graphs: list[Path]) -> None:

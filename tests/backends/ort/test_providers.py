@@ -14,8 +14,6 @@ import pytest
 pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
 
 from edgespec.backends.ort import providers as ort_providers
-from edgespec.backends.ort.compiled import open_sessions
-from edgespec.backends.ort.inputs import Step
 from edgespec.backends.ort.providers import (
     CPU_DEVICE,
     CPU_PROVIDER,
@@ -25,8 +23,9 @@ from edgespec.backends.ort.providers import (
     graphs_for,
     named,
     open_session,
+    open_sessions,
 )
-from edgespec.backends.ort.split import SplitRunner
+from edgespec.backends.ort.split import SplitRunner, Step
 from edgespec.errors import BackendError, UnsupportedError
 from edgespec.models.onnx.facts import GQA, SPLIT
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from edgespec.drafting.calibration import Calibration
-from edgespec.drafting.drafters.base import count_hits
-from edgespec.drafting.proposal import Proposal
+from edgespec.drafting.proposal import Calibration, Proposal, count_hits
 
 
 class Counted(Calibration):

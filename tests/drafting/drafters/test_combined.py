@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 from edgespec.backends.tree import DraftTree
 from edgespec.drafting.constants import ALLOWANCE, ASKING_TIMES, FIRST_BALANCE, HIGHEST_BALANCE
 from edgespec.drafting.drafters import NAMES, combined, make_drafter
-from edgespec.drafting.drafters.base import Drafter, VerifyResult
 from edgespec.drafting.drafters.combined import CombinedDrafter
 from edgespec.drafting.drafters.suffix import SuffixDrafter
-from edgespec.drafting.proposal import EMPTY, Proposal, StepContext
+from edgespec.drafting.proposal import EMPTY, Drafter, Proposal, StepContext, VerifyResult
 from edgespec.errors import UnsupportedError
 from edgespec.memory.plan.options import DRAFTERS
 

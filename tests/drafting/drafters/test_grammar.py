@@ -20,12 +20,11 @@ from hypothesis import strategies as st
 from edgespec.backends.base import Logits
 from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
-from edgespec.drafting.drafters.base import Drafter, VerifyResult
 from edgespec.drafting.drafters.combined import CombinedDrafter
 from edgespec.drafting.drafters.model import ModelDrafter
 from edgespec.drafting.drafters.recycling import RecyclingDrafter
 from edgespec.drafting.drafters.suffix import SuffixDrafter
-from edgespec.drafting.proposal import EMPTY, Proposal, StepContext
+from edgespec.drafting.proposal import EMPTY, Drafter, Proposal, StepContext, VerifyResult
 from edgespec.sampling.params import SamplingParams
 
 pytestmark = pytest.mark.usefixtures("frozen_clock")

@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 
 from edgespec.backends.tree import DraftTree
 from edgespec.drafting.drafters import recycling
-from edgespec.drafting.drafters.base import TopTokens, VerifyResult
 from edgespec.drafting.drafters.recycling import RecyclingDrafter
-from edgespec.drafting.proposal import EMPTY, Proposal, StepContext
+from edgespec.drafting.proposal import EMPTY, Proposal, StepContext, TopTokens, VerifyResult
 from edgespec.memory.times.curve import CostCurve
 
 quick = settings(max_examples=60)

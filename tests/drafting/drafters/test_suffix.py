@@ -14,10 +14,9 @@ from slow_suffix import LEAST, Path, SlowDrafter
 
 from edgespec.backends.tree import DraftTree
 from edgespec.drafting.drafters import NAMES, make_drafter, suffix, tables_bytes
-from edgespec.drafting.drafters.base import VerifyResult
 from edgespec.drafting.drafters.recycling import RecyclingDrafter
 from edgespec.drafting.drafters.suffix import SuffixDrafter
-from edgespec.drafting.proposal import Proposal, StepContext
+from edgespec.drafting.proposal import Proposal, StepContext, VerifyResult
 from edgespec.errors import UnsupportedError
 from edgespec.memory.times.curve import CostCurve
 

@@ -27,9 +27,8 @@ from tokenizer_cases import (
 from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
 from edgespec.decode.verification import Dice, accept
-from edgespec.drafting.drafters.base import VerifyResult
 from edgespec.drafting.drafters.translated import Translation
-from edgespec.drafting.proposal import build_tree
+from edgespec.drafting.proposal import VerifyResult, build_tree
 from edgespec.sampling.params import SamplingParams
 
 pytestmark = pytest.mark.usefixtures("frozen_clock")

@@ -20,8 +20,7 @@ from random_gguf import Q8_0, write_model
 
 from edgespec.backends.llama import simulator
 from edgespec.backends.llama.backend import LlamaBackend
-from edgespec.backends.llama.head import BackendWithHead
-from edgespec.backends.llama.head_files import open_head_file
+from edgespec.backends.llama.head import BackendWithHead, open_head_file
 from edgespec.backends.llama.library import library
 from edgespec.backends.llama.recurrent import RecurrentBackend
 from edgespec.backends.llama.simulator import SimulatedContext, allocated

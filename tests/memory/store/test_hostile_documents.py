@@ -14,13 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.decode.engine import Engine
-from edgespec.decode.stats import LARGE, SMALL
-from edgespec.drafting.calibration import Calibration
-from edgespec.drafting.drafters.combined import CombinedDrafter
+from edgespec.decode.generation import LARGE, SMALL
+from edgespec.drafting.drafters.combined import CombinedDrafter, RoundHistory
 from edgespec.drafting.drafters.model import ModelDrafter
 from edgespec.drafting.drafters.recycling import RecyclingDrafter
 from edgespec.drafting.drafters.suffix import SuffixDrafter
-from edgespec.drafting.ledger import RoundHistory
+from edgespec.drafting.proposal import Calibration
 from edgespec.errors import UnsupportedError
 from edgespec.memory.times.curve import CostCurve
 from edgespec.memory.times.speed import SpeedModel

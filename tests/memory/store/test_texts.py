@@ -15,8 +15,7 @@ from random_gguf import Q8_0, write_model
 import edgespec
 from edgespec.backends.tree import DraftTree
 from edgespec.drafting.drafters import make_drafter
-from edgespec.drafting.drafters.base import VerifyResult
-from edgespec.drafting.proposal import StepContext
+from edgespec.drafting.proposal import StepContext, VerifyResult
 from edgespec.errors import EdgespecWarning
 from edgespec.memory.plan.options import Drafters
 from edgespec.memory.store import texts

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.decode.engine import Engine
-from edgespec.decode.stats import LARGE, SMALL
+from edgespec.decode.generation import LARGE, SMALL
 from edgespec.drafting.drafters import make_drafter
 from edgespec.drafting.proposal import StepContext, choose_size
 from edgespec.measure.timing import measure_curve

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgespec.drafting.ledger import RoundHistory
+from edgespec.drafting.drafters.combined import RoundHistory
 from edgespec.memory.times.curve import CostCurve
 from edgespec.memory.times.speed import (
     DEFAULT_ROUNDS,

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 import edgespec
 from edgespec.errors import ModelNotFoundError
-from edgespec.models.hub import caches, resolve
+from edgespec.models.hub import resolve
 
 
 def test_every_cache_is_listed_and_every_name_finds_its_file(everything: dict[str, Path]) -> None:
     first = everything["hf:owner/Tiny-GGUF:BF16"]
     write(first.with_name("Tiny-BF16-00002-of-00002.gguf"), "GGUF, too")
-    found = {one.name: one for one in caches.local_models() if one.name != caches.EMBEDDED}
+    found = {one.name: one for one in resolve.local_models() if one.name != resolve.EMBEDDED}
     assert {name: one.path for name, one in found.items()} == everything
     assert found["hf:owner/Tiny-GGUF:BF16"].file_bytes == len("GGUF") + len("GGUF, too")
     for name, path in everything.items():
@@ -30,16 +30,16 @@ def test_a_file_that_two_caches_share_is_listed_once(
     everything: dict[str, Path], home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (home / "mine" / "again.gguf").symlink_to(everything["ollama:qwen3:4b"])
-    names = [one.name for one in caches.local_models()]
+    names = [one.name for one in resolve.local_models()]
     assert "ollama:qwen3:4b" in names and "~/mine/again.gguf" not in names
     monkeypatch.setenv("EDGESPEC_MODELS", os.pathsep.join([str(home / "mine")] * 2))
-    assert sorted(names) == sorted(one.name for one in caches.local_models())
+    assert sorted(names) == sorted(one.name for one in resolve.local_models())
 
 
 def test_two_names_of_one_blob_are_two_models(everything: dict[str, Path], home: Path) -> None:
     folder = home / ".ollama/models/manifests/registry.ollama.ai/library"
     (folder / "qwen3" / "latest").write_bytes((folder / "qwen3" / "4b").read_bytes())
-    names = [one.name for one in caches.local_models()]
+    names = [one.name for one in resolve.local_models()]
     assert {"ollama:qwen3:4b", "ollama:qwen3:latest"} <= set(names)
     path = everything["ollama:qwen3:4b"]
     for name in ("ollama:qwen3", "ollama:qwen3:latest", "ollama:qwen3:4b", "ollama:Qwen3:4B"):
@@ -51,7 +51,7 @@ def test_a_name_is_found_though_its_file_is_listed_by_another(
 ) -> None:
     link = everything["hf:owner/Tiny-GGUF:Q8_0"].with_name("Tiny-Q4_0.gguf")
     link.symlink_to(everything["ollama:qwen3:4b"])
-    assert "ollama:qwen3:4b" not in [one.name for one in caches.local_models()]
+    assert "ollama:qwen3:4b" not in [one.name for one in resolve.local_models()]
     assert resolve.model_file("ollama:qwen3:4b") == everything["ollama:qwen3:4b"]
 
 
@@ -75,7 +75,7 @@ def test_a_listed_name_is_certain_in_the_whole_repository(home: Path) -> None:
     }
     for path in files:
         write(folder / path)
-    listed = {one.name: one.path for one in caches.local_models() if one.name.startswith("hf:")}
+    listed = {one.name: one.path for one in resolve.local_models() if one.name.startswith("hf:")}
     assert listed == {f"hf:owner/Tiny-GGUF{name}": folder / path for path, name in files.items()}
     for name, place in listed.items():
         assert resolve.model_file(name) == place
@@ -108,7 +108,7 @@ def test_a_manifest_names_blobs_of_its_own_store_or_nothing(home: Path, manifest
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(manifest)
     blob = write(folder / "blobs" / f"sha256-{'5' * 64}")
-    found = [one.path for one in caches.local_models() if one.name != caches.EMBEDDED]
+    found = [one.path for one in resolve.local_models() if one.name != resolve.EMBEDDED]
     assert found in ([], [blob])
 
 
@@ -117,7 +117,7 @@ def test_what_is_no_file_is_no_manifest(home: Path) -> None:
     path = home / ".ollama/models/manifests/registry.ollama.ai/library/x/latest"
     path.parent.mkdir(parents=True)
     os.mkfifo(path)  # reading it would wait for ever
-    assert [one.name for one in caches.local_models() if one.name != caches.EMBEDDED] == []
+    assert [one.name for one in resolve.local_models() if one.name != resolve.EMBEDDED] == []
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_what_is_no_file_is_no_manifest(home: Path) -> None:
 )  # fmt: skip
 def test_broken_manifests_are_left_out(home: Path, manifest: str) -> None:
     write(home / ".ollama/models/manifests/registry.ollama.ai/library/x/latest", manifest)
-    assert [one.name for one in caches.local_models() if one.name != caches.EMBEDDED] == []
+    assert [one.name for one in resolve.local_models() if one.name != resolve.EMBEDDED] == []
 
 
 def test_the_cache_is_where_llama_cpp_looks(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,7 +139,7 @@ def test_the_cache_is_where_llama_cpp_looks(home: Path, monkeypatch: pytest.Monk
         ("LLAMA_CACHE", "/llama", Path("/llama")),
     ):
         monkeypatch.setenv(variable, value)
-        assert caches.hub_cache() == place
+        assert resolve.hub_cache() == place
 
 
 # -- names that are no model ----------------------------------------------------------------------

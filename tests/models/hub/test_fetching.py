@@ -15,7 +15,7 @@ from hub_server import COMMIT, Hub
 from edgespec.errors import DoesNotFitError, DownloadError, ModelFileError, ModelNotFoundError
 from edgespec.memory.bytes.config import RunConfig
 from edgespec.memory.bytes.simulation import ContextRequest, simulated
-from edgespec.models.hub import caches, fetching, resolve
+from edgespec.models.hub import fetching, resolve
 from edgespec.models.spec import ModelSpec, read_model_spec
 
 
@@ -33,7 +33,7 @@ def test_a_model_lands_where_llama_cpp_looks_for_it(
     assert (folder / "refs" / "main").read_text() == COMMIT
     assert told[-1] == ("fetching Tiny-Q8_0.gguf", 1.0)
     assert resolve.model_file(f"hf:{NAME}") == path
-    assert [one.name for one in caches.local_models() if one.source == "Hugging Face hub"] == [
+    assert [one.name for one in resolve.local_models() if one.source == "Hugging Face hub"] == [
         f"hf:{NAME}:Q8_0"
     ]
 
@@ -238,7 +238,7 @@ def test_all_parts_are_fetched_and_planned(repository: Hub, tmp_path: Path) -> N
 # -- removing ----------------------------------------------------------------------------------
 def test_removing_takes_the_bytes_that_nobody_else_has(repository: Hub) -> None:
     q8, f32 = fetch("Q8_0"), fetch("F32")
-    local = next(one for one in caches.local_models() if one.path == q8)
+    local = next(one for one in resolve.local_models() if one.path == q8)
     assert fetching.files_of(local) == ([q8, Path(os.path.realpath(q8))], [])
     q8.with_name("copy-Q8_0.gguf").symlink_to(os.readlink(q8))
     assert fetching.files_of(local) == ([q8], [])
@@ -260,7 +260,7 @@ def test_what_a_link_in_the_cache_means_elsewhere_stays(home: Path, tmp_path: Pa
         (links[1], [links[1], blob], [store]),
         (links[2], [links[2]], []),
     ):
-        local = caches.Local("hf:name", link, "Hugging Face hub")
+        local = resolve.Local("hf:name", link, "Hugging Face hub")
         assert fetching.files_of(local) == (gone, kept)
 
 
@@ -269,13 +269,13 @@ def test_a_folder_that_is_a_link_out_of_the_cache_is_left_alone(home: Path, tmp_
     link = home / "hub" / "models--owner--Tiny-GGUF" / "snapshots" / COMMIT
     link.parent.mkdir(parents=True)
     link.symlink_to(path.parent)
-    (local,) = (one for one in caches.local_models() if one.name == f"hf:{NAME}:Q8_0")
+    (local,) = (one for one in resolve.local_models() if one.name == f"hf:{NAME}:Q8_0")
     with pytest.raises(ModelNotFoundError, match="is not in the hub's cache"):
         fetching.files_of(local)
 
 
 def test_files_of_others_are_theirs(tmp_path: Path) -> None:
-    local = caches.Local("~/x.gguf", tmp_path / "x.gguf", "LM Studio")
+    local = resolve.Local("~/x.gguf", tmp_path / "x.gguf", "LM Studio")
     with pytest.raises(ModelNotFoundError) as caught:
         fetching.files_of(local)
     assert caught.value.hint == f"it is LM Studio's: {tmp_path / 'x.gguf'}"

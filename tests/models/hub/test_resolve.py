@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from edgespec.errors import ModelNotFoundError
-from edgespec.models.hub import caches, resolve
+from edgespec.models.hub import resolve
 
 
 def test_a_split_model_with_a_part_missing_is_not_here(everything: dict[str, Path]) -> None:
@@ -43,7 +43,7 @@ def test_the_name_of_a_repository_alone_is_not_taken_for_a_path() -> None:
 def test_names_of_ollama_that_are_not_here_say_how_they_would_be(
     name: str, hint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(caches, "local_models", list)
+    monkeypatch.setattr(resolve, "local_models", list)
     with pytest.raises(ModelNotFoundError) as caught:
         resolve.model_file(name)
     assert caught.value.hint.startswith(hint)

@@ -8,9 +8,15 @@ from typing import Any
 from draft_model_cases import Clock
 
 from edgespec.backends.tree import DraftTree
-from edgespec.drafting.drafters.base import Drafter, VerifyResult
 from edgespec.drafting.drafters.combined import CombinedDrafter
-from edgespec.drafting.proposal import EMPTY, DraftEstimate, Proposal, StepContext
+from edgespec.drafting.proposal import (
+    EMPTY,
+    Drafter,
+    DraftEstimate,
+    Proposal,
+    StepContext,
+    VerifyResult,
+)
 from edgespec.memory.times.curve import CostCurve
 
 INF = float("inf")

@@ -14,8 +14,7 @@ from waiting import PATIENCE_S
 from edgespec.backends.base import Logits
 from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
-from edgespec.drafting.drafters.base import Drafter, VerifyResult
-from edgespec.drafting.proposal import EMPTY, Proposal, StepContext
+from edgespec.drafting.proposal import EMPTY, Drafter, Proposal, StepContext, VerifyResult
 from edgespec.memory.times.curve import CostCurve
 
 Model = Callable[[tuple[int, ...]], Sequence[float]]

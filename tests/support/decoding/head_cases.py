@@ -17,8 +17,7 @@ from gemma4_gguf import (
 )
 from hybrid_gguf import Shape, write_hybrid
 
-from edgespec.backends.llama.head import BackendWithHead, RecurrentBackendWithHead
-from edgespec.backends.llama.head_files import open_head_file
+from edgespec.backends.llama.head import BackendWithHead, RecurrentBackendWithHead, open_head_file
 from edgespec.memory.bytes.config import RunConfig
 from edgespec.memory.plan.plan import Plan
 from edgespec.memory.plan.request import Request

@@ -15,13 +15,12 @@ from numpy.typing import NDArray
 from random_gguf import Q4_0, Q8_0, write_model
 
 from edgespec.decode.engine import Engine
-from edgespec.decode.stats import LARGE, SMALL
+from edgespec.decode.generation import LARGE, SMALL
 from edgespec.drafting.drafters.suffix import SuffixDrafter
 from edgespec.memory.plan.request import Request
 from edgespec.models.spec import ModelSpec, read_model_spec
-from edgespec.switching.engine import SwitchingEngine
+from edgespec.switching.engine import SwitchingEngine, entropy_nats
 from edgespec.switching.policy import SwitchPolicy
-from edgespec.switching.switch import entropy_nats
 
 VOCAB = 6
 PROMPT = [1, 2, 3]

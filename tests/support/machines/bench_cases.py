@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from edgespec.bench.interleaving import Answer
-from edgespec.decode.stats import Counters
+from edgespec.bench.loaded_model import Answer
+from edgespec.decode.generation import Counters
 
 
 def answer(

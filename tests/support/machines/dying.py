@@ -121,7 +121,7 @@ class Program:
         return self._run(0, size)
 
 
-# -- what a worker of `edgespec.bench.worker` can do instead of its work -----------------------
+# -- what a loaded model's process can do instead of its work --------------------------------------
 
 
 def ends_with_status_3(_parent: Connection) -> None:

@@ -15,13 +15,11 @@ from waiting import PATIENCE_S
 
 from edgespec.backends.base import Logits
 from edgespec.backends.tree import DraftTree
-from edgespec.decode.generation import Result
-from edgespec.decode.stats import Counters
+from edgespec.decode.generation import Counters, Result
 from edgespec.models.control_texts import ControlTexts
 from edgespec.serve.answer_reader import AnswerReader
 from edgespec.serve.shapes import Delta, Shape, joined
 from edgespec.serve.tool_formats import HERMES
-from edgespec.serve.tool_reader import ToolReader
 from edgespec.testing import ByteTokenizer
 
 if TYPE_CHECKING:
@@ -106,7 +104,7 @@ Connect: TypeAlias = "Callable[[str], OpenAI]"  # a client of the server at an a
 ConnectAnthropic: TypeAlias = "Callable[..., Anthropic]"  # the same, with a key
 
 
-def read(reader: ToolReader, pieces: list[str]) -> tuple[str, str, list[tuple[str, object]]]:
+def read(reader: AnswerReader, pieces: list[str]) -> tuple[str, str, list[tuple[str, object]]]:
     """Content, reasoning and calls."""
     deltas: list[Delta] = [reader.push(piece) for piece in pieces]
     deltas.append(reader.finish())
