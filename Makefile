@@ -134,7 +134,7 @@ types:
 	$(BIN)/mypy tests benchmarks docs
 
 tests-of-ci:
-	$(PYTEST)
+	MAKEFLAGS= $(PYTEST)
 
 # Tests of training and of export, which skip in `make test`.
 WITH_MORE := tests/exits tests/models/onnx_export

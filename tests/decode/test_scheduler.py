@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from fake_backend import FakeBackend
+from simulated_time import Clock
 from waiting import PATIENCE_S, until
 
 from edgespec.backends.base import Logits
@@ -134,12 +135,12 @@ def test_a_step_has_room_for_fewer_texts_than_there_are() -> None:
 
 
 class Slow(FakeBackend):
-    """Waits before each joint step until the test lets it go on."""
+    """Waits before each joint step until the test lets it go on; a step takes 1 ms of its clock."""
 
     def __init__(
         self, logits: Callable[[tuple[int, ...]], Sequence[float]] = babble, **options: Any
     ) -> None:
-        self.gate = threading.Semaphore(0)
+        self.gate, self.clock = threading.Semaphore(0), Clock()
         self.together: list[int] = []  # texts of each step
         super().__init__(logits, VOCAB, **options)
 
@@ -150,6 +151,7 @@ class Slow(FakeBackend):
     ) -> list[Logits]:
         assert self.gate.acquire(timeout=PATIENCE_S)
         self.together.append(len(steps))
+        self.clock.ms += 1.0
         return super().verify_together(steps, pieces)
 
 
@@ -173,7 +175,9 @@ def test_cells_for_three_of_eight_run_three_and_none_fails() -> None:
 
 
 @pytest.mark.parametrize("written", [60, 180])
-def test_as_many_answer_at_once_as_fit_whatever_they_might_have_written(written: int) -> None:
+def test_as_many_answer_at_once_as_fit_whatever_they_might_have_written(
+    written: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Four of up to 200 cells each, in 500: promised 84 at first, and more while they write.
 
     Who gets none meanwhile waits and goes on; each answer is the one given alone.
@@ -185,6 +189,7 @@ def test_as_many_answer_at_once_as_fit_whatever_they_might_have_written(written:
         return row
 
     backend = Slow(text, end=END, users=4, context_size=200, cells=500)
+    backend.clock.use(monkeypatch)  # how much of prompts a step reads depends on its time
     asked = [([n + 1] * 20, GenerationOptions(max_tokens=180)) for n in range(4)]
     with Engine(backend) as engine, ThreadPoolExecutor(4) as pool:
         made = [pool.submit(engine.generate, *one) for one in asked]

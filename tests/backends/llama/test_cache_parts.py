@@ -44,7 +44,7 @@ def reads(backend: Any, text: list[int]) -> Any:
         {},
         {"kv_type_k": "q8_0", "kv_type_v": "q8_0"},
         {"max_leaves": 4},
-        {"window": True},
+        {"drafts_itself": True},
         {"users": 3, "cells": 1024},
         {"exact": True},
     ],
