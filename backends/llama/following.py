@@ -31,7 +31,7 @@ from edgespec.models.heads import DRAFTED
 class Unread:
     """What a head has not read: the last tokens that its model has, each with the row before it.
 
-    A ring: of a head that rests, a token goes as one comes, and no other row moves.
+    A ring: in a head's cooldown a token goes as one comes, and no other row moves.
 
     It has at most `most` tokens, and rows of `width` for them and for one token more.
     """

@@ -233,8 +233,8 @@ class CacheHead(MtpHead):
     src/models/gemma4-assistant.cpp`, `common/speculative.cpp`). So all there is to follow is that
     row.
 
-        model   reads   a b c d         its last row      rd head                            drafts
-        from (e, rd), e being the next token; stays in its place
+        model   reads   a b c d         its last row      rd
+        head                            drafts from (e, rd), e being the next token; keeps its place
 
     In the file of a spec, for the model of another context, whose cache is empty: llama.cpp empties
     that when it lets this one look into it. Raises as `LlamaContext.open`.
@@ -274,8 +274,8 @@ class EagleHead(Head):
     the last product may be the model's own; a smaller vocabulary is spread over the model's by
     llama.cpp.
 
-        model   reads   a b c d         three blocks' inputs make ga gb gc gd head    reads   (b,
-        ga) (c, gb) (d, gc)           drafts from (e, gd), e being the next token
+        model   reads   a b c d         three blocks' inputs make ga gb gc gd
+        head    reads   (b, ga) (c, gb) (d, gc)    drafts from (e, gd), e being the next token
 
     Its graph computes logits for every token of a step. Steps are short, so that these take little.
 
@@ -320,9 +320,7 @@ class EagleHead(Head):
     def _fused(self, rows: Rows, at: int) -> Rows:
         batch, count = self._read_by_model, len(rows)
         batch.rows[:count] = rows
-        batch.positions[:count] = np.arange(
-            at, at + count
-        )  # it looks at none, but they are checked
+        batch.positions[:count] = np.arange(at, at + count)  # it looks at none; they are checked
         self._context.encode(batch, count)
         return self._own.rows(count)
 
@@ -340,8 +338,8 @@ class BlockHead(DraftHead):
     which all see each other, as llama.cpp's server drives it (`llama.cpp: src/models/dflash.cpp`).
     Embeddings and the last product may be the model's own.
 
-        model   reads   a b c d         some blocks' inputs make the head's cells a b c d head
-        reads   e _ _ _         e being the next token; each _ gives a row of what stands there
+        model   reads   a b c d         some blocks' inputs make the head's cells a b c d
+        head    reads   e _ _ _         e is the next token; each _ gives a row of what is there
 
     A row does not depend on what is drafted before it. So tokens that are drawn are drawn from the
     rows as they are, and verified by them.

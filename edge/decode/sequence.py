@@ -436,9 +436,9 @@ class SequenceState:
         if self._drafter is None or curve is None:
             return None
         extra = others + replayed
-        rest = job.limit - job.counters.generated_tokens
+        remaining = job.limit - job.counters.generated_tokens
         room = min(
-            rest - 1,
+            remaining - 1,
             backend.context_size - backend.length - 1,
             self.target.drafts_beside(1 + others) - kept,
             # sampled nodes cannot be left out later
@@ -452,7 +452,7 @@ class SequenceState:
             previous=self.previous,
             extra=extra,
             others=others,
-            rest=rest,
+            remaining=remaining,
             branches=backend.capabilities.tree,
             sampler=job.draft_sampler,
         )

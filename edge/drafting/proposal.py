@@ -221,7 +221,7 @@ class StepContext:
     previous: int = 0  # nodes of the target's step before, whose graph can be reused
     extra: int = 0  # tokens that the target will be fed besides the nodes
     others: int = 0  # of these, the roots of other texts, each of which brings a token
-    rest: float = inf  # tokens that the text may still get
+    remaining: float = inf  # tokens that the text may still get
     branches: bool = True
     sampler: Sampler | None = None
 

@@ -233,7 +233,7 @@ def test_the_drafter_is_told_how_much_may_still_be_written() -> None:
     engine = engine_of(echo_model, 2)
     assert isinstance(engine.drafter, Prophet)
     engine.generate("xabc", max_tokens=9)
-    assert engine.drafter.rests == [8, 5, 2], "a token of the prompt's row, then three a round"
+    assert engine.drafter.remaining == [8, 5, 2], "a token of the prompt's row, then three a round"
 
 
 def test_without_rollback_there_is_no_drafter() -> None:

@@ -1,8 +1,8 @@
 """Several drafters as one: each is asked where it pays, and their nodes share one tree.
 
-Each has a ledger that bounds what it can lose. One whose balance does
-not cover the price of a round is not asked, and drafts no more than its balance covers. A table
-that finds an n-gram hit is asked as long as it owes nothing: where steps were measured beside other
+Each has a ledger that bounds what it can lose. One whose balance does not cover the price of a
+round is not asked, and drafts no more than its balance covers. A table that finds an n-gram hit is
+asked as long as it owes nothing: where steps were measured beside other
 programs and are thought to be dear, nothing else would show what they take. One that needs a
 model's time says beforehand what it expects, and is asked where that raises the round's tokens/ms,
 or where its ledger is full: then a try costs only the allowance.
@@ -322,7 +322,7 @@ class _Source:
             node_ms=estimate.node_ms,
             tries=True,
         )
-        saved_ms = context.rest * (1.0 / rate - 1.0 / hoped)
+        saved_ms = context.remaining * (1.0 / rate - 1.0 / hoped)
         if (size > 0 and saved_ms > estimate.read_ms) or self.ledger.is_full:
             return True
         self.price, self.why = self.ledger.most, _DEAR

@@ -330,9 +330,9 @@ def test_what_is_read_has_to_be_saved_by_the_tokens_that_may_come(clock: Clock) 
     """2.2 tokens in 12 ms save 4.5 ms a token: 6 steps of reading pay from 14 tokens on."""
     model = Model(clock, [0.7, 0.5], read_ms=60.0)
     found = CombinedDrafter([Table("first", clock), model])
-    for rest, asked in ((13, 0), (14, 1)):
+    for remaining, asked in ((13, 0), (14, 1)):
         found.begin([1])
-        found.propose(replace(context_of(), rest=rest))
+        found.propose(replace(context_of(), remaining=remaining))
         assert model.asked == asked
 
 

@@ -50,7 +50,7 @@ class Prophet(Drafter):
         self.text: list[int] = []
         self.calls: list[str] = []
         self.min_probability = -1.0
-        self.rests: list[float] = []
+        self.remaining: list[float] = []
 
     def begin(self, tokens: Sequence[int]) -> None:
         self.calls.append("begin")
@@ -63,7 +63,7 @@ class Prophet(Drafter):
     def propose(self, context: StepContext, base: Proposal = EMPTY) -> Proposal:
         self.calls.append("propose")
         self.min_probability = context.min_probability
-        self.rests.append(context.rest)
+        self.remaining.append(context.remaining)
         size = min(self._num_nodes, context.max_nodes)
         tokens: list[int] = []
         for _ in range(size):
