@@ -320,6 +320,7 @@ def make_app(pool: Pool, shared: Shared, access: Access | None = None) -> ASGIAp
 
     @asynccontextmanager
     async def lifespan(_: object) -> AsyncIterator[None]:
+        await anyio.sleep(0)  # it imports its half for asyncio now, not within the first request
         try:
             yield
         finally:
