@@ -15,6 +15,7 @@ from edgespec.decode import kept
 from edgespec.decode.engine import Engine
 from edgespec.decode.session import Session
 from edgespec.errors import EdgespecWarning
+from edgespec.memory.bytes.config import PIECE_TOKENS
 from edgespec.models.chat import ChatMessage
 
 LONG = "words and words " * 60
@@ -107,7 +108,7 @@ def test_who_asks_while_a_text_is_put_back_waits_for_one_piece(
         thread.join(10)
         assert not thread.is_alive() and starts == [0]
         assert num_read(engine, LONG * 3) == 1
-    assert starts == list(range(0, len(LONG) * 3, kept.PIECE_TOKENS))
+    assert starts == list(range(0, len(LONG) * 3, PIECE_TOKENS))
 
 
 def test_it_is_written_while_the_server_lives_and_nobody_is_answered(_folder: Path) -> None:
