@@ -97,6 +97,7 @@ def test_each_request_has_its_own_scales(made: Made, monkeypatch: pytest.MonkeyP
     seen, compute = set(), LlamaContext._compute
 
     def noted(context: LlamaContext, function: Any, batch: Any) -> None:
+        assert context.adapters is not None
         seen.add(tuple(context.adapters.scales))
         compute(context, function, batch)
 
