@@ -27,7 +27,7 @@
 namespace edgespec {
 namespace {
 
-constexpr int kReaders = 8;
+constexpr int kReaders = 8;  // memory/device/disk.py has what one to 16 gave
 constexpr int kEnded = -1;
 
 // Reads bytes of a file to where they go; 0, errno or kEnded.

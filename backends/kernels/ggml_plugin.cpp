@@ -111,8 +111,9 @@ int init_tensor(Buffer* buffer, Tensor* tensor) {
     note(&tensor->type, sizeof tensor->type);
     note(tensor->ne, sizeof tensor->ne);
     note(&offset, sizeof offset);
-    if (tensor->extra && tensor->ne[2] > 1) {
-        const std::string name = tensor->name, layer = name.substr(0, name.find('.', name.find('.') + 1));  // "blk.0"
+    const std::string name = tensor->name;
+    if (tensor->extra && name.find("_exps.") != std::string::npos) {  // others with a third dimension have other numbers
+        const std::string layer = name.substr(0, name.find('.', name.find('.') + 1));  // "blk.0"
         auto& all = layers_of_experts;
         const auto place = std::find(all.begin(), all.end(), layer);
         const int number = int(place - all.begin());

@@ -606,7 +606,7 @@ class LlamaBackend(LlamaSequence):
     def keeps_packed(self) -> bool:
         """Whether a file keeps packed weights for later loads. Raises OSError where it cannot."""
         packed = self._context.packed
-        return packed is not None and packed.keep()
+        return packed is not None and packed.is_kept()
 
     @property
     def expert_counts(self) -> ExpertCounts:

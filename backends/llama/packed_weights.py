@@ -109,7 +109,7 @@ class PackedWeights:
         if self.is_mapped and not self._expert_bytes:
             read_pages(self._memory.begin, self._memory.size, progress)
 
-    def keep(self) -> bool:
+    def is_kept(self) -> bool:
         """Whether they are kept for later loads. Raises OSError where they cannot be."""
         if self._problem is not None:
             raise self._problem

@@ -118,9 +118,10 @@ class NewFile(Thread):
     def __init__(self, place: PackedFile, model: str, nbytes: int, share: int) -> None:
         super().__init__(name="packed file", daemon=True)
         self.handle = -1
-        self.problem: OSError | None = None  # that kept it from being whole
+        self.problem: OSError | None = None  # that kept its pages from the disk
         self._place, self._model, self._room = place, model, (nbytes, share)
         self._layout = ""
+        self._is_written = False  # what goes wrong later costs the next start, and no page
         self._begun, self._ended = Event(), Event()
         self.start()
         self._begun.wait()
@@ -156,13 +157,15 @@ class NewFile(Thread):
                         raise BlockingIOError
                     _yield_to_others()
                     os.fsync(self.handle)
+                    self._is_written = True
                 with place.path.open("rb") as file:
                     summed = self._room[1] == _SHARE  # else all of it would be read again
                     place.keep(self._model, file.fileno(), self._layout, summed=summed)
         except Timeout:
             self.problem = BlockingIOError()
         except OSError as problem:
-            self.problem = problem
+            if not self._is_written:
+                self.problem = problem
         finally:
             self._begun.set()
 

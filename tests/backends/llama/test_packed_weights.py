@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 from contextlib import closing
@@ -91,6 +92,51 @@ def test_experts_are_read_when_they_are_used(mixture: Path) -> None:
             counts = backend.expert_counts
             assert 0 < counts.read <= counts.used
             assert counts.read_bytes > 3 * FEW.expert_bytes
+            assert resident_bytes(backend) <= FEW.expert_bytes
+
+
+EXPERT_BYTES = 3 * 12288  # three matrices of 128 x 128 values, which are 9 KiB
+
+
+def resident_bytes(backend: LlamaBackend) -> int:
+    """Of experts; 0 where the system is not asked."""
+    assert backend._context.packed is not None
+    memory = backend._context.packed._memory
+    if sys.platform != "linux":
+        return 0
+    pages = (ctypes.c_ubyte * (memory.size // 4096))()
+    told = ctypes.CDLL(None).mincore(
+        ctypes.c_void_p(memory.begin), ctypes.c_size_t(memory.size), pages
+    )
+    assert told == 0
+    others = memory.size - 4 * 16 * EXPERT_BYTES
+    return 4096 * sum(page & 1 for page in pages) - others
+
+
+def test_experts_that_were_used_last_are_kept(mixture: Path) -> None:
+    """Between two steps of one token comes one of another: what it takes the place of is older."""
+
+    def experts_read(token: int) -> int:
+        before = backend.expert_counts.read_bytes
+        backend.truncate(0)
+        backend.prefill([token])
+        read, part = divmod(backend.expert_counts.read_bytes - before, EXPERT_BYTES)
+        assert part == 0
+        return read
+
+    with closing(LlamaBackend(mixture, replace(FEW, expert_bytes=64 * EXPERT_BYTES))) as backend:
+        assert experts_read(3) == 4 * 2  # in each layer two
+        assert experts_read(3) == 0
+        first_two = 8 + experts_read(4)
+        most = first_two + experts_read(5) - 1
+        assert 8 < first_two <= most
+    with closing(LlamaBackend(mixture, replace(FEW, expert_bytes=most * EXPERT_BYTES))) as backend:
+        assert experts_read(3) + experts_read(4) == first_two
+        assert experts_read(3) == 0  # now those of token 4 are older
+        assert experts_read(5) > 0
+        assert experts_read(3) == 0
+        assert experts_read(4) > 0
+        assert resident_bytes(backend) <= most * EXPERT_BYTES
 
 
 def test_a_file_that_ends_early_ends_a_step_and_not_the_process(
@@ -98,6 +144,8 @@ def test_a_file_that_ends_early_ends_a_step_and_not_the_process(
 ) -> None:
     with closing(LlamaBackend(mixture, FEW)) as backend:
         wanted = rows(backend)
+        assert backend._context.packed is not None
+        backend._context.packed.close()
         (kept,) = tmp_path.glob("packed/*.weights")
         size = kept.stat().st_size
         os.truncate(kept, 1 << 20)

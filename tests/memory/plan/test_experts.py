@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from hybrid_gguf import Shape, write_hybrid
 
 import edgespec
 from edgespec.backends.llama.kernels import refusal_of_kernels
-from edgespec.errors import DoesNotFitError
+from edgespec.errors import BackendError, DoesNotFitError
 from edgespec.memory.bytes.experts import EVEN, USUAL, Experts, experts_of, exponent_of
 from edgespec.memory.plan import experts
 from edgespec.memory.store import cache
@@ -70,6 +71,33 @@ def test_what_does_not_fit_is_read_and_answers_the_same(path: Path) -> None:
     assert counted is not None and counted["exponent"] > 0
     plan = edgespec.plan(path, budget_bytes=budget, **OPTIONS)
     assert any(one.reason.endswith("as counted") for one in plan.choices)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="handles are found by Linux's /proc")
+def test_a_disk_error_ends_an_answer_and_the_next_one_is_whole(path: Path, tmp_path: Path) -> None:
+    budget = edgespec.plan(path, **OPTIONS).predicted_peak_bytes - (7 << 20)
+    for attempt in range(2):  # of which the first one writes the file
+        with edgespec.load(path, budget_bytes=budget, **OPTIONS) as engine:
+            wanted = engine.generate("to be or not", **ANSWER).token_ids
+            if attempt == 0:
+                continue
+            (kept,) = tmp_path.glob("packed/*.weights")
+            links = {one.name: one for one in Path("/proc/self/fd").iterdir()}
+            (handle,) = (
+                int(name)
+                for name, link in links.items()
+                if link.exists() and os.readlink(link) == str(kept)
+            )
+            working, broken = os.dup(handle), os.open(tmp_path, os.O_RDONLY)
+            try:
+                os.dup2(broken, handle)  # a folder, which nothing can be read from
+                with pytest.raises(BackendError, match="cannot be read: Is a directory"):
+                    engine.generate("to be or not", **ANSWER)
+                os.dup2(working, handle)
+                assert engine.generate("to be or not", **ANSWER).token_ids == wanted
+            finally:
+                os.close(working)
+                os.close(broken)
 
 
 def test_what_would_take_too_long_is_to_be_asked_for(

@@ -153,6 +153,15 @@ def test_a_full_disk_leaves_what_there_was(
     assert len(list(_folder.iterdir())) == 3  # that one, its document, and the lock
 
 
+def test_a_document_that_cannot_be_written_costs_the_next_start_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(cache, "store", lambda *_: OSError(28, "No space left on device"))
+        write(PackedFile("key"))  # and nobody who computes with it is told to stop
+    assert read(PackedFile("key")) is None
+
+
 def test_a_folder_that_cannot_be_made_is_an_error_and_nothing_unasked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
