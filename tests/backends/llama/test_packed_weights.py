@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import sys
 from contextlib import closing
 from dataclasses import replace
@@ -93,6 +94,20 @@ def test_experts_are_read_when_they_are_used(mixture: Path) -> None:
             assert 0 < counts.read <= counts.used
             assert counts.read_bytes > 3 * FEW.expert_bytes
             assert resident_bytes(backend) <= FEW.expert_bytes
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux says what of a file is in memory")
+def test_what_is_packed_leaves_memory_where_that_has_no_room_for_all(mixture: Path) -> None:
+    most_kib = 0
+
+    def look(_part: float) -> None:
+        nonlocal most_kib
+        _, _, mapping = Path("/proc/self/smaps").read_text().partition(".weights.")
+        found = re.search(r"^Rss: +(\d+) kB", mapping, re.MULTILINE)
+        most_kib = max(most_kib, int(found[1]) if found else 0)
+
+    LlamaBackend(mixture, FEW, progress=look).close()
+    assert 0 < most_kib <= 2 * 16 * 12  # of all experts, which are 2,304
 
 
 EXPERT_BYTES = 3 * 12288  # three matrices of 128 x 128 values, which are 9 KiB
