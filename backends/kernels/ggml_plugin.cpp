@@ -179,9 +179,13 @@ Buffer* alloc_buffer(BufferType* type, size_t size) {
     const bool is_ours = size > 0 && has_pages();
     int file = -1;
     if (is_ours && packed_file >= 0 && (is_new ? make_room(packed_file, size) : file_size(packed_file) == size)) file = packed_file;
-    void* pages = is_ours ? reserve_pages(size, file, is_new) : nullptr;
-    if (is_ours && !pages && is_new) pages = reserve_pages(size, file = -1, false);  // what some file systems cannot
-    if (is_ours && !pages) return nullptr;
+    void* pages = nullptr;
+    if (is_ours && (file >= 0 || !writes_out)) pages = reserve_pages(size, file, is_new);
+    if (is_ours && !pages && is_new && !writes_out) pages = reserve_pages(size, file = -1, false);  // what some file systems cannot
+    if (is_ours && !pages) {
+        if (writes_out) loaded = {nullptr, size, 0, false};  // asked for, and not there
+        return nullptr;
+    }
     Buffer* buffer = is_ours ? functions.buffer_at(pages, size) : functions.alloc_buffer(functions.cpu_buffer_type(), size);
     if (!buffer) return nullptr;
     if (is_ours) {

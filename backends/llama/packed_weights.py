@@ -45,6 +45,11 @@ class PackedWeights:
         with self._file.opened() as found:
             if found is None:
                 self._begin()
+            if self._expert_bytes and found is None and self._new is None:
+                said = (
+                    "another process is at it" if self._problem is None else reason(self._problem)
+                )
+                raise self._missing(said)
             handle = found[0] if found else self._new.handle if self._new else -1
             try:
                 yield handle, found is None
@@ -86,14 +91,16 @@ class PackedWeights:
     def _hold(self, handle: int) -> None:
         """Have all but experts in memory, and of these so many bytes."""
         if not self.is_mapped:
-            raise BackendError(
-                f"{self._name} is larger than memory, and its packed file cannot be written: "
-                + ("another process is at it" if self._problem is None else reason(self._problem)),
-                hint="its folder needs room for the whole model: EDGESPEC_CACHE names another one",
-            )
+            raise self._missing("its disk has no room, or files that cannot be mapped")
         hold = _function("edgespec_kernels_hold", ctypes.c_int, ctypes.c_int, ctypes.c_size_t)
         if status := hold(handle, self._expert_bytes):
             raise _unreadable(self._name, status)
+
+    def _missing(self, said: str) -> BackendError:
+        return BackendError(
+            f"{self._name} is larger than memory, and its packed file cannot be written: {said}",
+            hint="its folder needs room for the whole model: EDGESPEC_CACHE names another one",
+        )
 
     @property
     def is_mapped(self) -> bool:

@@ -26,8 +26,8 @@ from edgespec.models.writing import remove_dead, whole_file
 
 LEAST_BYTES = 256 << 20  # of packed weights, which packing takes a second for
 _KIND, _SUFFIX = "packed", ".weights"
-# The part of a disk that all files together take is one in so many; with one that is needed.
-_SHARE, _NEEDED_SHARE = 4, 2
+# The part of a disk that all files together take; with one that is needed.
+_SHARE, _NEEDED_SHARE = 0.25, 0.75
 _BLOCK_BYTES = 1 << 20  # beside the first answers
 _LAST = 19  # the priority of what can wait
 
@@ -92,8 +92,8 @@ class PackedFile:
         """Forget them."""
         _unlink(self.path)
 
-    def make_room(self, nbytes: int, share: int) -> None:
-        """Remove what was used least recently, until all take one part in `share` of the disk.
+    def make_room(self, nbytes: int, share: float) -> None:
+        """Remove what was used least recently, until all take this share of the disk.
 
         Raises OSError where this one is larger.
         """
@@ -115,7 +115,7 @@ class NewFile(Thread):
     file's, until `finish` or `abandon` was called. Raises as `PackedFile.begin`.
     """
 
-    def __init__(self, place: PackedFile, model: str, nbytes: int, share: int) -> None:
+    def __init__(self, place: PackedFile, model: str, nbytes: int, share: float) -> None:
         super().__init__(name="packed file", daemon=True)
         self.handle = -1
         self.problem: OSError | None = None  # that kept its pages from the disk
@@ -222,9 +222,10 @@ def _seen(handle: int) -> list[int]:
     return [told.st_ino, told.st_size, told.st_mtime_ns, told.st_ctime_ns]
 
 
-def _room(share: int) -> int:
+def _room(share: float) -> int:
     """Bytes that all files may take together: a part of what would be free without them."""
-    return (shutil.disk_usage(_place()).free + sum(size for _, size, _ in _files())) // share
+    kept = sum(size for _, size, _ in _files())
+    return int(share * (shutil.disk_usage(_place()).free + kept))
 
 
 def _place() -> Path:

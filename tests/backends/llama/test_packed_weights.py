@@ -9,6 +9,7 @@ import sys
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -172,8 +173,30 @@ def test_a_file_that_ends_early_ends_a_step_and_not_the_process(
 
 def test_experts_need_a_file(mixture: Path, tmp_path: Path) -> None:
     (tmp_path / "packed").touch()
-    with pytest.raises(BackendError, match="cannot be written"):
-        LlamaBackend(mixture, FEW)
+    with pytest.raises(BackendError, match="cannot be written: File exists"):
+        LlamaBackend(mixture, FEW, progress=nothing_is_read)
+
+
+def nothing_is_read(_part: float) -> None:
+    pytest.fail("all of it would be in memory")
+
+
+def test_a_disk_without_room_ends_a_load_before_weights_are_read(
+    mixture: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = packed.PackedFile.begin
+
+    def full(*arguments: Any, **options: Any) -> packed.NewFile:
+        new = begin(*arguments, **options)
+        new.handle = nowhere.fileno()  # which cannot become larger
+        return new
+
+    monkeypatch.setattr(packed.PackedFile, "begin", full)
+    with (
+        open(os.devnull) as nowhere,
+        pytest.raises(BackendError, match="cannot be written: its disk has no room"),
+    ):
+        LlamaBackend(mixture, FEW, progress=nothing_is_read)
 
 
 def test_two_loads_have_one_copy(path: Path) -> None:
