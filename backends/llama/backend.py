@@ -597,11 +597,13 @@ class LlamaBackend(LlamaSequence):
     @property
     def scales(self) -> Sequence[float]:
         """As of `Adapts`."""
-        return self._context.scales
+        adapters = self._context.adapters
+        return () if adapters is None else adapters.scales
 
     def adapt(self, scales: Sequence[float]) -> None:
         """As of `Adapts`."""
-        self._context.adapt(scales)
+        assert self._context.adapters is not None, "it has adapters"
+        self._context.adapters.set(self._context.handle, scales)
 
     def keeps_packed(self) -> bool:
         """Whether a file keeps packed weights for later loads. Raises OSError where it cannot."""

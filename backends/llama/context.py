@@ -51,9 +51,8 @@ class LlamaContext:
     vision: Vision | None = None  # where it has a projector
     spare: int | None = None  # a sequence id for parts of a cache, where it can be split
     outputs: BlockOutputs | None = None  # of the layers that its head reads
-    scales: Sequence[float] = ()  # of its adapters, in the next step
     packed: PackedWeights | None = None  # where a file is to keep them
-    _adapters: Adapters | None = None
+    adapters: Adapters | None = None
     _model: Any = None
     _parts: Sequence[Path] = ()  # of a split model, wherever they lie
     _tokenizer: LlamaTokenizer | None = None
@@ -82,24 +81,13 @@ class LlamaContext:
             self.tokenizer.find_control_texts()
         self.capabilities = self._find_capabilities()
         if self.settings.lora:
-            self._open_adapters()
+            self.adapters = Adapters(self.lib, self._model, self.settings.lora)
         self._make_context(adjust)
         self._look(self.settings.max_nodes)
         if self.settings.lora:  # with which buffers are larger
             self.look_again()
         if self.settings.projector is not None:
             self._open_projector(self.settings.projector)
-
-    def _open_adapters(self) -> None:
-        """Read the adapters of the settings, once for the model. Raises BackendError."""
-        self._adapters = Adapters(self.lib, self._model, [path for path, _ in self.settings.lora])
-        self.scales = tuple(scale for _, scale in self.settings.lora)
-
-    def adapt(self, scales: Sequence[float]) -> None:
-        """Let the next steps add so much of each adapter. Raises BackendError."""
-        assert self._adapters is not None, "it has adapters"
-        self._adapters.set(self.handle, scales)
-        self.scales = tuple(scales)
 
     def _open_projector(self, path: Path) -> None:
         from edgespec.backends.llama.vision import Vision
@@ -274,8 +262,8 @@ class LlamaContext:
                 hint="try a smaller --ctx",
             )
         self.memory = self.lib.llama_get_memory(self.handle)
-        if self._adapters is not None:
-            self.adapt(self.scales)
+        if self.adapters is not None:
+            self.adapters.set(self.handle, self.adapters.scales)
         pages.ask(written=True)  # the cache has been cleared
 
     def label_of(self, buffer_type: str) -> str:
