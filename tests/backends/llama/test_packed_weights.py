@@ -125,7 +125,7 @@ def resident_bytes(backend: LlamaBackend) -> int:
         ctypes.c_void_p(memory.begin), ctypes.c_size_t(memory.size), pages
     )
     assert told == 0
-    others = memory.size - 4 * 16 * EXPERT_BYTES
+    others = int(memory.size) - 4 * 16 * EXPERT_BYTES
     return 4096 * sum(page & 1 for page in pages) - others
 
 
@@ -133,10 +133,10 @@ def test_experts_that_were_used_last_are_kept(mixture: Path) -> None:
     """Between two steps of one token comes one of another: what it takes the place of is older."""
 
     def experts_read(token: int) -> int:
-        before = backend.expert_counts.read_bytes
+        before = int(backend.expert_counts.read_bytes)
         backend.truncate(0)
         backend.prefill([token])
-        read, part = divmod(backend.expert_counts.read_bytes - before, EXPERT_BYTES)
+        read, part = divmod(int(backend.expert_counts.read_bytes) - before, EXPERT_BYTES)
         assert part == 0
         return read
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import gguf
 import pytest
@@ -19,8 +20,8 @@ from edgespec.memory.store import cache
 from edgespec.models.spec import read_model_spec
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="no kernels there")
-ANSWER = {"max_tokens": 200, "temperature": 1.0, "seed": 3}
-OPTIONS = {"context_size": 512, "drafter": "none", "threads": 2}
+ANSWER: dict[str, Any] = {"max_tokens": 200, "temperature": 1.0, "seed": 3}
+OPTIONS: dict[str, Any] = {"context_size": 512, "drafter": "none", "threads": 2}
 
 
 @pytest.fixture(scope="module")
