@@ -126,7 +126,7 @@ def resident_bytes(backend: LlamaBackend) -> int:
     )
     assert told == 0
     others = int(memory.size) - 4 * 16 * EXPERT_BYTES
-    return 4096 * sum(page & 1 for page in pages) - others
+    return 4096 * sum(int(page) & 1 for page in pages) - others
 
 
 def test_experts_that_were_used_last_are_kept(mixture: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 from hybrid_gguf import Shape, write_hybrid
 
 import edgespec
+from edgespec.backends.llama.backend import LlamaBackend
 from edgespec.backends.llama.kernels import refusal_of_kernels
 from edgespec.errors import BackendError, DoesNotFitError
 from edgespec.memory.bytes.experts import EVEN, USUAL, Experts, experts_of, exponent_of
@@ -67,6 +68,7 @@ def test_what_does_not_fit_is_read_and_answers_the_same(path: Path) -> None:
     assert "a token are read" in said.reason
     with edgespec.load(path, budget_bytes=budget, **OPTIONS) as engine:
         assert engine.generate("to be or not", **ANSWER).token_ids == wanted
+        assert isinstance(engine.backend, LlamaBackend)
         assert engine.backend.expert_counts.read_bytes > 0
     counted = cache.load("experts", spec.fingerprint)
     assert counted is not None and counted["exponent"] > 0
