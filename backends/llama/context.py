@@ -163,13 +163,21 @@ class LlamaContext:
         tied = settings.tied and not settings.devices  # whose last one has the head
         limit_freed_memory()  # tensors are read into a buffer of their size before they are packed
         with ExitStack() as opened:
-            file = -1
+            file, is_new = -1, False
             if settings.kernels and settings.packed_file and files:
                 self.packed = PackedWeights(files, settings)
-                file = opened.enter_context(self.packed.offered())
-            use = kernels(settings.kernels, tied=tied, threads=settings.threads, packed_file=file)
+                file, is_new = opened.enter_context(self.packed.offered())
             interrupted = opened.enter_context(interrupts_kept())
-            opened.enter_context(use)
+            opened.enter_context(
+                kernels(
+                    settings.kernels,
+                    tied=tied,
+                    threads=settings.threads,
+                    packed_file=file,
+                    is_new=is_new,
+                    writes_out=settings.expert_bytes > 0,
+                )
+            )
             opened.enter_context(closing(pages))
             if self._parts:
                 names = (ctypes.c_char_p * len(self._parts))(*map(os.fsencode, self._parts))
@@ -187,7 +195,7 @@ class LlamaContext:
                 f"llama.cpp cannot load {os.path.basename(path)}",
                 hint=f"the file may be of a newer architecture than {PACKAGE} knows",
             )
-        if self.packed is not None and self.packed.is_mapped:
+        if self.packed is not None:
             self.packed.read(progress or (lambda _part: None))
 
     def _files_of(self, path: str) -> Sequence[Gguf]:
@@ -322,6 +330,8 @@ class LlamaContext:
             raise BackendError(
                 f"{function.__name__} failed with {status}: {LIBRARY_LOG.problem() or 'no reason'}"
             )
+        if self.packed is not None:
+            self.packed.check()
 
     def rows(self, count: int) -> Logits:
         """The first logits of the last step, [count, V]: a view that the next step overwrites."""
@@ -342,6 +352,8 @@ class LlamaContext:
             self.lib.llama_model_free(self._model)
             give_back_memory()
         self.handle = self._model = None
+        if self.packed is not None:
+            self.packed.close()
 
 
 class _LogitsView:
