@@ -380,9 +380,7 @@ class CostCurve:
                 state.far_off = 0  # else memory may be another one, which fewer steps wait for
         elif not size and self._is_another_speed(off, count):
             cov[0][0] += off * off
-            for n in range(self.texts + 1, len(self.base)):  # memory of another speed: other ratios
-                if self.base[n] != _NEVER:
-                    state.own[n] = max(self._own_error(n), _GUESSED)
+            state.own.clear()  # memory of another speed: other ratios, as unsure as at a load
             rows, shared = state.products(shares)
             variance = shared + noise
         elif is_known and state.far_off * off > 0.0:
