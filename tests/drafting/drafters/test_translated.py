@@ -228,7 +228,7 @@ def test_several_tokens_for_one_are_as_many_chances_and_steps() -> None:
         translating(words, loaded(scatters(theirs, 1), theirs)) for theirs in (words, letters)
     ]
     for drafter in drafters:
-        drafter.begin(words.encode(text) + [0])
+        drafter.begin([*words.encode(text), 0])
     alike, several = (drafter.estimate(context_of()) for drafter in drafters)
     times = (len(letters.encode(text)) + 4) / (len(words.encode(text)) + 4)
     assert times > 2 and several.node_ms == pytest.approx(times * alike.node_ms)
