@@ -70,7 +70,7 @@ define CHECK_PYTHON
 @ok='import sys; sys.exit(sys.version_info < (3, 10))'; \
 	which='import sys; print("%d.%d" % sys.version_info[:2])'; \
 	now=$$($(BIN)/python -c "$$which" 2>/dev/null); \
-	if $(BIN)/python -c "$$ok" 2>/dev/null && { [ $(origin PYTHON) = file ] || \
+	if $(BIN)/python -c "$$ok" 2>/dev/null && { [ "$(origin PYTHON)" = file ] || \
 		[ "$$now" = "$$($(PYTHON) -c "$$which" 2>/dev/null)" ]; }; then exit 0; fi; \
 	$(PYTHON) -c "$$ok" 2>/dev/null || { \
 		found=$$($(PYTHON) -c "$$which" 2>/dev/null); \

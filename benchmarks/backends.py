@@ -7,6 +7,7 @@ python benchmarks/backends.py logits MODEL... [--tokens 500]
 python benchmarks/backends.py provider MODEL [--provider NAME] [--kind cpu|gpu|npu]
     [--option KEY=VALUE]
 python benchmarks/backends.py mixture OUT.gguf [--like qwen3moe] [--layers 2] [--type Q4_K]
+    [--skew 1.35]
 python benchmarks/backends.py streams [--types Q4_0 Q6_K] [--sizes 1 4 8]
 python benchmarks/backends.py cycles [--llama SOURCE] [--mca llvm-mca-16]
 python benchmarks/backends.py loop [MODEL] [--tokens 64] [--rounds 9]
@@ -22,8 +23,9 @@ import json
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
+from math import prod
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -497,14 +499,19 @@ _SCALES = {
     "Q4_0": (0,), "Q8_0": (0,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "Q3_K": (108,),
     "Q2_K": (80, 82), "IQ4_XS": (0,), "IQ4_NL": (0,), "MXFP4": (),
 }  # fmt: skip
+# The high byte of these scales, and of embeddings', which routers would not tell apart otherwise:
+# attention adds to all tokens of a text much the same.
+_SMALL, _LARGE = 0x0C, 0x34
 
 
 def mixture() -> None:
     """A file of a mixture's layer shapes with random weights, to time kernels with.
 
     `qwen3moe` has the shapes of Qwen3-30B-A3B, `gpt-oss` those of gpt-oss-20b, whose experts
-    are MXFP4 where `--type` says so. What it writes means nothing; llama.cpp loads it, and
-    routers send tokens to experts evenly.
+    are MXFP4 where `--type` says so. What it writes means nothing; llama.cpp loads it. Routers send
+    tokens to experts evenly, or with `--skew` by weights that are lognormal with this sigma: with
+    1.35, of tokens that have nothing to do with each other, 81% of the experts are among the
+    quarter that was used last, as public counts of real ones say.
     """
     parser = argparse.ArgumentParser("backends.py mixture")
     parser.add_argument("out", type=Path)
@@ -512,6 +519,7 @@ def mixture() -> None:
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--type", choices=_SCALES, default="Q4_K", help="of the experts")
     parser.add_argument("--dense-type", choices=_SCALES, help="of other matrices; default: Q8_0")
+    parser.add_argument("--skew", type=float, default=0.0, help="of the routers")
     arguments = parser.parse_args()
     write(
         arguments.out,
@@ -519,24 +527,32 @@ def mixture() -> None:
         arguments.layers,
         Kind[arguments.type],
         Kind[arguments.dense_type or "Q8_0"],
+        arguments.skew,
     )
 
 
-def write(path: Path, like: str, layers: int, kind: Kind, dense: Kind) -> None:
-    """Write the file; `dense` is the type of what is no expert's."""
+def write(path: Path, like: str, layers: int, kind: Kind, dense: Kind, skew: float) -> None:
+    """Write the file, a tensor at a time; `dense` is the type of what is no expert's."""
     s, writer = _SHAPES[like], gguf.GGUFWriter(path, like)
     _write_keys(writer, like, s, layers)
-    rng = np.random.default_rng(7)
+    rng, made = np.random.default_rng(7), list[Callable[[], NDArray[Any]]]()
 
-    def matrix(name: str, *shape: int, of: Kind = dense) -> None:
-        writer.add_tensor(name, _random(rng, of, shape), raw_dtype=of)
+    def matrix(name: str, *shape: int, of: Kind = dense, scale: int = _SMALL) -> None:
+        columns = shape[-1]
+        size, nbytes = gguf.GGML_QUANT_SIZES[of]
+        stored = (*shape[:-1], columns // size * nbytes)
+        writer.add_tensor_info(name, stored, np.dtype(np.uint8), prod(stored), of)
+        made.append(lambda: _random(rng, of, shape, scale))
 
     def floats(name: str, *shape: int, scale: float = 0.0) -> None:
         values = rng.standard_normal(shape).astype(np.float32) * scale
-        writer.add_tensor(name, values if scale else np.ones(shape, np.float32))
+        if name.endswith("gate_inp.weight"):
+            values *= np.exp(skew * rng.standard_normal((shape[0], 1), np.float32))
+        writer.add_tensor_info(name, shape, values.dtype, values.nbytes)
+        made.append(lambda: values if scale else np.ones(shape, np.float32))
 
     width, inner, kv = s["width"], s["heads"] * s["size"], s["kv"] * s["size"]
-    matrix("token_embd.weight", VOCABULARY, width)
+    matrix("token_embd.weight", VOCABULARY, width, scale=_LARGE)
     matrix("output.weight", VOCABULARY, width)
     floats("output_norm.weight", width)
     for layer in range(layers):
@@ -569,7 +585,9 @@ def write(path: Path, like: str, layers: int, kind: Kind, dense: Kind) -> None:
                 floats(f"{at}{name}.bias", s["experts"], rows, scale=0.01)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
+    writer.write_ti_data_to_file()
+    for make in made:
+        writer.write_tensor_data(make())
     writer.close()
 
 
@@ -599,7 +617,9 @@ def _write_keys(writer: Any, like: str, s: dict[str, int], layers: int) -> None:
     writer.add_unk_token_id(0)
 
 
-def _random(rng: np.random.Generator, kind: Kind, shape: tuple[int, ...]) -> NDArray[np.uint8]:
+def _random(
+    rng: np.random.Generator, kind: Kind, shape: tuple[int, ...], scale: int
+) -> NDArray[np.uint8]:
     """Random blocks, as bytes: rows of one matrix, tiled where there are many."""
     size, nbytes = gguf.GGML_QUANT_SIZES[kind]
     rows, columns = shape[-2], shape[-1]
@@ -607,7 +627,7 @@ def _random(rng: np.random.Generator, kind: Kind, shape: tuple[int, ...]) -> NDA
         raise SystemExit(f"{kind.name} has blocks of {size} columns, and {columns} are none of it")
     blocks = rng.integers(0, 256, (rows * columns // size, nbytes), np.uint8)
     for at in _SCALES[kind.name]:
-        blocks[:, at + 1] = 0x0C | (blocks[:, at + 1] & 0x80)
+        blocks[:, at + 1] = scale | (blocks[:, at + 1] & 0x80)
     if kind.name == "MXFP4":
         blocks[:, 0] = 118
     one = blocks.reshape(rows, columns // size * nbytes)

@@ -43,7 +43,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from shared import running
+from shared import record, running
 
 from edgespec.bench.loaded_model import Answer, Contender, Worker, WorkerContender, order_of
 from edgespec.bench.summary import Timed, decoding, end_to_end, interval_text, rate, ratio_of
@@ -222,6 +222,7 @@ def _measure(arguments: argparse.Namespace) -> None:
     left = [(number, one) for number, one in prompts if number not in known]
     if not left:
         return
+    made = record(arguments.prompts, *filter(None, [arguments.server]))
     _wait_until_quiet()
     with _contenders(arguments) as (contenders, worker):
         names = {contender.name for contender in contenders}
@@ -234,6 +235,7 @@ def _measure(arguments: argparse.Namespace) -> None:
                 return
             line = {
                 **asked,
+                "made": made,
                 **one_prompt(contenders, worker, number, prompt, arguments.max_tokens),
             }
             with arguments.out.open("a") as file:
@@ -463,6 +465,7 @@ def document_of(lines: Sequence[Line], baseline: str | None) -> dict[str, Any]:
     tasks["overall"] = list(lines)
     return {
         **{key: lines[0][key] for key in ("model", "machine", "max_tokens")},
+        "made": lines[-1].get("made", {}),
         "prompts": len(lines),
         "baseline": best,
         "contenders": [_row(lines, name, best) for name in names],

@@ -34,7 +34,7 @@ from typing import Any
 
 import gguf
 import numpy as np
-from shared import free_port, run, running, streamed
+from shared import free_port, record, run, running, streamed
 
 import edgespec
 from edgespec.memory.device.host import cpu_name, usable_cores
@@ -164,6 +164,7 @@ def document(arguments: argparse.Namespace, table: list[dict[str, Any]]) -> dict
     return {
         "model": arguments.model.name,
         "machine": f"{cpu_name()}, {arguments.threads} threads",
+        "made": record(arguments.prompts),
         **{key: getattr(arguments, key) for key in ("answers", "tokens", "ctx", "repeats")},
         "rows": table,
     }

@@ -13,6 +13,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import date
+from hashlib import sha256
+from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -158,6 +161,32 @@ def stoppable() -> Iterator[None]:
         print("stopped: what follows was measured until now", file=sys.stderr, flush=True)
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def record(prompts: Path, *others: Path) -> dict[str, str]:
+    """What a measurement is of: when, by which commits and compiler, on which prompts.
+
+    Args:
+        others: programs beside it, which say their versions.
+    """
+    root = Path(__file__).parent.parent
+    found = {
+        "date": date.today().isoformat(),
+        "edgespec": first_line("git", "-C", str(root), "describe", "--always", "--dirty"),
+        "llama_cpp_python": version("llama-cpp-python"),
+        "compiler": first_line("c++", "--version"),
+        "prompts_sha256": sha256(prompts.read_bytes()).hexdigest(),
+    }
+    return found | {one.name: first_line(str(one), "--version") for one in others}
+
+
+def first_line(*command: str) -> str:
+    """Of what a command says; empty where it cannot be run."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return (done.stdout + done.stderr).strip().partition("\n")[0]
 
 
 def results_file(folder: Path, what: str, model: str) -> Path:

@@ -21,7 +21,7 @@ from edgespec.cli import options
 from edgespec.cli.answer_writer import NONE, keys_held, repeats, show_answer, with_progress
 from edgespec.cli.options import PLAIN
 from edgespec.cli.render import models_text, note, printable, size_text, table
-from edgespec.cli.start import cancel_on_interrupt, load_engine
+from edgespec.cli.start import cancel_on_interrupt, load_engine, start_tools
 from edgespec.decode.session import Content, Session, Turn
 from edgespec.drafting.drafters import drafter_names
 from edgespec.errors import UnsupportedError
@@ -122,13 +122,10 @@ class Chat:
         """Start the servers of a file, whose tools answers may call from now on."""
         from edgespec.decode.engine import Engine
         from edgespec.serve.tool_calls import conversation
-        from edgespec.serve.tool_servers import ToolServers
 
         Engine.with_tools = conversation
-        self.tools = ToolServers(file, allowed, lambda text: note(printable(text), WARNING))
+        self.tools = start_tools(file, allowed)
         self.session.tools = tuple(self.tools.tools)
-        names = [tool["function"]["name"] for tool in self.tools.tools]
-        note(f"[tools: {printable(', '.join(names)) or 'none'}]")
 
     # -- messages --------------------------------------------------------------------------
 
@@ -158,19 +155,12 @@ class Chat:
         shown = f"{call.name}({call.arguments})"
         shown = shown if len(shown) <= _SHOWN_CHARS else f"{shown[:_SHOWN_CHARS]}..."
         note(f"[calls {printable(shown)}]")
-        try:
-            values = call.values
-        except (ValueError, RecursionError):
-            return "error: the arguments are no object, or cut off"
-        if self.tools is None or not self.tools.has(call.name):
-            return "error: there is no such tool"
+        assert self.tools is not None, "it has tools"
         if not self.tools.may_call(call.name) and not self._agrees(call.name):
             note("[not called: --allow NAME lets a tool be called without asking]")
             return "error: the user does not want this call"
-        # A character is a quarter of a token or more, and two results shall fit.
-        most_chars = self.engine.backend.context_size
         try:
-            text = self.tools.result(call.name, values, most_chars)
+            text = self.tools.result(call, self.engine.backend.context_size)
         except KeyboardInterrupt:
             text = "error: it was stopped"
         if text.startswith("error: "):

@@ -89,16 +89,11 @@ def launch(
         raise UnsupportedError(
             f"{program} is not on the PATH", hint="install it, or see the command line with --print"
         )
-    _become(path, command, os.environ | variables)
-
-
-def _become(path: str, command: list[str], variables: dict[str, str]) -> None:
-    """Run a program in place of this one, which never returns."""
     sys.stdout.flush()
     sys.stderr.flush()
-    if os.name == "posix":
-        os.execve(path, command, variables)
-    sys.exit(subprocess.call([path, *command[1:]], env=variables))
+    if os.name == "posix":  # it takes the place of this program
+        os.execve(path, command, os.environ | variables)
+    sys.exit(subprocess.call([path, *command[1:]], env=os.environ | variables))
 
 
 def _models_of(url: str, key: str) -> list[str]:

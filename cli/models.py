@@ -162,6 +162,21 @@ def remove(
 
 
 @models_app.add()
+def packed(remove: bool = option(False, "Remove them: later starts pack weights again.")) -> None:
+    """List the packed weights that are kept for later starts, with what they take of the disk."""
+    from edgespec.memory.store.packed import kept, remove_all
+
+    found = kept()
+    for name, size in found:
+        print(printable(f"{size_text(size):>9}  {name}"))
+    if not found:
+        note("no packed weights are kept")
+    elif remove:
+        remove_all()
+        note(f"removed {size_text(sum(size for _, size in found))}")
+
+
+@models_app.add()
 def show(
     model: options.ModelOptions,
     as_json: options.JsonOption = False,

@@ -73,8 +73,7 @@ def fit(
 
     Example: edgespec quantize fit model.gguf small.gguf 90MiB
 
-    With Ctrl-C while searching, or when time is over, the best so far is written. The same command
-    goes on where it was stopped.
+    When time is over, what is known by then decides. The same command goes on where it was stopped.
     """
     from edgespec.files.quantizing import fit_file
 
@@ -96,9 +95,7 @@ def fit(
         raise
     finally:
         progress.clear()
-    if not found.complete:
-        note("stopped: this is the best so far; the same command goes on")
-    elif not found.has_measured_all:
+    if not found.has_measured_all:
         note(
             f"time was over: {found.measured} of {len(found.types)} tensors were measured, and the "
             "others are taken to be like them; the same command goes on from here"
@@ -107,18 +104,13 @@ def fit(
         "target": str(target),
         "type": "mixed",
         **_sizes(spec, target),
-        "kl_on_search_texts": found.kl,
-        "kl_of_start": found.start_kl,
-        "generations": found.generations,
+        "kl_on_own_texts": found.kl,
         "evaluations": found.evaluations,
         "measuring_s": found.seconds,
-        "complete": found.complete,
         "tensors_measured": found.measured,
         "tensor_types": found.types,
     }
     _show(report, as_json)
-    if not found.complete:
-        raise typer.Exit(130)
 
 
 @quantize_app.add()
@@ -278,8 +270,7 @@ def report_text(report: dict[str, Any]) -> str:
             ("tensors", ", ".join(f"{n} in {kind}" for kind, n in sorted(counts.items()))),
             (
                 "divergence",
-                f"{report['kl_on_search_texts']:.4f} from the source on the texts of the search, "
-                f"{report['kl_of_start']:.4f} before it",
+                f"{report['kl_on_own_texts']:.4f} from the source on the texts it was chosen by",
             ),
             ("measured", f"{report['evaluations']} mixtures in {report['measuring_s']:.0f} s"),
         ]

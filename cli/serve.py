@@ -7,10 +7,8 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from logging import WARNING
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -20,8 +18,8 @@ from edgespec.cli import options
 from edgespec.cli.embed import PoolingOption
 from edgespec.cli.options import SamplingOptions, load_option, read_text
 from edgespec.cli.pool_options import PoolOptions
-from edgespec.cli.render import note, printable
-from edgespec.cli.start import cancel_on_interrupt, load_engine
+from edgespec.cli.render import note
+from edgespec.cli.start import cancel_on_interrupt, load_engine, start_tools
 from edgespec.errors import UnsupportedError
 from edgespec.log import PROMPTS
 from edgespec.option_fields import option
@@ -30,7 +28,6 @@ if TYPE_CHECKING:
     from edgespec.memory.plan.request import Request
     from edgespec.models.spec import ModelSpec
     from edgespec.serve.server import Server
-    from edgespec.serve.tool_servers import ToolServers
 
 
 _KEY_VARIABLE = "EDGESPEC_API_KEY"
@@ -140,7 +137,7 @@ def serve(
     with bind(wanted.host, wanted.port, access["keys"] or ()) as listener, ExitStack() as opened:
         # Bound before loading: a port in use is told at once.
         if wanted.mcp is not None:
-            access["tools"] = _tools(wanted.mcp, wanted.allow or ())
+            access["tools"] = start_tools(wanted.mcp, wanted.allow or ())
             opened.callback(access["tools"].close)
         threading.Thread(target=_import_server, daemon=True).start()
         is_pool = pool_options.is_pool(models.names)
@@ -160,16 +157,6 @@ def serve(
         access |= {"names": pool_options.alias or [spec.path.stem], "defaults": defaults(spec)}
         access |= {"any_model": wanted.any_model, "file_name": spec.path.name, "plan": plan}
         _run(opened.enter_context(Server(engine, **access)), listener)
-
-
-def _tools(file: Path, allowed: Sequence[str]) -> ToolServers:
-    """The servers of a file, started, before anything is loaded."""
-    from edgespec.serve.tool_servers import ToolServers
-
-    tools = ToolServers(file, allowed, lambda text: note(printable(text), WARNING))
-    names = [tool["function"]["name"] for tool in tools.tools]
-    note(f"tools: {printable(', '.join(names)) or 'none'}")
-    return tools
 
 
 def _one_model(path: Path, request: Request) -> ModelSpec:

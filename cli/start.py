@@ -6,8 +6,10 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from logging import WARNING
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from edgespec.memory.plan.request import Request
     from edgespec.models.spec import ModelSpec
     from edgespec.progress import Progress as ProgressCall
+    from edgespec.serve.tool_servers import ToolServers
 
 _NATIVE_S = 0.4  # after Ctrl-C, for what a library does and the end of a load
 
@@ -158,3 +161,13 @@ def headline(spec: ModelSpec, plan: Plan) -> str:
         f"{size_text(plan.predicted_peak_bytes)} of {size_text(plan.limit_bytes)} "
         f"{'free' if plan.limit_bytes == plan.available_bytes else 'budget'}"
     )
+
+
+def start_tools(file: Path, allowed: Sequence[str]) -> ToolServers:
+    """The MCP servers of a file, started. Raises as `ToolServers`."""
+    from edgespec.serve.tool_servers import ToolServers
+
+    tools = ToolServers(file, allowed, lambda text: note(printable(text), WARNING))
+    names = [tool["function"]["name"] for tool in tools.tools]
+    note(f"[tools: {printable(', '.join(names)) or 'none'}]")
+    return tools

@@ -13,7 +13,7 @@ import json
 import re
 import textwrap
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import chain
 from operator import attrgetter
 from pathlib import Path
@@ -239,13 +239,29 @@ def _beside(files: str) -> str:
         cells += map(_ratio, (found["over_own_plain"]["overall"], best))
         place = f"{found['model'].removesuffix('.gguf')} | {_processor(file, found)}"
         rows.append(f"| {place} | {' | '.join(cells)} |\n")
-    return "".join(rows)
+    return "".join(rows) + _made(files.split())
 
 
 def _processor(file: str, found: dict[str, Any]) -> str:
     """Where results were measured: virtual processors do not say their generation, a name may."""
-    known = {"zen4": "EPYC (Zen 4)", "zen5": "EPYC (Zen 5)", "xeon": "Xeon"}
+    known = {"zen3": "EPYC (Zen 3)", "zen4": "EPYC (Zen 4)", "zen5": "EPYC (Zen 5)", "xeon": "Xeon"}
     return known.get(file.removesuffix(".json").rsplit("-", 1)[-1], str(found["machine"]))
+
+
+def _made(files: Sequence[str]) -> str:
+    """When results were measured, and what with, as far as their files say."""
+    times: dict[str, list[str]] = {}
+    for file in files:
+        found = json.loads((RESULTS / file).read_text())
+        made = found.get("made")
+        said = "earlier, without a record of commit and compiler"
+        if made:
+            said = f"{made['date']} at {made['edgespec']}, llama-cpp-python "
+            said += f"{made['llama_cpp_python']}, {made['compiler']}"
+        place = _processor(file, found)
+        if place not in times.setdefault(said, []):
+            times[said].append(place)
+    return "".join(f"\n{', '.join(places)}: {said}.\n" for said, places in times.items())
 
 
 def _peers(file: str) -> str:
@@ -282,7 +298,8 @@ def _serving(_rest: str) -> str:
     if not found:
         return ""
     users = sorted({row["users"] for _, one in found for row in one["rows"]})
-    return "\n".join(_served(title, cell, users, found) for title, cell in _SERVED.items())
+    tables = "\n".join(_served(title, cell, users, found) for title, cell in _SERVED.items())
+    return tables + _made([file for file, _ in found])
 
 
 def _served(

@@ -1,15 +1,12 @@
 """Mixed precision for a size: which tensor gets which type, so that the least is lost.
 
-First each tensor alone is made coarse, everything else being as in the source: the KL divergence it
+Each tensor alone is made coarse, everything else being as in the source: the KL divergence it
 causes is its sensitivity. Another type's is that times the ratio of their rounding errors (see
-`rounding`). Errors of tensors are nearly independent, so their divergences nearly add up, and a
-mixture's is predicted as their sum; the best mixture under this model is found exactly enough by
-taking steps in the order of what they gain per byte. Then an evolutionary search (EvoPress, arXiv
-2410.14649) goes on from there with measured divergences: level switches raise one tensor and lower
-others until the file fits, offspring are compared on few texts and the best of them on more.
+`rounding_errors`). Errors of tensors are nearly independent, so their divergences nearly add up,
+and a mixture's is predicted as their sum; the best mixture under this model is found exactly enough
+by taking steps in the order of what they gain per byte.
 
-Every measurement is kept. The search is deterministic, so that a run which was stopped repeats its
-steps from what was kept and goes on where it was.
+Every measurement is kept, so that a run which was stopped goes on where it was.
 """
 
 from __future__ import annotations
@@ -22,7 +19,6 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from time import monotonic
-from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,42 +69,29 @@ def _rows(path: Path, columns: int, places: NDArray[np.int64]) -> NDArray[np.flo
     return convert(raw_rows(path, tensor)[places])
 
 
-Levels: TypeAlias = tuple[int, ...]  # by tensor: which of its types
-
 _PROBE = 3.6  # bits a weight: sensitivities are measured with the type next to it
+_FEW_TEXTS = 3  # that a mixture is looked at on when time is over
 _PROBE_TEXTS = 2  # that sensitivities are measured on, but for tensors so many times the median
 _LARGE = 8
-_TEXTS = (3, 9)  # looked at for a first and a second opinion; then all of them
-_OFFSPRING = 8
-_SURVIVORS = 2
-_MOST_SWITCHES = 3
-_PATIENCE = 12  # generations without a better mixture
 _GOLDEN = 0.618034  # whose multiples, without their integers, are spread evenly
 _LEAST_ERROR = 1e-30  # of a probe; a tensor of zeros has none
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """The best mixture found: types by tensor, its divergence from the source, and the file."""
+    """The mixture predicted to be best: types by tensor, its measured divergence, and the file."""
 
     types: dict[str, str]
     kl: float
-    start_kl: float  # of what the additive model predicted to be best
     file_bytes: int
-    generations: int
     evaluations: int
     seconds: float  # spent measuring, earlier runs included
-    complete: bool
     measured: int  # tensors whose sensitivity was measured; that of others is like theirs
 
     @property
     def has_measured_all(self) -> bool:
         """Whether time was enough for all tensors."""
         return self.measured == len(self.types)
-
-
-class _TimeIsOver(Exception):
-    """What would have to be measured next takes longer than there is time."""
 
 
 class Fitness:
@@ -174,35 +157,28 @@ def fit(
         reference: the source's predictions over the texts that mixtures are compared on.
         kept: file of measurements; the same file goes on where an earlier run was stopped.
         matrix: mean squares of each tensor's inputs, by its name.
-        limit: of this call; without one, it searches as long again as sensitivities took.
+        limit: of this call; without one, every tensor's sensitivity is measured.
 
-    When time is over, sensitivities that were not measured are taken from tensors that were.
-    Ctrl-C during the search gives the best so far. Raises DoesNotFitError when even the smallest
-    types are too large.
+    When time is over, sensitivities that were not measured are taken from tensors that were. Raises
+    DoesNotFitError when even the smallest types are too large.
     """
     require_room(pieces, budget_bytes)
-    space = _Space(pieces, budget_bytes)
     fitness = Fitness(pieces, reference, kept, threads)
     limit = limit or TimeLimit(None)
-    found = _Sensitivities(space, fitness, len(reference.texts), limit)
+    found = _Sensitivities(pieces, fitness, len(reference.texts), limit)
     costs = found.costs(matrix, progress)
-    progress("measuring the predicted best", 1.0)
-    search = _Search(space, fitness, costs, len(reference.texts), limit)
-    complete = True
-    try:
-        search.run(2 * fitness.seconds, progress)
-    except KeyboardInterrupt:
-        complete = False
-    best = search.best
+    progress("measuring the mixture", 1.0)
+    sizes = [choice.sizes for choice in pieces.choices]
+    levels = cheapest(costs, sizes, budget_bytes - pieces.fixed_bytes)
+    chosen = list(zip(pieces.choices, levels, strict=True))
+    types = {choice.tensor.name: choice.types[level] for choice, level in chosen}
+    kl = fitness(types, len(reference.texts) if limit.left() > 0 else _FEW_TEXTS)
     return Fit(
-        space.types(best),
-        search.best_kl,
-        search.start_kl,
-        space.size(best),
-        search.generations,
+        types,
+        kl,
+        pieces.fixed_bytes + sum(choice.sizes[level] for choice, level in chosen),
         fitness.evaluations,
         fitness.seconds,
-        complete,
         found.measured,
     )
 
@@ -218,29 +194,10 @@ def require_room(pieces: Pieces, budget_bytes: int) -> None:
         )
 
 
-class _Space:
-    """All mixtures of a source, and what they take."""
-
-    def __init__(self, pieces: Pieces, budget_bytes: int) -> None:
-        self.pieces, self.choices = pieces, pieces.choices
-        self._fixed = pieces.fixed_bytes
-        self.budget = budget_bytes
-
-    def size(self, levels: Levels) -> int:
-        """Bytes of the file."""
-        pairs = zip(self.choices, levels, strict=True)
-        return self._fixed + sum(choice.sizes[level] for choice, level in pairs)
-
-    def types(self, levels: Levels) -> dict[str, str]:
-        """Types by tensor."""
-        pairs = zip(self.choices, levels, strict=True)
-        return {choice.tensor.name: choice.types[level] for choice, level in pairs}
-
-    def probe(self, number: int) -> str:
-        """The type a tensor's sensitivity is measured with; the one it has would show none."""
-        choice = self.choices[number]
-        others = [kind for kind in choice.types if kind != choice.tensor.type.name]
-        return min(others or choice.types, key=lambda kind: abs(bits_of(kind) - _PROBE))
+def _probe(choice: Choice) -> str:
+    """The type a tensor's sensitivity is measured with; the one it has would show none."""
+    others = [kind for kind in choice.types if kind != choice.tensor.type.name]
+    return min(others or choice.types, key=lambda kind: abs(bits_of(kind) - _PROBE))
 
 
 class _Sensitivities:
@@ -250,10 +207,10 @@ class _Sensitivities:
     all others, and few texts hold few of its rows: it is looked at on all of them.
     """
 
-    def __init__(self, space: _Space, fitness: Fitness, num_texts: int, limit: TimeLimit) -> None:
-        self._space, self._fitness, self._limit = space, fitness, limit
+    def __init__(self, pieces: Pieces, fitness: Fitness, num_texts: int, limit: TimeLimit) -> None:
+        self._pieces, self._fitness, self._limit = pieces, fitness, limit
         self._num_texts = num_texts
-        self._large = _LARGE * float(np.median([c.tensor.data_bytes for c in space.choices]))
+        self._large = _LARGE * float(np.median([c.tensor.data_bytes for c in pieces.choices]))
         self._text_s = 0.0  # that a text takes, at most so far
         self.measured = 0
 
@@ -261,13 +218,13 @@ class _Sensitivities:
         self, matrix: Mapping[str, NDArray[np.float32]], progress: Progress
     ) -> list[NDArray[np.float64]]:
         """Predicted divergence of each tensor in each of its types."""
-        choices, space = self._space.choices, self._space
+        choices = self._pieces.choices
         errors: dict[int, NDArray[np.float64]] = {}
         own: dict[int, float] = {}  # divergence by rounding error
         for place, number in enumerate(_in_order(choices)):
             progress("measuring how sensitive tensors are", place / len(choices))
-            choice, probe = choices[number], space.probe(number)
-            errors[number] = rounding_errors(space.pieces, choice, matrix)
+            choice, probe = choices[number], _probe(choices[number])
+            errors[number] = rounding_errors(self._pieces, choice, matrix)
             if (sensitivity := self._measure(choice, probe)) is not None:
                 error = max(errors[number][choice.types.index(probe)], _LEAST_ERROR)
                 own[number] = max(sensitivity, 0.0) / error
@@ -316,8 +273,8 @@ def _in_order(choices: Sequence[Choice]) -> list[int]:
 
 def cheapest(
     costs: Sequence[NDArray[np.float64]], sizes: Sequence[Sequence[int]], room: int
-) -> Levels:
-    """Levels whose summed cost is least for summed sizes within `room`, nearly.
+) -> tuple[int, ...]:
+    """Which of its types each tensor gets, so that summed costs are least, nearly, within `room`.
 
     All begin at their smallest; the steps along the lower convex hull of each tensor's costs are
     taken in the order of what they gain per byte, as long as they fit. What this misses is less
@@ -341,120 +298,3 @@ def cheapest(
             levels[number] = to
             room -= extra
     return tuple(levels)
-
-
-class _Search:
-    """Goes on from the predicted best with measured divergences."""
-
-    def __init__(
-        self,
-        space: _Space,
-        fitness: Fitness,
-        costs: Sequence[NDArray[np.float64]],
-        num_texts: int,
-        limit: TimeLimit,
-    ) -> None:
-        self._space, self._fitness, self._costs = space, fitness, costs
-        self._stages = tuple(min(n, num_texts) for n in (*_TEXTS, num_texts))
-        self._random = np.random.default_rng(0)
-        self._sizes = [choice.sizes for choice in space.choices]
-        free = space.budget - space.size((0,) * len(costs)) + sum(s[0] for s in self._sizes)
-        self._room = free
-        self.best = cheapest(costs, self._sizes, free)
-        shown = self._stages[2 if limit.left() > 0 else 0]
-        self.best_kl = self.start_kl = fitness(space.types(self.best), shown)
-        self._limit = limit
-        self.generations = 0
-
-    def run(self, seconds: float, progress: Progress) -> None:
-        """Search until time is over, or nothing better turns up.
-
-        Without a limit, until so many seconds were spent on measuring in all.
-        """
-        start, last_better = self._limit.left() if self._limit else self._fitness.seconds, 0
-        while self.generations - last_better < _PATIENCE:
-            spent, most = self._fitness.seconds - start, seconds - start
-            if self._limit:
-                spent, most = start - self._limit.left(), start
-            if spent >= most:
-                return
-            progress(f"searching, divergence {self.best_kl:.4f}", spent / most)
-            try:
-                if self._generation():
-                    last_better = self.generations + 1
-            except _TimeIsOver:
-                return
-            self.generations += 1
-
-    def _measure(self, levels: Levels, num_texts: int) -> float:
-        types = self._space.types(levels)
-        if self._limit.left() <= 0 and not self._fitness.knows(types, num_texts):
-            raise _TimeIsOver
-        return self._fitness(types, num_texts)
-
-    def _generation(self) -> bool:
-        """Offspring of the best, narrowed down on ever more texts; whether one is better."""
-        offspring = {self._mutant() for _ in range(_OFFSPRING)} - {self.best}
-        first = sorted(offspring, key=lambda levels: self._measure(levels, self._stages[0]))
-        some = [*first[:_SURVIVORS], self.best]
-        winner = min(some, key=lambda levels: self._measure(levels, self._stages[1]))
-        if winner == self.best:
-            return False
-        kl = self._measure(winner, self._stages[2])
-        if kl >= self.best_kl:
-            return False
-        self.best, self.best_kl = winner, kl
-        return True
-
-    def _mutant(self) -> Levels:
-        """A few level switches, then the cheapest steps that bring the file back to its size.
-
-        Switches are drawn at random; which tensors pay for them is what the additive model thinks
-        cheapest, with noise, so that it is not asked for the same ones each time.
-        """
-        random = self._random
-        levels = list(self.best)
-        switched = set()
-        for _ in range(min(random.integers(1, _MOST_SWITCHES + 1, 2))):
-            number = int(random.integers(len(levels)))
-            step = 1 if random.random() < 0.5 else -1
-            levels[number] = min(max(levels[number] + step, 0), len(self._sizes[number]) - 1)
-            switched.add(number)
-        noise = np.exp(random.normal(0.0, 0.5, len(levels)))
-        self._shrink(levels, switched, noise)
-        self._grow(levels, switched, noise)
-        return tuple(levels)
-
-    def _spent(self, levels: Sequence[int]) -> int:
-        return sum(size[level] for size, level in zip(self._sizes, levels, strict=True))
-
-    def _shrink(self, levels: list[int], kept: set[int], noise: NDArray[np.float64]) -> None:
-        """Lower the levels that lose least per byte until the file fits."""
-        while (over := self._spent(levels) - self._room) > 0:
-            losses = []
-            for number, level in enumerate(levels):
-                if level == 0 or number in kept:
-                    continue
-                saved = self._sizes[number][level] - self._sizes[number][level - 1]
-                lost = self._costs[number][level - 1] - self._costs[number][level]
-                losses.append((lost * noise[number] / max(1, min(saved, over)), number))
-            if not losses:
-                kept.clear()
-                continue
-            levels[min(losses)[1]] -= 1
-
-    def _grow(self, levels: list[int], kept: set[int], noise: NDArray[np.float64]) -> None:
-        """Raise the levels that gain most per byte while there is room."""
-        while True:
-            room = self._room - self._spent(levels)
-            gains = []
-            for number, level in enumerate(levels):
-                if level + 1 == len(self._sizes[number]) or number in kept:
-                    continue
-                grown = self._sizes[number][level + 1] - self._sizes[number][level]
-                won = self._costs[number][level] - self._costs[number][level + 1]
-                if won > 0 and grown <= room:
-                    gains.append((won * noise[number] / max(1, grown), number))
-            if not gains:
-                return
-            levels[max(gains)[1]] += 1

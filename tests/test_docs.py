@@ -111,6 +111,7 @@ def test_results_of_several_users_are_a_table(
         for name, speed in names.items()
     }
     asked = {"model": Path("some.gguf"), "threads": 2, "answers": 4, "tokens": 64, "ctx": 1024}
+    asked["prompts"] = made.ROOT / "README.md"
     found = serving.document(argparse.Namespace(**asked, repeats=1), serving.summary(rows))
     (tmp_path / "serving-some-zen5.json").write_text(json.dumps(found))
     tables = made._serving("").split("\n\n")
@@ -119,6 +120,9 @@ def test_results_of_several_users_are_a_table(
         "| some, EPYC (Zen 5) | 183 / 91 / 70 |",
     ]
     assert tables[3].splitlines()[2] == "| some, EPYC (Zen 5) | 0.41 / 0.41 |"
+    written = found["made"]
+    assert written["date"] in tables[4] and written["edgespec"] in tables[4]
+    assert len(written["prompts_sha256"]) == 64 and written["compiler"]
 
     faster = {**row, "tokens_per_s": 190.0, "below_half": 2}
     rows = {("edgespec", 8): rows["edgespec", 8] + [serving.Turn(faster, [10.0, 70.0])] * 2}

@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <string>
 #include <system_error>
 #include <thread>
 #include <vector>
@@ -19,6 +20,7 @@
 #endif
 
 #include "attention.h"
+#include "expert_cache.h"
 #include "ggml_attention.h"
 #include "ggml_products.h"
 #include "ggml_spreading.h"
@@ -56,9 +58,14 @@ thread_local bool is_enabled = false;
 thread_local bool packs_table = false;  // the embedding table, which is the head, too
 thread_local int loading_threads = 1;
 
-// The file that this thread loads packed weights from, or -1, and the memory of those that it loaded last.
+// The file that this thread loads packed weights from, or into if it `is_new`, or -1. Of those that it loaded last the
+// memory and the experts.
 thread_local int packed_file = -1;
+thread_local bool is_new = false;
+thread_local bool writes_out = false;  // what was packed, as memory has no room for all
 thread_local Loaded loaded = {};
+thread_local std::vector<ExpertTensor> experts;
+thread_local std::vector<std::string> layers_of_experts;
 // Weights that are there. llama.cpp reads none whose name it does not find in its file, so it does not see theirs.
 thread_local std::vector<Tensor*> nameless;
 
@@ -104,7 +111,16 @@ int init_tensor(Buffer* buffer, Tensor* tensor) {
     note(&tensor->type, sizeof tensor->type);
     note(tensor->ne, sizeof tensor->ne);
     note(&offset, sizeof offset);
-    if (loaded.is_mapped) {
+    const std::string name = tensor->name;
+    if (tensor->extra && name.find("_exps.") != std::string::npos) {  // others with a third dimension have other numbers
+        const std::string layer = name.substr(0, name.find('.', name.find('.') + 1));  // "blk.0"
+        auto& all = layers_of_experts;
+        const auto place = std::find(all.begin(), all.end(), layer);
+        const int number = int(place - all.begin());
+        if (place == all.end()) all.push_back(layer);
+        experts.push_back({static_cast<uint8_t*>(tensor->data), matrix_bytes(*format_of(tensor), tensor), tensor->ne[2], number});
+    }
+    if (loaded.is_mapped && !is_new) {
         nameless.push_back(tensor);
         hide_or_show_name(tensor);
     }
@@ -132,9 +148,10 @@ void pack_matrix(const Format& f, const uint8_t* file, int64_t rows, int64_t k, 
     for (std::thread& other : others) other.join();
 }
 
-// Whole matrices at a time; llama.cpp sets whole tensors. Not what is mapped: it is there.
+// Whole matrices at a time; llama.cpp sets whole tensors. Not what the file has already.
 void set_tensor(Buffer* buffer, Tensor* tensor, const void* data, size_t offset, size_t size) {
-    if (buffer->context == loaded.begin && loaded.is_mapped) return;
+    const bool is_mapped = buffer->context == loaded.begin && loaded.is_mapped;
+    if (is_mapped && !is_new) return;
     const Format& f = *static_cast<const Format*>(tensor->extra);
     const size_t matrix = f.row_bytes(tensor->ne[0]) * size_t(tensor->ne[1]);
     if (offset % matrix != 0 || size % matrix != 0)
@@ -142,6 +159,8 @@ void set_tensor(Buffer* buffer, Tensor* tensor, const void* data, size_t offset,
     for (size_t i = 0; i < size / matrix; i++)
         pack_matrix(f, static_cast<const uint8_t*>(data) + i * matrix, tensor->ne[1], tensor->ne[0],
                     static_cast<uint8_t*>(tensor->data) + (offset / matrix + i) * matrix_bytes(f, tensor));
+    const size_t place = size_t(static_cast<uint8_t*>(tensor->data) - static_cast<uint8_t*>(loaded.begin));
+    if (is_mapped && writes_out) write_out(tensor->data, packed_bytes(tensor), packed_file, place);
 }
 
 const char* get_name(BufferType*) { return "CPU_EDGESPEC"; }
@@ -151,15 +170,22 @@ void free_buffer(Buffer* buffer) {
         nameless.clear();
         loaded = {};
     }
+    release_experts(buffer->context);
     release_pages(buffer->context, buffer->size);
 }
 
 // Memory for the CPU backend, of which nobody else reads the contents. Questions are about none.
 Buffer* alloc_buffer(BufferType* type, size_t size) {
     const bool is_ours = size > 0 && has_pages();
-    const int file = packed_file >= 0 && file_size(packed_file) == size ? packed_file : -1;
-    void* pages = is_ours ? reserve_pages(size, file) : nullptr;
-    if (is_ours && !pages) return nullptr;
+    int file = -1;
+    if (is_ours && packed_file >= 0 && (is_new ? make_room(packed_file, size) : file_size(packed_file) == size)) file = packed_file;
+    void* pages = nullptr;
+    if (is_ours && (file >= 0 || !writes_out)) pages = reserve_pages(size, file, is_new);
+    if (is_ours && !pages && is_new && !writes_out) pages = reserve_pages(size, file = -1, false);  // what some file systems cannot
+    if (is_ours && !pages) {
+        if (writes_out) loaded = {nullptr, size, 0, false};  // asked for, and not there
+        return nullptr;
+    }
     Buffer* buffer = is_ours ? functions.buffer_at(pages, size) : functions.alloc_buffer(functions.cpu_buffer_type(), size);
     if (!buffer) return nullptr;
     if (is_ours) {
@@ -272,13 +298,20 @@ EXPORTED const char* edgespec_kernels_attach(void* library, int is_alone) {
 }
 
 // Whether models that this thread loads from now on use them; `threads` pack their weights. A table that is the
-// model's head, too (`is_tied`), is packed and kept once. `packed_file` has these weights already, or is negative.
-EXPORTED void edgespec_kernels_enable(int enabled, int is_tied, int threads, int packed_file) {
+// model's head, too (`is_tied`), is packed and kept once. `packed_file` has these weights already, or is to get them if
+// it `is_new`, piece by piece if it `writes_out`; or it is negative.
+EXPORTED void edgespec_kernels_enable(int enabled, int is_tied, int threads, int packed_file, int is_new, int writes_out) {
     edgespec::is_enabled = enabled != 0;
     edgespec::packs_table = is_tied != 0;
     edgespec::loading_threads = threads;
     edgespec::packed_file = packed_file;
-    if (enabled) edgespec::loaded = {};
+    edgespec::is_new = is_new != 0;
+    edgespec::writes_out = writes_out != 0;
+    if (enabled) {
+        edgespec::loaded = {};
+        edgespec::experts.clear();
+        edgespec::layers_of_experts.clear();
+    }
     for (edgespec::Tensor* tensor : edgespec::nameless) edgespec::hide_or_show_name(tensor);
     edgespec::nameless.clear();
 }
@@ -286,10 +319,14 @@ EXPORTED void edgespec_kernels_enable(int enabled, int is_tied, int threads, int
 // Where this thread has put packed weights last, if it has.
 EXPORTED edgespec::Loaded edgespec_kernels_loaded() { return edgespec::loaded; }
 
-// Lets these weights, which nobody changes any more, be pages of a file that has their bytes. 0 where it cannot be.
-EXPORTED int edgespec_kernels_map(void* begin, size_t size, int file) {
-    return edgespec::replace_pages(begin, size, file);
+// Lets what this thread has loaded last hold so many bytes of experts, and read others from its file when they are used.
+// As `hold_experts`.
+EXPORTED int edgespec_kernels_hold(int file, size_t expert_bytes) {
+    return edgespec::hold_experts(edgespec::loaded.begin, edgespec::loaded.size, file, expert_bytes, edgespec::experts);
 }
+
+// What was counted of the experts of packed weights that lie here.
+EXPORTED edgespec::ExpertCounts edgespec_kernels_expert_counts(const void* begin) { return edgespec::expert_counts(begin); }
 
 // A head of fewer tokens than its model's is in use: its logits are spread over the vocabulary by the kernels.
 EXPORTED void edgespec_kernels_spread() { edgespec::has_heads = true; }

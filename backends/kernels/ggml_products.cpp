@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <vector>
 
+#include "expert_cache.h"
 #include "packed_memory.h"
 
 namespace edgespec {
@@ -222,6 +224,15 @@ void route(const Tensor* ids, const Routing& routing, uint8_t* memory) {
     used[kept] = {s.experts, 0, 0};
 }
 
+// Has the used experts read that are not in memory, and puts these behind the others.
+void request_used(ExpertCache& cache, const Tensor* weights, Used* used) {
+    std::vector<int64_t> experts;
+    Used* end = used;
+    for (; end->end; end++) experts.push_back(end->expert);
+    request_experts(cache, weights->data, experts);
+    std::stable_partition(used, end, [&](const Used& one) { return is_here(cache, weights->data, one.expert); });
+}
+
 void quantize_all_columns(const ComputeParams* params, const Tensor* x, Activations to) {
     int64_t columns = x->ne[1] * x->ne[2];
     for (int64_t c = columns * params->ith / params->nth; c < columns * (params->ith + 1) / params->nth; c++)
@@ -275,7 +286,11 @@ void multiply_experts(const ComputeParams* params, const Tensor* op) {
     const int64_t rows = weights->ne[1] / f.panel_rows;
     uint8_t* memory = work(params);
     const Activations x = routing.activations(memory), tile = routing.tile(memory, params->ith);
-    if (params->ith == 0) route(op->src[2], routing, memory);
+    ExpertCache* cache = expert_cache_of(weights->data);
+    if (params->ith == 0) {
+        route(op->src[2], routing, memory);
+        if (cache) request_used(*cache, weights, routing.used(memory));
+    }
     if (!f.multiply_floats) quantize_all_columns(params, op->src[1], x);
     start_sharing(params);
     const Chunks chunks(rows, f.panel_bytes(routing.sizes.k), params->nth, kResults / kTileColumns * 4 / f.panel_rows);
@@ -287,6 +302,7 @@ void multiply_experts(const ComputeParams* params, const Tensor* op) {
         const int64_t first = (c - before) * chunks.size;
         const ExpertPart part = {used->expert, first, std::min(rows, first + chunks.size), routing.routed(memory) + used->first,
                                  used->end - used->first};
+        if (cache) wait_for_expert(*cache, weights->data, part.expert);
         if (f.multiply_floats)
             multiply_float_expert(op, part);
         else

@@ -19,14 +19,15 @@ class Adapters:
     Packed weights stay as they are: what an adapter adds is multiplied beside them.
     """
 
-    def __init__(self, lib: ModuleType, model: Any, paths: Sequence[Path]) -> None:
+    def __init__(self, lib: ModuleType, model: Any, lora: Sequence[tuple[Path, float]]) -> None:
+        self.scales = [scale for _, scale in lora]  # in the next step of the last context
         read = lib._lib["llama_adapter_lora_init"]
         read.restype, read.argtypes = ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_char_p]
         self._set = lib._lib["llama_set_adapters_lora"]
         of_context = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
         self._set.restype, self._set.argtypes = ctypes.c_int32, of_context
         self._handles = list[int]()
-        for path in paths:
+        for path, _ in lora:
             handle = read(model, os.fsencode(path))
             if not handle:
                 said = LIBRARY_LOG.problem() or "no reason"
@@ -46,3 +47,4 @@ class Adapters:
             raise BackendError(
                 f"llama.cpp does not take an adapter: {LIBRARY_LOG.problem() or 'no reason'}"
             )
+        self.scales = list(scales)

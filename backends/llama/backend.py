@@ -30,6 +30,7 @@ from edgespec.backends.llama.team import end_team
 from edgespec.backends.tree import DraftTree
 from edgespec.errors import BackendError, ModelNotFoundError, UnsupportedError
 from edgespec.memory.bytes.config import RunConfig
+from edgespec.memory.device.structures import ExpertCounts
 from edgespec.models.images import Image, Sound
 
 
@@ -596,19 +597,24 @@ class LlamaBackend(LlamaSequence):
     @property
     def scales(self) -> Sequence[float]:
         """As of `Adapts`."""
-        return self._context.scales
+        adapters = self._context.adapters
+        return () if adapters is None else adapters.scales
 
     def adapt(self, scales: Sequence[float]) -> None:
         """As of `Adapts`."""
-        self._context.adapt(scales)
+        assert self._context.adapters is not None, "it has adapters"
+        self._context.adapters.set(self._context.handle, scales)
 
-    def keep_packed(self, progress: Callable[[float], None]) -> bool:
-        """Keep packed weights in a file for later loads; whether they are pages of it now.
-
-        Raises OSError.
-        """
+    def keeps_packed(self) -> bool:
+        """Whether a file keeps packed weights for later loads. Raises OSError where it cannot."""
         packed = self._context.packed
-        return packed is not None and packed.keep(progress)
+        return packed is not None and packed.is_kept()
+
+    @property
+    def expert_counts(self) -> ExpertCounts:
+        """What was read of experts since the load; zeros where all are in memory."""
+        packed = self._context.packed
+        return ExpertCounts() if packed is None else packed.counts()
 
     def rest(self) -> None:
         """The calling thread makes no step soon."""

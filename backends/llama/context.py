@@ -51,9 +51,8 @@ class LlamaContext:
     vision: Vision | None = None  # where it has a projector
     spare: int | None = None  # a sequence id for parts of a cache, where it can be split
     outputs: BlockOutputs | None = None  # of the layers that its head reads
-    scales: Sequence[float] = ()  # of its adapters, in the next step
     packed: PackedWeights | None = None  # where a file is to keep them
-    _adapters: Adapters | None = None
+    adapters: Adapters | None = None
     _model: Any = None
     _parts: Sequence[Path] = ()  # of a split model, wherever they lie
     _tokenizer: LlamaTokenizer | None = None
@@ -82,24 +81,13 @@ class LlamaContext:
             self.tokenizer.find_control_texts()
         self.capabilities = self._find_capabilities()
         if self.settings.lora:
-            self._open_adapters()
+            self.adapters = Adapters(self.lib, self._model, self.settings.lora)
         self._make_context(adjust)
         self._look(self.settings.max_nodes)
         if self.settings.lora:  # with which buffers are larger
             self.look_again()
         if self.settings.projector is not None:
             self._open_projector(self.settings.projector)
-
-    def _open_adapters(self) -> None:
-        """Read the adapters of the settings, once for the model. Raises BackendError."""
-        self._adapters = Adapters(self.lib, self._model, [path for path, _ in self.settings.lora])
-        self.scales = tuple(scale for _, scale in self.settings.lora)
-
-    def adapt(self, scales: Sequence[float]) -> None:
-        """Let the next steps add so much of each adapter. Raises BackendError."""
-        assert self._adapters is not None, "it has adapters"
-        self._adapters.set(self.handle, scales)
-        self.scales = tuple(scales)
 
     def _open_projector(self, path: Path) -> None:
         from edgespec.backends.llama.vision import Vision
@@ -175,13 +163,21 @@ class LlamaContext:
         tied = settings.tied and not settings.devices  # whose last one has the head
         limit_freed_memory()  # tensors are read into a buffer of their size before they are packed
         with ExitStack() as opened:
-            file = -1
+            file, is_new = -1, False
             if settings.kernels and settings.packed_file and files:
                 self.packed = PackedWeights(files, settings)
-                file = opened.enter_context(self.packed.offered())
-            use = kernels(settings.kernels, tied=tied, threads=settings.threads, packed_file=file)
+                file, is_new = opened.enter_context(self.packed.offered())
             interrupted = opened.enter_context(interrupts_kept())
-            opened.enter_context(use)
+            opened.enter_context(
+                kernels(
+                    settings.kernels,
+                    tied=tied,
+                    threads=settings.threads,
+                    packed_file=file,
+                    is_new=is_new,
+                    writes_out=settings.expert_bytes > 0,
+                )
+            )
             opened.enter_context(closing(pages))
             if self._parts:
                 names = (ctypes.c_char_p * len(self._parts))(*map(os.fsencode, self._parts))
@@ -199,7 +195,7 @@ class LlamaContext:
                 f"llama.cpp cannot load {os.path.basename(path)}",
                 hint=f"the file may be of a newer architecture than {PACKAGE} knows",
             )
-        if self.packed is not None and self.packed.is_mapped:
+        if self.packed is not None:
             self.packed.read(progress or (lambda _part: None))
 
     def _files_of(self, path: str) -> Sequence[Gguf]:
@@ -266,8 +262,8 @@ class LlamaContext:
                 hint="try a smaller --ctx",
             )
         self.memory = self.lib.llama_get_memory(self.handle)
-        if self._adapters is not None:
-            self.adapt(self.scales)
+        if self.adapters is not None:
+            self.adapters.set(self.handle, self.adapters.scales)
         pages.ask(written=True)  # the cache has been cleared
 
     def label_of(self, buffer_type: str) -> str:
@@ -334,6 +330,8 @@ class LlamaContext:
             raise BackendError(
                 f"{function.__name__} failed with {status}: {LIBRARY_LOG.problem() or 'no reason'}"
             )
+        if self.packed is not None:
+            self.packed.check()
 
     def rows(self, count: int) -> Logits:
         """The first logits of the last step, [count, V]: a view that the next step overwrites."""
@@ -354,6 +352,8 @@ class LlamaContext:
             self.lib.llama_model_free(self._model)
             give_back_memory()
         self.handle = self._model = None
+        if self.packed is not None:
+            self.packed.close()
 
 
 class _LogitsView:

@@ -117,23 +117,30 @@ def leave_out(types: Any, name: str) -> None:
 
 @contextmanager
 def kernels(
-    use: bool, *, tied: bool = False, threads: int = 1, packed_file: int = -1
+    use: bool,
+    *,
+    tied: bool = False,
+    threads: int = 1,
+    packed_file: int = -1,
+    is_new: bool = False,
+    writes_out: bool = False,
 ) -> Iterator[None]:
     """Models that this thread loads in the body use them, or do not; `threads` pack weights.
 
     Of a `tied` model, whose embedding table is its head, too, the table is kept once. What a
-    `packed_file` has, by its handle, is mapped, and the model's file is not read for it.
+    `packed_file` has, by its handle, is mapped, and the model's file is not read for it. If it
+    `is_new`, weights are packed into it, and if it `writes_out`, leave memory as they are.
     """
     if refusal_of_kernels():
         yield
         return
     enable = open_library()["edgespec_kernels_enable"]
-    enable.restype, enable.argtypes = None, 4 * [ctypes.c_int]
-    enable(use, tied, threads, packed_file)
+    enable.restype, enable.argtypes = None, 6 * [ctypes.c_int]
+    enable(use, tied, threads, packed_file, is_new, writes_out)
     try:
         yield
     finally:
-        enable(False, False, 1, -1)
+        enable(False, False, 1, -1, False, False)
 
 
 def spread_logits() -> None:

@@ -1,21 +1,26 @@
-"""A model's packed weights in memory: pages of the file that keeps them, or what goes there."""
+"""A model's packed weights in memory: pages of the file that keeps them, or what it has of experts.
+
+A first load packs them into a new file, by way of its pages; that has its name when it is on the
+disk, behind the first answers.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from typing import Any
 
 from edgespec.backends.llama.huge_pages import read_pages
 from edgespec.errors import BackendError
 from edgespec.memory.bytes.config import RunConfig
 from edgespec.memory.device.kernels import kernels_key, open_library
-from edgespec.memory.device.structures import LoadedWeights
-from edgespec.memory.store.packed import PackedFile
+from edgespec.memory.device.structures import ExpertCounts, LoadedWeights
+from edgespec.memory.store.packed import NewFile, PackedFile
 from edgespec.models.gguf.reader import Gguf
 from edgespec.models.spec import content_hash, header_hash
-
-_P, _SIZE = ctypes.c_void_p, ctypes.c_size_t
+from edgespec.models.writing import reason
 
 
 class PackedWeights:
@@ -23,26 +28,79 @@ class PackedWeights:
 
     def __init__(self, files: Sequence[Gguf], settings: RunConfig) -> None:
         self._name = files[0].path.name
+        self._nbytes = sum(one.file_bytes for one in files)
+        self._expert_bytes = settings.expert_bytes
         self._file = PackedFile(_key(files, settings))
         self._memory = LoadedWeights()
+        self._new: NewFile | None = None
+        self._problem: OSError | None = None  # that keeps them from being kept
 
     @contextmanager
-    def offered(self) -> Iterator[int]:
-        """The handle of the file that has them, for a load in the body; -1: there is none.
+    def offered(self) -> Iterator[tuple[int, bool]]:
+        """For a load in the body: a handle of their file, or -1, and whether they go there.
 
-        Raises BackendError where it turned out to be of something else.
+        Raises BackendError where it turned out to be of something else, or where experts that are
+        to be read from it are not there.
         """
         with self._file.opened() as found:
-            yield -1 if found is None else found[0]
-        loaded = open_library()["edgespec_kernels_loaded"]
-        loaded.restype, loaded.argtypes = LoadedWeights, []
-        self._memory = loaded()
-        if self.is_mapped and (found is None or found[1] != self._layout):
+            if found is None:
+                self._begin()
+            if self._expert_bytes and found is None and self._new is None:
+                said = (
+                    "another process is at it" if self._problem is None else reason(self._problem)
+                )
+                raise self._missing(said)
+            handle = found[0] if found else self._new.handle if self._new else -1
+            try:
+                yield handle, found is None
+                self._memory = _function("edgespec_kernels_loaded", LoadedWeights)()
+                if found is not None and self._memory.size:
+                    self._check(found[1])
+                if self._expert_bytes and self._memory.size:  # else the load failed
+                    self._hold(handle)
+            except BaseException:
+                self._drop()
+                raise
+            if not self.is_mapped:
+                self._drop()
+            elif self._new is not None:
+                self._new.finish(self._layout)
+
+    def _begin(self) -> None:
+        try:
+            with suppress(BlockingIOError):  # another process writes it
+                self._new = self._file.begin(
+                    self._name, self._nbytes, needed=self._expert_bytes > 0
+                )
+        except OSError as problem:
+            self._problem = problem
+
+    def _drop(self) -> None:
+        if self._new is not None:
+            self._new.abandon()
+            self._new = None
+
+    def _check(self, layout: str) -> None:
+        if not self.is_mapped or layout != self._layout:
             self._file.remove()
             raise BackendError(
                 f"the packed file of {self._name} has its weights in another order",
                 hint="it was removed: start it again",
             )
+
+    def _hold(self, handle: int) -> None:
+        """Have all but experts in memory, and of these so many bytes."""
+        if not self.is_mapped:
+            raise self._missing("its disk has no room, or files that cannot be mapped")
+        hold = _function("edgespec_kernels_hold", ctypes.c_int, ctypes.c_int, ctypes.c_size_t)
+        if status := hold(handle, self._expert_bytes):
+            raise _unreadable(self._name, status)
+
+    def _missing(self, said: str) -> BackendError:
+        return BackendError(
+            f"{self._name} is larger than memory, and its packed file cannot be written: {said}",
+            hint="its folder needs room for the whole model: EDGESPEC_CACHE names another one",
+        )
 
     @property
     def is_mapped(self) -> bool:
@@ -55,24 +113,49 @@ class PackedWeights:
 
     def read(self, progress: Callable[[float], None]) -> None:
         """Have the pages of the file in memory."""
-        read_pages(self._memory.begin, self._memory.size, progress)
+        if self.is_mapped and not self._expert_bytes:
+            read_pages(self._memory.begin, self._memory.size, progress)
 
-    def keep(self, progress: Callable[[float], None]) -> bool:
-        """Write them to their file, if they are not there, and use that; whether it is used now.
-
-        Raises OSError, and nothing has changed.
-        """
-        begin, size = self._memory.begin, self._memory.size
-        if self.is_mapped or not size:
-            return self.is_mapped
-        view = memoryview((ctypes.c_ubyte * size).from_address(begin)).cast("B")
-        if self._file.write(self._name, view, self._layout, progress):
-            with self._file.opened() as found:
-                if found is not None:
-                    function = open_library()["edgespec_kernels_map"]
-                    function.restype, function.argtypes = ctypes.c_int, [_P, _SIZE, ctypes.c_int]
-                    self._memory.is_mapped = function(begin, size, found[0])
+    def is_kept(self) -> bool:
+        """Whether they are kept for later loads. Raises OSError where they cannot be."""
+        if self._problem is not None:
+            raise self._problem
         return self.is_mapped
+
+    def check(self) -> None:
+        """Raises BackendError where a step may have used what could not be read or written."""
+        if self._new is not None and self._new.problem is not None:
+            raise BackendError(
+                f"the packed weights of {self._name} could not be written: "
+                f"{reason(self._new.problem)}",
+                hint="start it again with --packed-file off",
+            )
+        if self._expert_bytes and (status := self.counts().problem):
+            raise _unreadable(self._name, status)
+
+    def counts(self) -> ExpertCounts:
+        """Of experts that were read; zeros where all are in memory."""
+        function = _function("edgespec_kernels_expert_counts", ExpertCounts, ctypes.c_void_p)
+        counted: ExpertCounts = function(self._memory.begin)
+        return counted
+
+    def close(self) -> None:
+        """Wait until they are on the disk."""
+        if self._new is not None:
+            self._new.join()
+
+
+def _unreadable(name: str, status: int) -> BackendError:
+    said = os.strerror(status) if status > 0 else "it is shorter than it was"
+    return BackendError(
+        f"the packed file of {name} cannot be read: {said}", hint="start it again: it is checked"
+    )
+
+
+def _function(name: str, result: Any, *arguments: Any) -> Any:
+    function = open_library()[name]
+    function.restype, function.argtypes = result, list(arguments)
+    return function
 
 
 def _key(files: Sequence[Gguf], settings: RunConfig) -> str:

@@ -11,7 +11,7 @@ import os
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from edgespec.backends.base import Capabilities
 from edgespec.backends.llama.adapters import Adapters
@@ -44,6 +44,7 @@ _ROUNDED = 0.005  # MiB that a number of the log may be too small by
 _NO_MEMORY = "bad_alloc"  # in llama.cpp's words
 _TOO_MUCH = f"llama.cpp's tables for this model take more than {MOST_BYTES >> 30} GiB"
 _NOTHING = DeviceBytes(0, 0, 0, 0)
+_Loaded = tuple[Any, Adapters | None, dict[str, int]]  # a model, adapters, bytes by label
 _MOST_TYPES = 64  # kinds of memory that llama.cpp tells of
 
 
@@ -125,14 +126,6 @@ class _Contexts:
         return context
 
 
-class _Loaded(NamedTuple):
-    """A model without its weights, its adapters, and the bytes of these by label."""
-
-    model: Any
-    adapters: Adapters | None
-    adapter_bytes: dict[str, int]
-
-
 class SimulatedContext(LlamaContext):
     """A context that allocates nothing, as a model that is loaded so would have it.
 
@@ -145,27 +138,26 @@ class SimulatedContext(LlamaContext):
         self.capabilities = Capabilities(True, config.max_leaves > 1, True)
 
     def loaded(self, path: str) -> _Loaded:
-        """A model without its weights, which stays loaded. Raises BackendError.
+        """A model without its weights, and its adapters as they are, which stay loaded.
 
-        Adapters are read as they are.
+        Raises BackendError.
         """
         attach_uncompared()
         LIBRARY_LOG.clear()
         self._load(path, None)
         if not self.settings.lora:
-            return _Loaded(self._model, None, {})
+            return self._model, None, {}
         LIBRARY_LOG.clear()
-        self._open_adapters()
+        adapters = Adapters(self.lib, self._model, self.settings.lora)
         log_bytes = LIBRARY_LOG.buffer_bytes(self._placed.labels)
         labels = [HOST, *self._placed.labels.values()]
         names = {label: "adapters" if label == HOST else f"{label}_adapters" for label in labels}
         found = {label: log_bytes[name] for label, name in names.items() if name in log_bytes}
-        return _Loaded(self._model, self._adapters, found)
+        return self._model, adapters, found
 
     def make(self, loaded: _Loaded, changes: dict[str, int], beside: LlamaContext | None) -> None:
         """Make the context. Raises BackendError."""
-        self._model, self._adapters, self._adapter_bytes = loaded
-        self.scales = tuple(1.0 for _ in self.settings.lora)
+        self._model, self.adapters, self._adapter_bytes = loaded
 
         def adjust(params: Any) -> None:
             set_params(params, n_rs_seq=self.settings.snapshots, **changes)
@@ -179,7 +171,7 @@ class SimulatedContext(LlamaContext):
             self._cache_bytes = sum((one + _ROUNDED) * 2**20 for one in LIBRARY_LOG.cache_mebibytes)
             for layer in self._captured_layers:
                 keep_layer_input(self, layer)
-            if self._captured_layers or self._adapters:
+            if self._captured_layers or self.adapters:
                 self._lay_out_anew()
 
     def _adjust_loading(self, params: Any) -> None:

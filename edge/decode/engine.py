@@ -383,6 +383,7 @@ class Engine(Target):
         """Keep what the cache holds in a store from now on, and go on from what is there."""
         bytes_of = self.backend.tokenizer.token_bytes
         self._kept = PrefixKeeper(store, self._slots, self._scheduler, bytes_of)
+        self._kept.begin()
 
     def respelled(self, ids: list[int], salt: str = "") -> list[int]:
         """Ids of the same text, as those of a text that a store has, where it has most of it."""

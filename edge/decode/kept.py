@@ -2,7 +2,8 @@
 
 The engine asks when a job is made, begins and ends; what there is, and how it is kept, the store
 knows (`edgespec.memory.store.prefixes`). A text is written once nobody has been answered for a
-moment, a piece at a time: who comes meanwhile waits for one piece.
+moment, a piece at a time: who comes meanwhile waits for one piece. The text that was used last is
+put back by itself behind a start, as it is likely to go on, in pieces, too.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from warnings import warn
 
@@ -93,14 +94,36 @@ class PrefixKeeper:
             return
         if not isinstance(backend, KeepsCache) or not self._slots.hold(slot, piece.end):
             return
+        here = slot.common(piece.text, job.salt)
         try:
             for one in piece.chain:
-                backend.load_cache(str(one.path), one.tokens.tolist(), one.images, one.start)
+                if one.end > here:
+                    _load(backend, one)
         except BackendError as problem:  # one was removed meanwhile
             LOG.info("%s: the prompt is read", problem)
             backend.truncate(0)
             return
         self._store.touch(piece)
+
+    def begin(self) -> None:
+        """Begin to put back the text that was used last, until somebody asks for something."""
+        threading.Thread(target=self._resume, daemon=True).start()
+
+    def _resume(self) -> None:
+        """In a thread of its own. Texts that have a salt wait until their owner comes."""
+        with suppress(_Left, EdgespecError), self._writing:
+            slot = next(iter(self._slots))
+            piece = self._store.latest(slot.salt, slot.backend.context_size)
+            if piece is None or not self._store.is_whole(piece):
+                return
+            for one in piece.chain:
+                with self._held():
+                    left = [] if one.parent is None else one.parent.text
+                    if self._is_closed or list(slot.tokens) != left:
+                        return
+                    assert isinstance(slot.backend, KeepsCache), "which wrote it"
+                    _load(slot.backend, one)
+            LOG.info("%d tokens of the text that was used last are in the cache", piece.end)
 
     # -- behind an answer ------------------------------------------------------------------
 
@@ -191,6 +214,11 @@ class PrefixKeeper:
             )
         if not splits and parent is not None:
             self._store.remove_parts_of(parent)
+
+
+def _load(backend: KeepsCache, piece: Piece) -> None:
+    """Put the cells of a piece behind those of the pieces before. Raises BackendError."""
+    backend.load_cache(str(piece.path), piece.tokens.tolist(), piece.images, piece.start)
 
 
 def _is_worth(piece: Piece, common: int, here: int) -> bool:

@@ -96,6 +96,8 @@ class Slots:
             # Whether sequences with the same beginning hold it in the same cells.
             self._cells, self.shares = whole.cells, whole.shares_cells
         self._numbers = itertools.count(1)
+        # Of the model's adapters, in the next step; empty where there are none.
+        self.scales = tuple(whole.scales) if isinstance(whole, Adapts) else ()
 
     def __iter__(self) -> Iterator[Slot]:
         return iter(self._slots)
@@ -105,15 +107,11 @@ class Slots:
         """Whether there is a sequence that nobody has."""
         return any(slot.is_free for slot in self._slots)
 
-    @property
-    def scales(self) -> tuple[float, ...]:
-        """Of the model's adapters, in the next step; empty where there are none."""
-        return tuple(self._whole.scales) if isinstance(self._whole, Adapts) else ()
-
     def adapt(self, scales: tuple[float, ...]) -> None:
-        """Let the next steps have these."""
+        """Let the next steps have these scales of the model's adapters."""
         if isinstance(self._whole, Adapts) and scales != self.scales:
             self._whole.adapt(scales)
+            self.scales = scales
 
     def rest(self) -> None:
         """The calling thread, which made steps, makes none soon."""

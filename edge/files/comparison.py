@@ -37,7 +37,7 @@ _CONTEXT = 1024  # where steps are compared bit by bit
 def held_out(
     spec: ModelSpec, data: Path | None, progress: Progress, count: int = TEXTS
 ) -> Reference:
-    """What the source says over texts that nothing was searched or calibrated on."""
+    """What the source says over texts that nothing was fitted to or calibrated on."""
     texts = texts_for(spec, count, progress, data=data, seed=HELD_OUT_SEED)
     return make_reference(
         spec.path,

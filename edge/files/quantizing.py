@@ -41,10 +41,10 @@ from edgespec.quantize.pieces import Pieces, recipe_of
 from edgespec.quantize.quality import make_reference
 from edgespec.quantize.texts import CountedText, texts_of_tokens, write_texts
 
-_SEARCH_TEXTS = 24
-_LEAST_PIECES = 4  # of a file: two to search on and two to judge by
+_FIT_TEXTS = 24
+_LEAST_PIECES = 4  # of a file: two to fit to and two to judge by
 _TEXTS = "texts.npz"
-SEARCH_SEED, HELD_OUT_SEED = 1, 2
+FIT_SEED, HELD_OUT_SEED = 1, 2
 # Tensor types that are garbage without an importance matrix, and tensors that do without.
 _NEEDY = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS")
 _UNWEIGHED = ("token_embd.weight", "per_layer_token_embd.weight", "output.weight")
@@ -57,7 +57,7 @@ def texts_for(
     progress: Progress,
     *,
     data: Path | None = None,
-    seed: int = SEARCH_SEED,
+    seed: int = FIT_SEED,
 ) -> list[CountedText]:
     """So many texts by the model itself, or pieces of a file (some of each part of it)."""
     with open_tokenizer(spec.path) as tokenizer:
@@ -65,9 +65,9 @@ def texts_for(
             chat = chat_of(spec, tokenizer)
         else:
             pieces = _file_texts(spec, data, tokenizer)
-            # Half is for searching and half is held out: no piece is in both.
+            # Half is to fit to and half is held out: no piece is in both.
             order = np.random.default_rng(0).permutation(len(pieces))
-            return [pieces[number] for number in order[seed != SEARCH_SEED :: 2][:count]]
+            return [pieces[number] for number in order[seed != FIT_SEED :: 2][:count]]
     return write_texts(
         spec.path,
         chat,
@@ -137,7 +137,7 @@ def importance_matrix(
         read_imatrix(path)  # now, with its own words, rather than in the quantizer
         yield path, ""
         return
-    texts = texts_for(spec, _SEARCH_TEXTS, progress, data=data)
+    texts = texts_for(spec, _FIT_TEXTS, progress, data=data)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "imatrix.gguf"
         _compute(spec, texts, data, path, progress)
@@ -168,7 +168,7 @@ def fit_file(
     minutes: float | None = None,
     progress: Progress = lambda _what, _part: None,
 ) -> Fit:
-    """Write the best mixture of types found that takes at most `size_bytes`.
+    """Write the mixture of types that loses least in at most `size_bytes`.
 
     `minutes` are for measuring. Everything measured and quantized is kept in a folder beside the
     target until it is done, so that the same call goes on where one was stopped; a folder that is
@@ -206,7 +206,7 @@ def fit_file(
     )
     recipe = recipe_of(found.types, matrix, "computed by edgespec")
     convert(spec.path, target, recipe, threads=threads, progress=progress)
-    if work is None and found.complete and found.has_measured_all:
+    if work is None and found.has_measured_all:
         shutil.rmtree(kept, ignore_errors=True)
         with suppress(OSError):  # other sizes, or somebody else's files
             folder.rmdir()
@@ -240,7 +240,7 @@ def _kept_texts(
             ends = np.cumsum(file["lengths"])[:-1]
             tokens, counted = (np.split(file[name], ends) for name in ("tokens", "counted"))
             return [CountedText(*part) for part in zip(tokens, counted, strict=True)]
-    texts = texts_for(spec, _SEARCH_TEXTS, progress, data=data)
+    texts = texts_for(spec, _FIT_TEXTS, progress, data=data)
     with whole_file(path) as partial, partial.open("wb") as file:
         np.savez(
             file,

@@ -71,7 +71,6 @@ from edgespec.serve.parsing import (
     error_form,
     read_json,
     scales_of,
-    shown,
 )
 from edgespec.serve.pool import ANY, CHAT, EMBED, Member, Pool
 from edgespec.serve.responses import (
@@ -320,6 +319,7 @@ def make_app(pool: Pool, shared: Shared, access: Access | None = None) -> ASGIAp
 
     @asynccontextmanager
     async def lifespan(_: object) -> AsyncIterator[None]:
+        await anyio.sleep(0)  # it imports its half for asyncio now, not within the first request
         try:
             yield
         finally:
@@ -449,16 +449,11 @@ class Routes:
         fields.ignore("model")
         name, arguments = fields.text("name"), fields.text("arguments", "{}")
         fields.end()
-        if self._shared.tools is None or not self._shared.tools.has(name):
-            raise ApiError(f"there is no tool {shown(name)} here (--mcp)", status=404, param="name")
-        try:
-            values = ToolCall("", name, arguments).values
-        except (ValueError, RecursionError):
-            raise ApiError("arguments must be the text of an object", param="arguments") from None
-        # A character is a quarter of a token or more, and two results shall fit.
-        most_chars = member.model.about["context_length"] or 0
-        call = partial(self._shared.tools.result, name, values, most_chars)
-        content = await anyio.to_thread.run_sync(call, limiter=self._calls)
+        if (tools := self._shared.tools) is None:
+            raise ApiError("there are no tools here (--mcp)", status=404, param="name")
+        size = member.model.about["context_length"] or 0
+        result = partial(tools.result, ToolCall("", name, arguments), size)
+        content = await anyio.to_thread.run_sync(result, limiter=self._calls)
         return JSONResponse({"content": content})
 
     async def _named(self, request: Request) -> tuple[Member, Any]:

@@ -21,6 +21,8 @@ from edgespec.paths import read_text
 if TYPE_CHECKING:
     import psutil
 
+    from edgespec.decode.generation import ToolCall
+
 # A client has 65 MiB of data, and ends a call that takes 24 MiB more.
 _LIMITS = GuestLimits(128 << 20, seconds=20.0, patience_s=60.0)
 _END_S = 2.0  # that a server has to end by itself, and then when it is told to
@@ -60,18 +62,21 @@ class ToolServers:
                 self.tools.append({"type": "function", "function": {**tool, "name": name}})
         del self.tools[_MOST_TOOLS:]
 
-    def has(self, name: str) -> bool:
-        """Whether there is a tool of that name."""
-        return name in self._by_name
-
     def may_call(self, name: str) -> bool:
-        """Whether nobody needs to be asked before a tool is called."""
-        return bool(self.allowed & {name, "*"})
+        """Whether nobody needs to be asked before a tool is called; nothing is, of none."""
+        return name not in self._by_name or bool(self.allowed & {name, "*"})
 
-    def result(self, name: str, values: dict[str, Any], most_chars: int) -> str:
-        """The text that a call gives, at most so much; `error: ...` where it gives none."""
-        server, name = self._by_name[name]
-        found = server.ask(name=name, values=values, most_chars=most_chars)
+    def result(self, call: ToolCall, context_size: int) -> str:
+        """The text that a call gives; `error: ...` where it gives none."""
+        if call.name not in self._by_name:
+            return "error: there is no such tool"
+        try:
+            values = call.values
+        except (ValueError, RecursionError):
+            return "error: the arguments are no object, or cut off"
+        server, name = self._by_name[call.name]
+        # A character is a quarter of a token or more, and two results shall fit.
+        found = server.ask(name=name, values=values, most_chars=context_size)
         text: str = found["text"] if "text" in found else f"error: {found['problem']}"
         return text
 

@@ -50,6 +50,7 @@ from edgespec.memory.bytes.config import RunConfig
 from edgespec.memory.device import host
 from edgespec.memory.device.bandwidth import saw_step
 from edgespec.memory.device.reservations import release
+from edgespec.memory.plan.experts import keep_counts
 from edgespec.memory.plan.machine import reachable_bytes, reserve, reserve_unmapped
 from edgespec.memory.plan.options import LLAMACPP, ONNX, LoadOptions, said_as_arguments
 from edgespec.memory.plan.plan import DRAFT_MODEL_NODES, Plan, draft_config
@@ -266,7 +267,7 @@ def _load_one(
             snapshots_cost=1.0 if plan.drafter_is_asked else cost,
             cache_key=f"{key} | exact" if plan.exact else key,
             spec=spec,
-            on_close=partial(_close, learning),
+            on_close=partial(_close, learning, backend, spec, plan),
         )
         if plan.disk_cache_bytes and reuses_cache:
             _keep_prefixes(engine, spec, plan)
@@ -286,10 +287,13 @@ def _keep_prefixes(engine: Engine, spec: ModelSpec, plan: Plan) -> None:
         engine.keep_prefixes(store)
 
 
-def _close(learning: Learning) -> None:
+def _close(learning: Learning, backend: Backend, spec: ModelSpec, plan: Plan) -> None:
     """Keep what a run has learned; its memory may be planned with again."""
     try:
         learning.keep()
+        if plan.expert_bytes and isinstance(backend, LlamaBackend):
+            counts = backend.expert_counts
+            keep_counts(spec, plan.expert_bytes, counts.used, counts.read)
     finally:
         release()
 
@@ -303,15 +307,14 @@ def _load_llamacpp(spec: ModelSpec, plan: Plan, report: Progress) -> Backend:
         make = RecurrentBackendWithHead if has_head else RecurrentBackend
     backend = make(spec.path, config, progress=lambda part: report("loading", part))
     if plan.packed_file:
-        _keep_packed(backend, spec, plan, report)
+        _keep_packed(backend, plan)
     return backend
 
 
-def _keep_packed(backend: LlamaBackend, spec: ModelSpec, plan: Plan, report: Progress) -> None:
-    """Keep packed weights in a file, where it can be written, and map that."""
-    told = f"keeping {spec.weight_bytes >> 20} MiB of packed weights for later starts (once)"
+def _keep_packed(backend: LlamaBackend, plan: Plan) -> None:
+    """Packed weights that are pages of a file are not reserved; where they are not kept, say so."""
     try:
-        if backend.keep_packed(lambda part: report(told, part)):
+        if backend.keeps_packed():
             reserve_unmapped(plan)
     except OSError as problem:
         place = cache.cache_directory()
@@ -514,7 +517,8 @@ class Learning:
         """Add what the run has learned to what is stored now, and free the draft model."""
         spec, plan, drafter = self._spec, self._plan, self.drafter
         try:
-            if self._curve is not None:
+            # Steps that read experts are slower than what a plan adds reading to.
+            if self._curve is not None and not plan.expert_bytes:
                 stored.learn_curve(spec, plan, self._curve)
             if drafter is None:
                 return

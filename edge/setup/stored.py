@@ -72,6 +72,7 @@ def settings_key(spec: ModelSpec, config: RunConfig) -> str:
         + (f" on {config.device}" if is_onnx and config.device != "cpu" else "")
         + (f" with {kernels_key()}" if config.kernels else "")
         + (f" | {', '.join(places)}" if places else "")
+        + (" | experts on disk" if config.expert_bytes else "")
         + "".join(f" | {read_gguf(path).header_hash}" for path, _ in config.lora)
     )
 

@@ -63,7 +63,8 @@ class RunConfig:
     `mapped` weights are pages of the file, which packed copies come on top of; others are read into
     memory once. With `kernels`, weights are packed for edgespec's own where these fit this
     llama.cpp; a `tied` table, which is the head, too, once. With `packed_file` they are kept in a
-    file, of which they are pages.
+    file, of which they are pages; with `expert_bytes` memory has so many bytes of experts, and
+    others are read from that file when a step uses them.
     """
 
     context_size: int
@@ -79,6 +80,7 @@ class RunConfig:
     mapped: bool = True
     kernels: bool = False
     packed_file: bool = False
+    expert_bytes: int = 0
     tied: bool = False
     users: int = 1
     cells: int = 0

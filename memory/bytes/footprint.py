@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from edgespec.memory.bytes.config import HOST, KV_FLOATS, RunConfig
+from edgespec.memory.bytes.experts import experts_of
 from edgespec.memory.bytes.simulation import Allocation, DeviceBytes
 from edgespec.memory.device.kernels import packed_bytes
 from edgespec.memory.device.track import MOST_FREED_BYTES
@@ -97,7 +98,12 @@ def weights_parts(spec: ModelSpec, config: RunConfig, answer: Allocation) -> Ite
         looked_up = min(here.weights, looked_up_bytes(spec))
         yield Component("weights", here.weights - looked_up)
         yield Component("table_weights", looked_up, is_ceiling=True, is_mapped=True)
-    yield Component("weights_repacked", here.packed, is_mapped=config.packed_file)
+    experts = experts_of(spec) if config.expert_bytes else None
+    if experts is None:
+        yield Component("weights_repacked", here.packed, is_mapped=config.packed_file)
+    else:
+        yield Component("weights_repacked", max(0, here.packed - experts.nbytes))
+        yield Component("experts", config.expert_bytes, is_ceiling=True)
     for label, size in devices.items():
         yield Component("weights", size, device=label)
     for label, one in answer.items():
@@ -153,7 +159,7 @@ def loading_bytes(spec: ModelSpec, config: RunConfig, here: DeviceBytes) -> int:
     The header is there as well until then. llama.cpp first reads what stays as it is, then what is
     packed, the largest first, each into a buffer of its size; what goes to workers comes last
     (`llama.cpp: src/llama-model-loader.cpp`, `load_all_data`). A tied table that is not packed is
-    read to where it stays.
+    read to where it stays. Where experts stay in a file, what is packed leaves memory at once.
     """
     has_workers = any(one.worker for one in config.devices)
     if config.mapped or not (here.packed or has_workers):
@@ -164,6 +170,8 @@ def loading_bytes(spec: ModelSpec, config: RunConfig, here: DeviceBytes) -> int:
         del tensors[spec.head_name]
     sizes = sorted((tensor.data_bytes for tensor in tensors.values()), reverse=True)
     kept = min(MOST_FREED_BYTES, max(sizes, default=0))
+    if config.expert_bytes:
+        return here.weights + 2 * max(sizes, default=0) + kept
     packed = [min(size, here.packed) for size in itertools.accumulate(sizes)]
     peak = max((sum(one) for one in zip(sizes, packed, strict=True)), default=0)
     if has_workers:

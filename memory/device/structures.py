@@ -56,6 +56,18 @@ class LoadedWeights(ctypes.Structure):
     )
 
 
+class ExpertCounts(ctypes.Structure):
+    """struct edgespec::ExpertCounts of `backends/kernels/expert_cache.h`"""
+
+    _fields_ = (
+        ("used", ctypes.c_uint64),
+        ("read", ctypes.c_uint64),
+        ("read_bytes", ctypes.c_uint64),
+        ("waited_ns", ctypes.c_uint64),
+        ("problem", ctypes.c_int),
+    )
+
+
 # llm_graph_result (`llama.cpp: src/llama-graph.h`): the word of the graph, whose number of nodes is
 # in the next one.
 RESULT_GRAPH = 32

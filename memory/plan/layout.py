@@ -108,6 +108,7 @@ class Layout:
     users: int = 1  # generations that may run at once
     more_cells: int = 0  # of the cache that they share, than a context has
     states: int = 0  # of prefixes, that are kept
+    expert_bytes: int = 0  # that memory has of experts, which a file has; 0: all are in memory
     kv_losses: Losses = field(default_factory=dict)  # as far as they were measured
 
     @property
@@ -190,6 +191,8 @@ class Layout:
         """Prompt tokens evaluated at once where memory is no limit: more would not be faster."""
         if self.gpu_layers:
             return _GPU_BATCH
+        if self.expert_bytes:  # each batch reads nearly all of them
+            return BATCH_SIZES[0]
         width = self.spec.embedding_size
         return next(size for from_width, size in _CPU_BATCHES if width >= from_width)
 
@@ -225,7 +228,9 @@ class Layout:
         """Whether packed weights are kept in a file, and mapped."""
         asked = self.request.packed_file
         return self.kernels and (
-            asked == "on" or (asked == "auto" and is_worth_keeping(self.spec.weight_bytes))
+            self.expert_bytes > 0
+            or asked == "on"
+            or (asked == "auto" and is_worth_keeping(self.spec.weight_bytes))
         )
 
     @cached_property
@@ -532,6 +537,7 @@ class Layout:
             overrides=self.overrides,
             kernels=self.kernels,
             packed_file=self.keeps_packed,
+            expert_bytes=self.expert_bytes,
             users=self.users,
             cells=self.cells(context),
             exact=self.exact,

@@ -285,6 +285,8 @@ def _mapped_reason(layout: Layout) -> str:
     if layout.mapped:
         return "weights are used as they lie in the file, whose pages are shared"
     reason = "weights are rewritten for this device; mapping the file would hold them twice"
+    if layout.expert_bytes:
+        return f"{reason}; experts are read from a file in the cache folder"
     if layout.keeps_packed:
         return f"{reason}; rewritten ones are pages of a file in the cache folder"
     return reason

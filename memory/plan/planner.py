@@ -22,6 +22,12 @@ from typing import Any
 from edgespec.errors import DoesNotFitError
 from edgespec.memory.bytes.config import HOST, MEBIBYTE, WORKER, RunConfig, kv_name, kv_pair
 from edgespec.memory.plan.drafts import Drafts, largest_cheap
+from edgespec.memory.plan.experts import (
+    reads_of,
+    require_speed,
+    with_experts_kept,
+    with_experts_on_disk,
+)
 from edgespec.memory.plan.layout import (
     BATCH_SIZES,
     Layout,
@@ -109,6 +115,7 @@ def make_plan(
     layout, gpu_layers = with_layers_placed(layout)
     layout, kv_type = with_exact_cache(layout, kv_type)
     layout, kv_type = with_smaller_cache(layout, kv_type, losses)
+    layout = with_experts_on_disk(layout)
     choices = [kv_type, threads, drafter, *_draft_model(layout), gpu_layers, device_of(layout)]
     choices.append(kernels_of(layout))
     choices += _kv_costs(losses)
@@ -167,6 +174,15 @@ def _sized(
     if layout.users > 1:
         layout, cells = with_cells_for_all(layout, context, batch_size, draft_max)
         sizes.append(cells)
+    speeds = drafts.tokens_per_s(0), drafts.tokens_per_s(draft_max)
+    ranges = drafts.range_of(0), drafts.range_of(draft_max)
+    if layout.expert_bytes:
+        layout = with_experts_kept(layout, layout.excess_bytes(context, batch_size, draft_max))
+        reads = reads_of(layout)
+        choices = [*choices, reads.choice()]
+        speeds = reads.slowed(speeds[0]), reads.slowed(speeds[1])
+        ranges = reads.slowed_range(ranges[0]), reads.slowed_range(ranges[1])
+        require_speed(layout, ranges[0])
     return Plan.of(
         layout.config(context, batch_size, draft_max),
         draft_max=draft_max,
@@ -180,10 +196,10 @@ def _sized(
         components=layout.footprint(context, batch_size, draft_max),
         limit_bytes=layout.limit_bytes,
         available_bytes=layout.machine.free_bytes,
-        plain_tokens_per_s=drafts.tokens_per_s(0),
-        plain_range=drafts.range_of(0),
-        tokens_per_s=drafts.tokens_per_s(draft_max),
-        speed_range=drafts.range_of(draft_max),
+        plain_tokens_per_s=speeds[0],
+        plain_range=ranges[0],
+        tokens_per_s=speeds[1],
+        speed_range=ranges[1],
         goal=_goal(layout, drafts),
         speed_source=drafts.speed_of(draft_max).source,
         kv_loss=layout.kv_losses.get(kv_name(layout.kv_type_k, layout.kv_type_v)),

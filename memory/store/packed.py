@@ -5,8 +5,8 @@ that run one model have one copy, whose pages the system may drop and read again
 
 A file appears when it is whole. Its document has its size, a checksum and what the file system says
 of it: number and times. One that is as it was left is taken as it is; one that was copied or
-touched is read and held against its sum first; any other is not used, and written anew. Files that
-were used least recently go first.
+touched is read and held against its sum first, if memory has room for all of it; any other is not
+used, and written anew. Files that were used least recently go first.
 """
 
 from __future__ import annotations
@@ -14,18 +14,22 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import sys
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Event, Thread, get_native_id
 
 from edgespec.memory.store import cache
 from edgespec.models.writing import remove_dead, whole_file
 
 LEAST_BYTES = 256 << 20  # of packed weights, which packing takes a second for
 _KIND, _SUFFIX = "packed", ".weights"
-_SHARE = 4  # the part of a disk that all files together take is one in so many
-_BLOCK_BYTES = 32 << 20
+# The part of a disk that all files together take; with one that is needed.
+_SHARE, _NEEDED_SHARE = 0.25, 0.75
+_BLOCK_BYTES = 1 << 20  # beside the first answers
+_LAST = 19  # the priority of what can wait
 
 
 class PackedFile:
@@ -61,80 +65,154 @@ class PackedFile:
         if document is None or os.fstat(handle).st_size != document.get("size"):
             return None
         if document.get("seen") != _seen(handle):
-            checksum = 0
-            while block := os.read(handle, _BLOCK_BYTES):
-                checksum = zlib.crc32(block, checksum)
-            if checksum != document.get("crc32"):
+            if document.get("crc32") is None or _checksum(handle) != document["crc32"]:
                 return None
             cache.store(_KIND, self._key, {**document, "seen": _seen(handle)})
         with suppress(OSError):
             os.utime(self._document)
         return str(document.get("layout"))
 
-    def write(
-        self, model: str, weights: memoryview, layout: str, progress: Callable[[float], None]
-    ) -> bool:
-        """Keep a model's packed weights; whether they are kept, or another process is at it.
+    def begin(self, model: str, nbytes: int, *, needed: bool = False) -> NewFile:
+        """An empty one for a model's packed weights, which take about so many bytes.
 
-        Raises OSError where they cannot be.
+        One that is `needed`, as memory has no room for them, may take more of the disk. Raises
+        OSError where it cannot be, and BlockingIOError where another process is at it.
         """
-        from filelock import FileLock, Timeout
+        return NewFile(self, model, nbytes, _NEEDED_SHARE if needed else _SHARE)
 
-        folder = self.path.parent
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        try:
-            with FileLock(folder / "lock", timeout=0):
-                remove_dead(folder)
-                self._make_room(weights.nbytes)
-                with whole_file(self.path, private=True) as partial, partial.open("r+b") as file:
-                    checksum = _write(file.fileno(), weights, progress)
-                document = {"model": model, "size": weights.nbytes, "layout": layout}
-                with self.path.open("rb") as file:
-                    document |= {"crc32": checksum, "seen": _seen(file.fileno())}
-                if problem := cache.store(_KIND, self._key, document):
-                    raise problem
-        except Timeout:
-            return False
-        return True
+    def keep(self, model: str, handle: int, layout: str, *, summed: bool) -> None:
+        """Note what a file is, which has its name. Raises OSError."""
+        size, checksum = os.fstat(handle).st_size, _checksum(handle) if summed else None
+        document = {"model": model, "size": size, "layout": layout, "crc32": checksum}
+        document["seen"] = _seen(handle)
+        if problem := cache.store(_KIND, self._key, document):
+            raise problem
 
     def remove(self) -> None:
         """Forget them."""
-        for path in (self._document, self.path):
-            with suppress(OSError):
-                path.unlink()
+        _unlink(self.path)
 
-    def _make_room(self, nbytes: int) -> None:
-        """Remove what was used least recently, until there is room. Raises OSError."""
-        if nbytes > _room():
+    def make_room(self, nbytes: int, share: float) -> None:
+        """Remove what was used least recently, until all take this share of the disk.
+
+        Raises OSError where this one is larger.
+        """
+        if nbytes > _room(share):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         found = sorted((used, size, path) for path, size, used in _files() if path != self.path)
-        left = _room() - nbytes - sum(size for _, size, _ in found)
+        left = _room(share) - nbytes - sum(size for _, size, _ in found)
         for _, size, path in found:
             if left >= 0:
                 return
-            for one in (path.with_suffix(".json"), path):
-                with suppress(OSError):
-                    one.unlink()
+            _unlink(path)
             left += size
+
+
+class NewFile(Thread):
+    """A packed file that somebody writes, and that has its name once it is whole and on the disk.
+
+    A thread brings it there, behind whatever else the processor has to do. `handle` is the open
+    file's, until `finish` or `abandon` was called. Raises as `PackedFile.begin`.
+    """
+
+    def __init__(self, place: PackedFile, model: str, nbytes: int, share: float) -> None:
+        super().__init__(name="packed file", daemon=True)
+        self.handle = -1
+        self.problem: OSError | None = None  # that kept its pages from the disk
+        self._place, self._model, self._room = place, model, (nbytes, share)
+        self._layout = ""
+        self._is_written = False  # what goes wrong later costs the next start, and no page
+        self._begun, self._ended = Event(), Event()
+        self.start()
+        self._begun.wait()
+        if self.problem is not None:
+            raise self.problem
+
+    def finish(self, layout: str) -> None:
+        """All of it was written, in this layout; the thread goes on from here."""
+        self._layout = layout
+        self._ended.set()
+
+    def abandon(self) -> None:
+        """It will not be whole."""
+        self._ended.set()
+        self.join()
+
+    def run(self) -> None:
+        """Until it is whole, or was abandoned."""
+        from filelock import FileLock, Timeout
+
+        place = self._place
+        folder = place.path.parent
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with FileLock(folder / "lock", timeout=0):
+                remove_dead(folder)
+                place.make_room(*self._room)
+                with whole_file(place.path, private=True) as partial, partial.open("r+b") as file:
+                    self.handle = file.fileno()
+                    self._begun.set()
+                    self._ended.wait()
+                    if not self._layout:
+                        raise BlockingIOError
+                    _yield_to_others()
+                    os.fsync(self.handle)
+                    self._is_written = True
+                with place.path.open("rb") as file:
+                    summed = self._room[1] == _SHARE  # else all of it would be read again
+                    place.keep(self._model, file.fileno(), self._layout, summed=summed)
+        except Timeout:
+            self.problem = BlockingIOError()
+        except OSError as problem:
+            if not self._is_written:
+                self.problem = problem
+        finally:
+            self._begun.set()
+
+
+def _yield_to_others() -> None:
+    """Let this thread compute when no other has anything to do, where threads have priorities."""
+    if sys.platform == "linux":
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, get_native_id(), _LAST)
+
+
+def kept() -> list[tuple[str, int]]:
+    """The models whose packed weights lie on disk, and their bytes: those used last first."""
+    names = {
+        one["key"]: str(one.get("model", "")) for one in cache.documents(_KIND) if "key" in one
+    }
+    paths = {cache.path_of(_KIND, key).with_suffix(_SUFFIX): name for key, name in names.items()}
+    found = sorted(_files(), key=lambda one: -one[2])
+    return [(paths.get(path, "(unfinished)"), size) for path, size, _ in found]
+
+
+def remove_all() -> None:
+    """Remove what is kept; who computes with it goes on."""
+    for path, _, _ in _files():
+        _unlink(path)
 
 
 def is_worth_keeping(nbytes: int) -> bool:
     """Whether packed weights are kept unasked: packing takes long, and there is room."""
     with suppress(OSError):
-        return LEAST_BYTES <= nbytes <= _room() and os.access(_place(), os.W_OK)
+        return LEAST_BYTES <= nbytes <= _room(_SHARE) and os.access(_place(), os.W_OK)
     return False
 
 
-def _write(handle: int, weights: memoryview, progress: Callable[[float], None]) -> int:
-    """Write all of it to the disk; its checksum."""
-    if hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(handle, 0, weights.nbytes)
+def _unlink(path: Path) -> None:
+    """Remove a file, and first what says that it is one."""
+    for one in (path.with_suffix(".json"), path):
+        with suppress(OSError):
+            one.unlink()
+
+
+def _checksum(handle: int) -> int:
+    """Of a file, from its beginning on."""
     checksum = place = 0
-    while place < weights.nbytes:
-        block = weights[place : place + _BLOCK_BYTES]
+    while block := os.pread(handle, _BLOCK_BYTES, place):
         checksum = zlib.crc32(block, checksum)
-        place += os.write(handle, block)
-        progress(place / weights.nbytes)
+        place += len(block)
     return checksum
 
 
@@ -144,9 +222,10 @@ def _seen(handle: int) -> list[int]:
     return [told.st_ino, told.st_size, told.st_mtime_ns, told.st_ctime_ns]
 
 
-def _room() -> int:
+def _room(share: float) -> int:
     """Bytes that all files may take together: a part of what would be free without them."""
-    return (shutil.disk_usage(_place()).free + sum(size for _, size, _ in _files())) // _SHARE
+    kept = sum(size for _, size, _ in _files())
+    return int(share * (shutil.disk_usage(_place()).free + kept))
 
 
 def _place() -> Path:

@@ -145,6 +145,18 @@ class PrefixStore:
                     best, found = places[digest], (piece, length)
         return None if found is None else (found[0].text[: found[1]], best)
 
+    def latest(self, salt: str, most: int) -> Piece | None:
+        """The end of the text that was used last, of at most so many tokens; None without any."""
+        owner, pieces = _owner(salt), self._all()
+        parents = {piece.parent_name for piece in pieces}
+        used = {path: used for used, _, path in _files(self._root)}
+        ends = [
+            piece
+            for piece in pieces
+            if piece.owner == owner and piece.end <= most and piece.path.name not in parents
+        ]
+        return max(ends, key=lambda one: used.get(one.path, 0), default=None)
+
     def is_whole(self, piece: Piece) -> bool:
         """Whether a piece and those before it are undamaged; a damaged one is removed.
 

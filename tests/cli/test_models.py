@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -21,6 +22,7 @@ import edgespec
 from edgespec.errors import ModelNotFoundError
 from edgespec.memory.bytes import simulation
 from edgespec.memory.plan.plan import Plan
+from edgespec.memory.store.packed import PackedFile
 from edgespec.models import processes
 from edgespec.models.embedded import embedded_model
 from edgespec.models.processes import start_module
@@ -303,3 +305,17 @@ def test_a_machine_without_models_says_how_to_get_one(
     status, out, told = at_home("models", "list")
     assert (status, out) == (0, "")
     assert told == "no model is here; `edgespec models pull hf:OWNER/REPO` gets one\n"
+
+
+def test_packed_weights_are_listed_and_removed(at_home: Command) -> None:
+    assert at_home("models", "packed") == (0, "", "no packed weights are kept\n")
+    for name in ("first", "second"):
+        new = PackedFile(name).begin(f"{name}.gguf", 3 << 20)
+        os.truncate(new.handle, 3 << 20)
+        new.finish("order")
+        new.join()
+    status, out, told = at_home("models", "packed")
+    assert (status, told) == (0, "")
+    assert sorted(out.splitlines()) == ["    3 MiB  first.gguf", "    3 MiB  second.gguf"]
+    assert at_home("models", "packed", "--remove") == (0, out, "removed 6 MiB\n")
+    assert at_home("models", "packed")[1] == ""

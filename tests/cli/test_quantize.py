@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shutil
@@ -55,29 +56,30 @@ def test_a_computed_importance_matrix_changes_the_weights(source: Path, tmp_path
     assert b"computed by edgespec" in weighed.read_bytes()
 
 
-def test_a_search_that_is_stopped_leaves_the_best_so_far(
+def test_a_fit_that_is_stopped_goes_on_where_it_was(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And what was measured; folders of others beside it stay as they are."""
+    """What was measured stays; folders of others beside it stay as they are."""
+    measure, calls = fit.score, itertools.count()
 
-    def stopped(*_: object) -> None:
-        raise KeyboardInterrupt
+    def stopped(*arguments: Any, **more: Any) -> Any:
+        if next(calls) == 5:
+            raise KeyboardInterrupt
+        return measure(*arguments, **more)
 
     target, parts = tmp_path / "fit.gguf", tmp_path / "fit.gguf.parts"
     parts.mkdir()
     (parts / "mine").touch()
     arguments = ("fit", source, target, "150KiB", "--types", "Q4_0,Q8_0", "--json")
-    with monkeypatch.context() as patch:
-        patch.setattr(fit._Search, "run", stopped)
-        report = json.loads(run(*arguments, code=130).stdout)
-    assert not report["complete"] and report["kl_on_search_texts"] == report["kl_of_start"] > 0
-    assert target.stat().st_size <= 150 * 1024 and len(list(parts.iterdir())) == 2
-    again = json.loads(run(*arguments).stdout)
-    assert again["complete"] and [path.name for path in parts.iterdir()] == ["mine"]
-    assert again["target_bytes"] == target.stat().st_size <= 150 * 1024
-    assert again["kl_on_search_texts"] <= again["kl_of_start"]
+    monkeypatch.setattr(fit, "score", stopped)
+    assert "the same command goes on" in run(*arguments, code=130).stderr
+    assert not target.exists() and len(list(parts.iterdir())) == 2
+    report = json.loads(run(*arguments).stdout)
+    assert next(calls) == 1 + report["evaluations"]  # once more what was interrupted
+    assert [path.name for path in parts.iterdir()] == ["mine"]
+    assert report["target_bytes"] == target.stat().st_size <= 150 * 1024
     types = {t.name: t.type.name for t in read_model_spec(target).tensors.values()}
-    assert again["tensor_types"].items() <= types.items()
+    assert report["tensor_types"].items() <= types.items()
 
 
 @pytest.mark.long
@@ -160,8 +162,7 @@ def test_a_mixture_says_how_many_tensors_have_which_type() -> None:
         "target_bytes": 133 << 10,
         "source_bytes": 714 << 10,
         "tensor_types": {"a": "Q6_K", "b": "Q4_0", "c": "Q4_0"},
-        "kl_on_search_texts": 0.0123,
-        "kl_of_start": 0.05,
+        "kl_on_own_texts": 0.0123,
         "evaluations": 7,
         "measuring_s": 3.2,
     }
@@ -169,7 +170,7 @@ def test_a_mixture_says_how_many_tensors_have_which_type() -> None:
         ["type", "Q4_0"],
         "size 133 KiB of 714 KiB".split(),
         "tensors 2 in Q4_0, 1 in Q6_K".split(),
-        "divergence 0.0123 from the source on the texts of the search, 0.0500 before it".split(),
+        "divergence 0.0123 from the source on the texts it was chosen by".split(),
         "measured 7 mixtures in 3 s".split(),
     ]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from decoding_cases import END
@@ -14,6 +15,7 @@ from edgespec.decode import kept
 from edgespec.decode.engine import Engine
 from edgespec.decode.session import Session
 from edgespec.errors import EdgespecWarning
+from edgespec.memory.bytes.config import PIECE_TOKENS
 from edgespec.models.chat import ChatMessage
 
 LONG = "words and words " * 60
@@ -63,6 +65,50 @@ def test_a_conversation_goes_on_after_a_restart(
         backend = engine.backend
         assert isinstance(backend, Keeping)
         assert backend.prefilled == len("\n<u>three\n<a>")
+
+
+def test_the_text_used_last_is_there_before_anybody_asks(_folder: Path) -> None:
+    with keeping_engine(users=2) as engine:
+        engine.generate("another text " * 60)
+        engine.generate(LONG)
+    with keeping_engine() as engine:
+        until(lambda: bytes(engine.backend.tokens[3:][: len(LONG)]) == LONG.encode())
+        assert num_read(engine, LONG) == 1
+
+
+def test_a_text_with_a_salt_is_put_back_for_its_owner_alone(_folder: Path) -> None:
+    with keeping_engine() as engine:
+        engine.generate(LONG, cache_salt="a")
+    with keeping_engine() as engine:
+        assert engine._kept is not None
+        engine._kept._resume()
+        assert not engine.backend.tokens
+
+
+def test_who_asks_while_a_text_is_put_back_waits_for_one_piece(
+    _folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is there by then is not loaded again."""
+    with keeping_engine() as engine:
+        engine.generate(LONG * 3)
+    load, asked, starts = Keeping.load_cache, threading.Event(), list[int]()
+
+    def slow(self: Keeping, path: str, *cells: Any) -> None:
+        starts.append(cells[2])
+        assert asked.wait(10)
+        load(self, path, *cells)
+
+    monkeypatch.setattr(Keeping, "load_cache", slow)
+    with keeping_engine(users=2) as engine:
+        until(lambda: starts == [0])
+        thread = threading.Thread(target=lambda: engine.generate("another", max_tokens=4))
+        thread.start()
+        until(lambda: not engine._scheduler.is_idle and bool(engine._scheduler._waiting))
+        asked.set()
+        thread.join(10)
+        assert not thread.is_alive() and starts == [0]
+        assert num_read(engine, LONG * 3) == 1
+    assert starts == list(range(0, len(LONG) * 3, PIECE_TOKENS))
 
 
 def test_it_is_written_while_the_server_lives_and_nobody_is_answered(_folder: Path) -> None:

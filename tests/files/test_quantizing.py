@@ -38,9 +38,7 @@ def test_text_to_judge_by_is_not_the_text_that_was_searched_on(
         found = quantizing.texts_for(spec, 24, lambda *_: None, data=data, seed=seed)
         return {text.tokens.tobytes() for text in found}
 
-    searched, judged = (
-        texts(9, seed) for seed in (quantizing.SEARCH_SEED, quantizing.HELD_OUT_SEED)
-    )
+    searched, judged = (texts(9, seed) for seed in (quantizing.FIT_SEED, quantizing.HELD_OUT_SEED))
     assert (len(searched), len(judged), len(searched & judged)) == (5, 4, 0)
     with pytest.raises(EdgespecError, match="too little text"):
-        texts(1, quantizing.SEARCH_SEED)
+        texts(1, quantizing.FIT_SEED)

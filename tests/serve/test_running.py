@@ -221,3 +221,31 @@ def test_a_server_that_ends_out_of_descriptors_leaves_one_line(
 
     asyncio.run(serve())
     assert ["no more connections" in one.message for one in caplog.records] == [True]
+
+
+STARTS = """
+import asyncio, sys
+from types import SimpleNamespace
+from edgespec.serve.app import make_app
+from edgespec.serve.parsing import Limits
+from edgespec.serve.service import Shared
+
+pool = SimpleNamespace(limits=Limits(), close=lambda: None)
+app = make_app(pool, Shared(pool.limits))
+
+async def start():
+    came, told = asyncio.Queue(), asyncio.Queue()
+    await came.put({"type": "lifespan.startup"})
+    running = asyncio.ensure_future(app({"type": "lifespan"}, came.get, told.put))
+    print((await told.get())["type"], "anyio._backends._asyncio" in sys.modules)
+    await came.put({"type": "lifespan.shutdown"})
+    await running
+
+asyncio.run(start())
+"""
+
+
+def test_a_first_request_waits_for_no_imports() -> None:
+    command = [sys.executable, "-c", STARTS]
+    done = subprocess.run(command, capture_output=True, text=True, env=with_imports())
+    assert done.stdout.split() == ["lifespan.startup.complete", "True"], done.stderr

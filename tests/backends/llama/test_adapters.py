@@ -97,7 +97,8 @@ def test_each_request_has_its_own_scales(made: Made, monkeypatch: pytest.MonkeyP
     seen, compute = set(), LlamaContext._compute
 
     def noted(context: LlamaContext, function: Any, batch: Any) -> None:
-        seen.add(context.scales)
+        assert context.adapters is not None
+        seen.add(tuple(context.adapters.scales))
         compute(context, function, batch)
 
     with load(made["f32"], f"{made['first']}=0.5", users=3) as engine:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
+import re
 import sys
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -41,38 +45,164 @@ def _cache(attached: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path))
 
 
-def nothing(_part: float) -> None:
-    """Watch no progress."""
-
-
 def rows(backend: LlamaBackend) -> NDArray[np.float32]:
     backend.truncate(0)
     backend.prefill(TEXT)
     return np.array(backend.verify(DraftTree.chain([5, 6])))
 
 
-def logits(path: Path, *, mapped: bool, settings: RunConfig = SETTINGS) -> NDArray[np.float32]:
-    """Of a load, and whether it is of the file."""
+def logits(path: Path, *, new: bool, settings: RunConfig = SETTINGS) -> NDArray[np.float32]:
+    """Of a load, whose file is new or was there."""
     with closing(LlamaBackend(path, settings)) as backend:
+        assert backend.keeps_packed()
         assert backend._context.packed is not None
-        assert backend._context.packed.is_mapped is mapped
-        before = rows(backend)
-        assert backend.keep_packed(nothing)
-        np.testing.assert_array_equal(rows(backend), before)  # of the file, from now on
-    return before
+        assert (backend._context.packed._new is not None) is new
+        return rows(backend)
 
 
 def test_logits_are_the_same_to_the_bit_and_nothing_is_packed_again(path: Path) -> None:
     with closing(LlamaBackend(path, replace(SETTINGS, packed_file=False))) as plain:
-        assert not plain.keep_packed(nothing)
+        assert not plain.keeps_packed()
         wanted = rows(plain)
-    np.testing.assert_array_equal(logits(path, mapped=False), wanted)
-    np.testing.assert_array_equal(logits(path, mapped=True), wanted)
+    np.testing.assert_array_equal(logits(path, new=True), wanted)
+    np.testing.assert_array_equal(logits(path, new=False), wanted)
+
+
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of 4 layers with 16 experts of 36 KiB."""
+    shape = Shape("qwen3moe", interval=1, width=128, hidden=256, vocabulary=272, experts=16)
+    path = tmp_path_factory.mktemp("mixture") / "model.gguf"
+    return write_hybrid(path, shape, gguf.GGMLQuantizationType.Q4_0)
+
+
+FEW = replace(SETTINGS, expert_bytes=300 << 10)  # eight of 64
+
+
+def test_experts_are_read_when_they_are_used(mixture: Path) -> None:
+    """Of a file that is written first and of one that is there: the logits of all in memory.
+
+    A step of all tokens uses more experts of a layer than there is room for.
+    """
+    with closing(LlamaBackend(mixture, replace(SETTINGS, packed_file=False))) as plain:
+        wanted = rows(plain)
+        assert plain.expert_counts.read_bytes == 0
+    for _ in range(2):
+        with closing(LlamaBackend(mixture, FEW)) as backend:
+            for _ in range(3):
+                np.testing.assert_array_equal(rows(backend), wanted)
+            counts = backend.expert_counts
+            assert 0 < counts.read <= counts.used
+            assert counts.read_bytes > 3 * FEW.expert_bytes
+            assert resident_bytes(backend) <= FEW.expert_bytes
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux says what of a file is in memory")
+def test_what_is_packed_leaves_memory_where_that_has_no_room_for_all(mixture: Path) -> None:
+    most_kib = 0
+
+    def look(_part: float) -> None:
+        nonlocal most_kib
+        _, _, mapping = Path("/proc/self/smaps").read_text().partition(".weights.")
+        found = re.search(r"^Rss: +(\d+) kB", mapping, re.MULTILINE)
+        most_kib = max(most_kib, int(found[1]) if found else 0)
+
+    LlamaBackend(mixture, FEW, progress=look).close()
+    assert 0 < most_kib <= 2 * 16 * 12  # of all experts, which are 2,304
+
+
+EXPERT_BYTES = 3 * 12288  # three matrices of 128 x 128 values, which are 9 KiB
+
+
+def resident_bytes(backend: LlamaBackend) -> int:
+    """Of experts; 0 where the system is not asked."""
+    assert backend._context.packed is not None
+    memory = backend._context.packed._memory
+    if sys.platform != "linux":
+        return 0
+    pages = (ctypes.c_ubyte * (memory.size // 4096))()
+    told = ctypes.CDLL(None).mincore(
+        ctypes.c_void_p(memory.begin), ctypes.c_size_t(memory.size), pages
+    )
+    assert told == 0
+    others = int(memory.size) - 4 * 16 * EXPERT_BYTES
+    return 4096 * sum(int(page) & 1 for page in pages) - others
+
+
+def test_experts_that_were_used_last_are_kept(mixture: Path) -> None:
+    """Between two steps of one token comes one of another: what it takes the place of is older."""
+
+    def experts_read(token: int) -> int:
+        before = int(backend.expert_counts.read_bytes)
+        backend.truncate(0)
+        backend.prefill([token])
+        read, part = divmod(int(backend.expert_counts.read_bytes) - before, EXPERT_BYTES)
+        assert part == 0
+        return read
+
+    with closing(LlamaBackend(mixture, replace(FEW, expert_bytes=64 * EXPERT_BYTES))) as backend:
+        assert experts_read(3) == 4 * 2  # in each layer two
+        assert experts_read(3) == 0
+        first_two = 8 + experts_read(4)
+        most = first_two + experts_read(5) - 1
+        assert 8 < first_two <= most
+    with closing(LlamaBackend(mixture, replace(FEW, expert_bytes=most * EXPERT_BYTES))) as backend:
+        assert experts_read(3) + experts_read(4) == first_two
+        assert experts_read(3) == 0  # now those of token 4 are older
+        assert experts_read(5) > 0
+        assert experts_read(3) == 0
+        assert experts_read(4) > 0
+        assert resident_bytes(backend) <= most * EXPERT_BYTES
+
+
+def test_a_file_that_ends_early_ends_a_step_and_not_the_process(
+    mixture: Path, tmp_path: Path
+) -> None:
+    with closing(LlamaBackend(mixture, FEW)) as backend:
+        wanted = rows(backend)
+        assert backend._context.packed is not None
+        backend._context.packed.close()
+        (kept,) = tmp_path.glob("packed/*.weights")
+        size = kept.stat().st_size
+        os.truncate(kept, 1 << 20)
+        with pytest.raises(BackendError, match="cannot be read: it is shorter"):
+            rows(backend)
+    assert kept.stat().st_size < size
+    np.testing.assert_array_equal(logits(mixture, new=True, settings=FEW), wanted)
+
+
+def test_experts_need_a_file(mixture: Path, tmp_path: Path) -> None:
+    (tmp_path / "packed").touch()
+    with pytest.raises(BackendError, match="cannot be written: File exists"):
+        LlamaBackend(mixture, FEW, progress=nothing_is_read)
+
+
+def nothing_is_read(_part: float) -> None:
+    pytest.fail("all of it would be in memory")
+
+
+def test_a_disk_without_room_ends_a_load_before_weights_are_read(
+    mixture: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = packed.PackedFile.begin
+
+    def full(*arguments: Any, **options: Any) -> packed.NewFile:
+        new = begin(*arguments, **options)
+        new.handle = nowhere.fileno()  # which cannot become larger
+        return new
+
+    monkeypatch.setattr(packed.PackedFile, "begin", full)
+    with (
+        open(os.devnull) as nowhere,
+        pytest.raises(BackendError, match="cannot be written: its disk has no room"),
+    ):
+        LlamaBackend(mixture, FEW, progress=nothing_is_read)
 
 
 def test_two_loads_have_one_copy(path: Path) -> None:
     with closing(LlamaBackend(path, SETTINGS)) as first:
-        first.keep_packed(nothing)
+        assert first._context.packed is not None
+        first._context.packed.close()
         with closing(LlamaBackend(path, SETTINGS)) as second:
             maps = Path("/proc/self/maps")
             if maps.exists():
@@ -81,30 +211,30 @@ def test_two_loads_have_one_copy(path: Path) -> None:
 
 
 def test_a_damaged_file_is_written_anew(path: Path, tmp_path: Path) -> None:
-    wanted = logits(path, mapped=False)
+    wanted = logits(path, new=True)
     (kept,) = tmp_path.glob("packed/*.weights")
     with kept.open("r+b") as file:
         file.seek(kept.stat().st_size // 2)
         file.write(b"damaged")
-    np.testing.assert_array_equal(logits(path, mapped=False), wanted)
-    np.testing.assert_array_equal(logits(path, mapped=True), wanted)
+    np.testing.assert_array_equal(logits(path, new=True), wanted)
+    np.testing.assert_array_equal(logits(path, new=False), wanted)
 
 
 def test_other_placements_and_kernels_have_files_of_their_own(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    logits(path, mapped=False)
+    logits(path, new=True)
     here = replace(SETTINGS, overrides=((r"blk\.0\.", "host"),))
-    logits(path, mapped=False, settings=here)
+    logits(path, new=True, settings=here)
     monkeypatch.setattr(packed_weights, "kernels_key", lambda: "kernels of another version")
-    logits(path, mapped=False)
+    logits(path, new=True)
     assert len(list(tmp_path.glob("packed/*.weights"))) == 3
 
 
 def test_weights_in_another_order_are_not_computed_with(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    logits(path, mapped=False)
+    logits(path, new=True)
     checked = packed.PackedFile._checked
     monkeypatch.setattr(packed.PackedFile, "_checked", lambda *args: checked(*args) and "other")
     with pytest.raises(BackendError, match="another order"):
@@ -114,11 +244,11 @@ def test_weights_in_another_order_are_not_computed_with(
 
 def test_a_load_that_is_given_up_leaves_nothing_behind(path: Path) -> None:
     """Names of tensors that are gone are not put back."""
-    logits(path, mapped=False)
+    logits(path, new=True)
 
     def stop(_part: float) -> None:
         raise RuntimeError("enough")
 
     with pytest.raises(RuntimeError, match="enough"):
         LlamaBackend(path, SETTINGS, progress=stop)
-    logits(path, mapped=True)
+    logits(path, new=False)

@@ -119,7 +119,7 @@ def test_without_our_library_the_log_is_read(
     monkeypatch.setattr(simulator, "allocated", missing_library)
     rounded = context.allocated_bytes()[HOST]
     context.close()
-    library().llama_model_free(loaded.model)
+    library().llama_model_free(loaded[0])
     assert rounded.cache == pytest.approx(exact.cache, abs=3 * 0.01 * 2**20)
     assert rounded.compute == pytest.approx(exact.compute, abs=0.01 * 2**20)
     weights = exact.weights + exact.packed

@@ -20,6 +20,7 @@ OURS = {
     "DeviceProperties": "struct ggml_backend_dev_props",
     "BufferBytes": "EdgespecBufferBytes",
     "BlockRows": "edgespec::Taken",
+    "ExpertCounts": "edgespec::ExpertCounts",
     "GraphPlan": "struct ggml_cplan",
     "InitParams": "struct ggml_init_params",
     "TypeTraits": "struct ggml_type_traits",
@@ -39,7 +40,7 @@ THEIRS = {
     "llama_cpp.mtmd_cpp": "mtmd_context_params mtmd_input_text",
 }
 HEADERS = ("ggml.h", "ggml-backend.h", "ggml-cpu.h", "llama.h", "mtmd.h")
-OF_KERNELS = ("llama_memory.cpp", "ggml_outputs.cpp")
+OF_KERNELS = ("expert_cache.h", "llama_memory.cpp", "ggml_outputs.cpp")
 
 
 def include_folder() -> Path:

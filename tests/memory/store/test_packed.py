@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import zlib
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -26,12 +25,13 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "packed"
 
 
-def nothing(_part: float) -> None:
-    """Watch no progress."""
-
-
-def write(file: PackedFile, data: bytes = DATA, during: Callable[[float], None] = nothing) -> bool:
-    return file.write("a.gguf", memoryview(data), "order", during)
+def write(file: PackedFile, data: bytes = DATA) -> None:
+    new = file.begin("a.gguf", len(data))
+    os.pwrite(new.handle, data, 0)
+    new.finish("order")
+    new.join()
+    if new.problem is not None:
+        raise new.problem
 
 
 def read(file: PackedFile) -> bytes | None:
@@ -44,7 +44,7 @@ def read(file: PackedFile) -> bytes | None:
 
 def test_what_was_written_is_read_and_belongs_to_its_key(_folder: Path) -> None:
     assert read(PackedFile("key")) is None
-    assert write(PackedFile("key"))
+    write(PackedFile("key"))
     assert read(PackedFile("key")) == DATA
     assert read(PackedFile("key of another version")) is None
     assert {path.stat().st_mode & 0o777 for path in _folder.glob("*.*")} == {0o600}
@@ -61,7 +61,8 @@ def test_a_file_that_was_changed_is_not_used(place: int) -> None:
         handle.write(bytes([DATA[place] ^ 1]))
     os.utime(file.path, ns=(told.st_atime_ns, told.st_mtime_ns))
     assert read(file) is None
-    assert write(file) and read(file) == DATA
+    write(file)
+    assert read(file) == DATA
 
 
 @pytest.mark.parametrize("size", [0, 1, len(DATA) - 1, len(DATA) + 1])
@@ -88,29 +89,54 @@ def test_a_damaged_document_is_as_none(document: str) -> None:
     write(file)
     cache.path_of("packed", "key").write_text(document)
     assert read(file) is None
-    assert write(file) and read(file) == DATA
+    write(file)
+    assert read(file) == DATA
 
 
 _KILLED = """
 import os, sys
-from edgespec.memory.store import packed
-packed._BLOCK_BYTES = 1000
-def end(part):
-    if part >= float(sys.argv[1]):
-        os._exit(9)
-packed.PackedFile("key").write("a.gguf", memoryview(bytes(100_000)), "order", end)
+from edgespec.memory.store import cache, packed
+def end(*_):
+    os._exit(9)
+new = packed.PackedFile("key").begin("a.gguf", 100_000)
+os.pwrite(new.handle, bytes(100_000), 0)
+exec(sys.argv[1])
+new.finish("order")
+new.join()
 """
 
 
-@pytest.mark.parametrize("part", [0.01, 0.5, 1.0])
-def test_a_writer_that_was_killed_leaves_nothing_that_is_used(_folder: Path, part: float) -> None:
-    assert subprocess.run([sys.executable, "-c", _KILLED, str(part)], timeout=60).returncode == 9
+@pytest.mark.parametrize(
+    "moment",
+    ["end()", "os.fsync = end", "os.replace = end", "packed._checksum = end", "cache.store = end"],
+)
+def test_a_writer_that_was_killed_leaves_nothing_that_is_used(_folder: Path, moment: str) -> None:
+    assert subprocess.run([sys.executable, "-c", _KILLED, moment], timeout=60).returncode == 9
     assert read(PackedFile("key")) is None
-    assert write(PackedFile("key")) and read(PackedFile("key")) == DATA
+    write(PackedFile("key"))
+    assert read(PackedFile("key")) == DATA
     assert not list(_folder.glob(".*.partial"))
 
 
-@pytest.mark.parametrize("call", ["write", "posix_fallocate"])
+def test_what_is_kept_is_listed_and_removed(_folder: Path) -> None:
+    write(PackedFile("first"))
+    write(PackedFile("second"))
+    os.utime(cache.path_of("packed", "first"), (1, 1))
+    (_folder / "0000000000000000.weights").write_bytes(b"left")
+    assert packed.kept() == [*2 * [("a.gguf", len(DATA))], ("(unfinished)", 4)]
+    packed.remove_all()
+    assert packed.kept() == [] and read(PackedFile("first")) is None
+
+
+def test_what_was_abandoned_is_gone(_folder: Path) -> None:
+    new = PackedFile("key").begin("a.gguf", 9)
+    os.pwrite(new.handle, b"unfinished", 0)
+    new.abandon()
+    assert read(PackedFile("key")) is None
+    assert [path.name for path in _folder.iterdir()] == ["lock"]
+
+
+@pytest.mark.parametrize("call", ["fsync", "open"])
 def test_a_full_disk_leaves_what_there_was(
     _folder: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
@@ -127,6 +153,15 @@ def test_a_full_disk_leaves_what_there_was(
     assert len(list(_folder.iterdir())) == 3  # that one, its document, and the lock
 
 
+def test_a_document_that_cannot_be_written_costs_the_next_start_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(cache, "store", lambda *_: OSError(28, "No space left on device"))
+        write(PackedFile("key"))  # and nobody who computes with it is told to stop
+    assert read(PackedFile("key")) is None
+
+
 def test_a_folder_that_cannot_be_made_is_an_error_and_nothing_unasked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,19 +175,17 @@ def test_a_folder_that_cannot_be_made_is_an_error_and_nothing_unasked(
 
 
 def test_of_two_writers_one_writes() -> None:
-    answers: list[bool] = []
-
-    def other(part: float) -> None:
-        if part == 0.5:
-            answers.append(write(PackedFile("key"), bytes(9)))
-
-    assert write(PackedFile("key"), during=other)
-    assert answers == [False]
+    new = PackedFile("key").begin("a.gguf", len(DATA))
+    with pytest.raises(BlockingIOError):
+        PackedFile("key").begin("a.gguf", 9)
+    os.pwrite(new.handle, DATA, 0)
+    new.finish("order")
+    new.join()
     assert read(PackedFile("key")) == DATA
 
 
 def test_what_was_used_last_stays_within_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed, "_room", lambda: 250_000)
+    monkeypatch.setattr(packed, "_room", lambda _share: 250_000)
     for time, key in enumerate(("first", "second")):
         write(PackedFile(key))
         os.utime(cache.path_of("packed", key), (time, time))

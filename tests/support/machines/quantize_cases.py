@@ -35,7 +35,7 @@ def little_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """As much measuring as a test can afford."""
     monkeypatch.delenv("EDGESPEC_DATA", raising=False)
     monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(quantizing, "_SEARCH_TEXTS", 2)
+    monkeypatch.setattr(quantizing, "_FIT_TEXTS", 2)
     monkeypatch.setattr(comparison, "TEXTS", 2)
     monkeypatch.setattr(comparison.held_out, "__defaults__", (2,))
     monkeypatch.setattr(step_times, "_FLUSHED_FLOATS", 1)

@@ -1,0 +1,50 @@
+// Experts of a mixture that is larger than memory: read from its packed file once a router has chosen them, and kept
+// within a bound, those that were used last.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace edgespec {
+
+// A tensor of experts in packed memory. Those of a layer are used together.
+struct ExpertTensor {
+    uint8_t* begin;
+    size_t slab_bytes;  // of one expert: whole pages
+    int64_t experts;
+    int layer;
+};
+
+// Of experts, since there is no room for more; of bytes, since the load. `problem` is why the last read failed that did: errno, or -1 where the file ended before it.
+struct ExpertCounts {
+    uint64_t used, read;  // experts that steps asked layers for, and those of them that were not in memory
+    uint64_t read_bytes, waited_ns;
+    int problem;
+};
+
+class ExpertCache;
+
+// The cache of these weights; nullptr: all of them are in memory.
+ExpertCache* expert_cache_of(const void* weights);
+
+// From now on this packed memory, which nobody uses yet, has `most_bytes` of experts at most, which are read from the
+// file, and all else, which is read now. 0, or why that cannot be, as in ExpertCounts: then it has nothing.
+int hold_experts(void* begin, size_t size, int file, size_t most_bytes, const std::vector<ExpertTensor>& tensors);
+
+// Forgets the cache of memory that nobody uses any more, if it has one.
+void release_experts(const void* begin);
+
+// What was counted; forgets the problem.
+ExpertCounts expert_counts(const void* begin);
+
+// Has experts read that the step is about to use, in all tensors of the layer. One thread of the step calls it.
+void request_experts(ExpertCache& cache, const void* weights, const std::vector<int64_t>& experts);
+
+// Whether an expert that was requested is here, or could not be read.
+bool is_here(ExpertCache& cache, const void* weights, int64_t expert);
+
+// Returns when it is.
+void wait_for_expert(ExpertCache& cache, const void* weights, int64_t expert);
+
+}  // namespace edgespec

@@ -1,0 +1,121 @@
+"""Mixtures whose experts memory has no room for: which of them it keeps, and what reading costs.
+
+All else is in memory: attention, shared experts, the cache. What a plan leaves of the budget goes
+to experts, and others are read from the packed file when a router chooses them.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, replace
+
+from edgespec.errors import DoesNotFitError
+from edgespec.memory.bytes.config import MEBIBYTE
+from edgespec.memory.bytes.experts import EVEN, USUAL, Experts, experts_of, exponent_of
+from edgespec.memory.device.disk import disk_bandwidth
+from edgespec.memory.plan.layout import Layout
+from edgespec.memory.plan.request import Choice
+from edgespec.memory.store import cache
+from edgespec.models.spec import ModelSpec
+
+_KIND = "experts"
+_LEAST_TOKENS_PER_S = 0.5  # slower ones are to be asked for
+# Where a disk cannot be measured: what a virtual one gave for pieces of 864 KiB.
+_UNKNOWN_BYTES_PER_S = 550e6
+# Of what was counted in one text, for others.
+_OTHER_TEXTS = 1.2
+_LEAST_TOKENS = 32  # that are worth a count
+_MATRICES = 3  # of an expert: gate, up and down
+
+
+def with_experts_on_disk(layout: Layout) -> Layout:
+    """A layout as it is, if it fits or could not read experts; else with the fewest in memory.
+
+    These are all of one layer, which the tokens of a prompt use together.
+    """
+    is_elsewhere = layout.gpu_layers != 0 or bool(layout.overrides) or bool(layout.lora)
+    is_off = layout.request.packed_file == "off" or sys.platform == "win32"
+    if not layout.spec.num_experts or is_elsewhere or is_off or layout.switch_spec is not None:
+        return layout
+    experts = experts_of(layout.spec) if layout.kernels else None
+    if experts is None or layout.fits(layout.contexts.least, layout.least_batch, 0):
+        return layout
+    return replace(layout, expert_bytes=experts.layer_bytes)
+
+
+def with_experts_kept(layout: Layout, excess_bytes: int) -> Layout:
+    """A layout that keeps as many experts as its sizes leave room for."""
+    kept = layout.expert_bytes + max(0, -excess_bytes)
+    return replace(layout, expert_bytes=min(kept, _experts(layout.spec).nbytes))
+
+
+def _experts(spec: ModelSpec) -> Experts:
+    found = experts_of(spec)
+    assert found is not None, "a layout reads them"
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Reads:
+    """What is read of experts for a token: at least, as counted or as is usual, and at most."""
+
+    nbytes: tuple[float, float, float]
+    kept: float  # the part of all experts that memory has
+    bytes_per_s: float
+    source: str
+
+    def choice(self) -> Choice:
+        """How many experts a plan keeps, with what the others cost."""
+        least, _, most = (round(one / MEBIBYTE) for one in self.nbytes)
+        return Choice(
+            "experts",
+            f"{self.kept:.0%} in memory",
+            f"all do not fit: {least} to {most} MiB a token are read, {self.source}",
+        )
+
+    def slowed(self, tokens_per_s: float) -> float:
+        """The speed that is left of what it is with all experts in memory."""
+        return self._slowed(tokens_per_s, self.nbytes[1])
+
+    def slowed_range(self, speeds: tuple[float, float]) -> tuple[float, float]:
+        """As `slowed`, of the least and the most that are likely."""
+        least, _, most = self.nbytes
+        return self._slowed(speeds[0], most), self._slowed(speeds[1], least)
+
+    def _slowed(self, tokens_per_s: float, nbytes: float) -> float:
+        return 1.0 / (1.0 / tokens_per_s + nbytes / self.bytes_per_s)
+
+
+def reads_of(layout: Layout) -> Reads:
+    """What a layout reads, by counts of earlier runs of its file where there are any."""
+    spec, experts = layout.spec, _experts(layout.spec)
+    document = cache.load(_KIND, spec.fingerprint) or {}
+    exponents, source = (USUAL / 2, USUAL, EVEN), "by how evenly routers are known to choose"
+    if isinstance(counted := document.get("exponent"), float):
+        exponents = counted / _OTHER_TEXTS, counted, min(EVEN, counted * _OTHER_TEXTS)
+        source = "as counted"
+    few, usual, many = (experts.read_bytes(layout.expert_bytes, one) for one in exponents)
+    slabs = spec.num_layers * spec.num_experts * _MATRICES
+    speed = disk_bandwidth(spec.path, experts.nbytes // slabs) or _UNKNOWN_BYTES_PER_S
+    return Reads((few, usual, many), layout.expert_bytes / experts.nbytes, speed, source)
+
+
+def require_speed(layout: Layout, speeds: tuple[float, float]) -> None:
+    """Raises DoesNotFitError for a speed, at best, that nobody would wait for unasked."""
+    if speeds[1] < _LEAST_TOKENS_PER_S and layout.request.packed_file != "on":
+        needed = experts_of(layout.spec)
+        raise DoesNotFitError(
+            f"its experts do not fit into memory, and reading them leaves {speeds[1]:.2f} tokens/s "
+            f"at best, with {layout.expert_bytes // MEBIBYTE} MiB of "
+            f"{needed.nbytes // MEBIBYTE if needed else 0} in memory",
+            hint="`--packed-file on` does so all the same; or use a smaller model file",
+        )
+
+
+def keep_counts(spec: ModelSpec, expert_bytes: int, used: int, read: int) -> None:
+    """Store how often experts that a router chose were in memory, for later plans of this file."""
+    experts = experts_of(spec)
+    least = _LEAST_TOKENS * spec.num_layers * spec.num_experts_used
+    if experts is not None and used >= least:
+        found = exponent_of(1.0 - read / used, expert_bytes / experts.nbytes)
+        cache.store(_KIND, spec.fingerprint, {"exponent": found})

@@ -1,0 +1,115 @@
+"""Mixtures that memory has no room for: what a plan keeps of experts, and that answers stay."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+from hybrid_gguf import Shape, write_hybrid
+
+import edgespec
+from edgespec.backends.llama.backend import LlamaBackend
+from edgespec.backends.llama.kernels import refusal_of_kernels
+from edgespec.errors import BackendError, DoesNotFitError
+from edgespec.memory.bytes.experts import EVEN, USUAL, Experts, experts_of, exponent_of
+from edgespec.memory.plan import experts
+from edgespec.memory.store import cache
+from edgespec.models.spec import read_model_spec
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="no kernels there")
+ANSWER: dict[str, Any] = {"max_tokens": 200, "temperature": 1.0, "seed": 3}
+OPTIONS: dict[str, Any] = {"context_size": 512, "drafter": "none", "threads": 2}
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of 4 layers with 64 experts of 36 KiB: 9 MiB."""
+    shape = Shape("qwen3moe", interval=1, width=128, hidden=256, vocabulary=272, experts=64)
+    path = tmp_path_factory.mktemp("mixture") / "model.gguf"
+    return write_hybrid(path, shape, gguf.GGMLQuantizationType.Q4_0)
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if reason := refusal_of_kernels():
+        pytest.skip(f"edgespec has no kernels here: {reason}")
+    monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path))
+
+
+def test_experts_are_counted_as_they_are_packed(path: Path) -> None:
+    found = experts_of(read_model_spec(path))
+    layer = 64 * 3 * 3 * 4096  # 128 x 128 values are 9 KiB
+    assert found == Experts(4 * layer, layer, 4 * layer * 2 // 64)
+
+
+def test_reads_follow_what_is_kept() -> None:
+    some = Experts(1000, 100, 80)
+    assert some.read_bytes(250, EVEN) == pytest.approx(60)
+    assert some.read_bytes(250, USUAL) == pytest.approx(80 * 0.19)
+    assert some.read_bytes(1000, USUAL) == 0
+    assert exponent_of(0.81, 0.25) == pytest.approx(USUAL)
+
+
+def test_what_does_not_fit_is_read_and_answers_the_same(path: Path) -> None:
+    """The plan stays in its budget, and the next one knows what was counted."""
+    spec = read_model_spec(path)
+    whole = edgespec.plan(path, **OPTIONS)
+    assert whole.expert_bytes == 0
+    budget = whole.predicted_peak_bytes - (7 << 20)
+    with edgespec.load(path, packed_file="off", **OPTIONS) as engine:
+        wanted = engine.generate("to be or not", **ANSWER).token_ids
+    plan = edgespec.plan(path, budget_bytes=budget, **OPTIONS)
+    assert 0 < plan.expert_bytes < 9 << 20 and plan.predicted_peak_bytes <= budget
+    (said,) = (one for one in plan.choices if one.name == "experts")
+    assert "a token are read" in said.reason
+    with edgespec.load(path, budget_bytes=budget, **OPTIONS) as engine:
+        assert engine.generate("to be or not", **ANSWER).token_ids == wanted
+        assert isinstance(engine.backend, LlamaBackend)
+        assert engine.backend.expert_counts.read_bytes > 0
+    counted = cache.load("experts", spec.fingerprint)
+    assert counted is not None and counted["exponent"] > 0
+    plan = edgespec.plan(path, budget_bytes=budget, **OPTIONS)
+    assert any(one.reason.endswith("as counted") for one in plan.choices)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="handles are found by Linux's /proc")
+def test_a_disk_error_ends_an_answer_and_the_next_one_is_whole(path: Path, tmp_path: Path) -> None:
+    budget = edgespec.plan(path, **OPTIONS).predicted_peak_bytes - (7 << 20)
+    for attempt in range(2):  # of which the first one writes the file
+        with edgespec.load(path, budget_bytes=budget, **OPTIONS) as engine:
+            wanted = engine.generate("to be or not", **ANSWER).token_ids
+            if attempt == 0:
+                continue
+            (kept,) = tmp_path.glob("packed/*.weights")
+            links = {one.name: one for one in Path("/proc/self/fd").iterdir()}
+            (handle,) = (
+                int(name)
+                for name, link in links.items()
+                if link.exists() and os.readlink(link) == str(kept)
+            )
+            working, broken = os.dup(handle), os.open(tmp_path, os.O_RDONLY)
+            try:
+                os.dup2(broken, handle)  # a folder, which nothing can be read from
+                with pytest.raises(BackendError, match="cannot be read: Is a directory"):
+                    engine.generate("to be or not", **ANSWER)
+                os.dup2(working, handle)
+                assert engine.generate("to be or not", **ANSWER).token_ids == wanted
+            finally:
+                os.close(working)
+                os.close(broken)
+
+
+def test_what_would_take_too_long_is_to_be_asked_for(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    budget = edgespec.plan(path, **OPTIONS).predicted_peak_bytes - (7 << 20)
+    monkeypatch.setattr(experts, "disk_bandwidth", lambda *_: 1e3)
+    with pytest.raises(DoesNotFitError, match="tokens/s at best"):
+        edgespec.plan(path, budget_bytes=budget, **OPTIONS)
+    assert edgespec.plan(path, budget_bytes=budget, packed_file="on", **OPTIONS).expert_bytes
+    with pytest.raises(DoesNotFitError):
+        edgespec.plan(path, budget_bytes=budget, packed_file="off", **OPTIONS)
