@@ -72,7 +72,7 @@ def running(command: Sequence[str], port: int | None = None) -> Iterator[str]:
     )
     try:
         until = time.monotonic() + _START_S
-        while not _is_there(address):
+        while not is_there(address):
             if process.poll() is not None or time.monotonic() > until:
                 raise BackendError(f"it does not start: {' '.join(command)}")
             time.sleep(0.2)
@@ -86,7 +86,7 @@ def running(command: Sequence[str], port: int | None = None) -> Iterator[str]:
             process.wait()
 
 
-def _is_there(address: str) -> bool:
+def is_there(address: str) -> bool:
     try:
         with urlopen(f"{address}/health", timeout=5) as answer:
             return bool(answer.status == 200)

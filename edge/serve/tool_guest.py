@@ -23,17 +23,11 @@ _MOST_BYTES = 24 << 20
 
 
 class _Connection:
-    """The connection to the server, which is there from the first question on."""
+    """The connection to the server, from the first question on until what is `opened` is closed."""
 
-    def __init__(self) -> None:
-        self._opened = ExitStack()
+    def __init__(self, opened: ExitStack) -> None:
+        self._opened = opened
         self._client: Any = None
-
-    def __enter__(self) -> _Connection:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self._opened.close()
 
     def answer(self, question: dict[str, Any]) -> dict[str, Any]:
         """Its tools; or where a call is asked for, the result's text. `problem` says why not."""
@@ -119,5 +113,5 @@ def _without_limit() -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    with _Connection() as connection:
-        answer_questions(connection.answer)
+    with ExitStack() as opened:
+        answer_questions(_Connection(opened).answer)

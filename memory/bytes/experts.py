@@ -4,6 +4,14 @@ With them on a disk a token takes as long as its other weights take in memory, a
 disk takes for the experts that are not there. Memory has those that were used last: with a part f
 of all, f^a of the next ones. A router that knows no favourites has a = 1; real ones have a = 0.15,
 by public counts: a quarter of all has 81% of what is used next.
+
+A step over several tokens reads an expert once, however many of them it is for. The expert behind
+a part x of all that are used more is one of a token's with probability p = min(1, u a x^(a-1)),
+where u is the part of all that a token uses. Those behind f are read for
+
+    u (integral of 1 + (1 - p) + ... + (1 - p)^(n-1) over y = x^a from f^a to 1)
+
+by n tokens: for one token that is u (1 - f^a).
 """
 
 from __future__ import annotations
@@ -18,6 +26,7 @@ from edgespec.models.spec import ModelSpec
 
 _EXPERTS = re.compile(r"blk\.(\d+)\.ffn_.*_exps\.weight")
 _PAGE = 4096  # of packed experts, which are whole ones
+_CELLS = 32  # of an integral
 EVEN, USUAL = 1.0, math.log(0.81) / math.log(0.25)
 
 
@@ -29,10 +38,16 @@ class Experts:
     layer_bytes: int
     token_bytes: int  # that one token uses
 
-    def read_bytes(self, kept: int, exponent: float) -> float:
-        """Bytes a token that are read where memory keeps so many."""
+    def read_bytes(self, kept: int, exponent: float, num_tokens: int = 1) -> float:
+        """Bytes that a step over so many tokens reads where memory keeps so many."""
         hits: float = (kept / self.nbytes) ** exponent
-        return self.token_bytes * (1.0 - hits)
+        used = self.token_bytes / self.nbytes
+        distinct = 0.0
+        for cell in range(_CELLS):
+            y = hits + (1.0 - hits) * (cell + 0.5) / _CELLS
+            p = min(1.0, used * exponent * y ** ((exponent - 1.0) / exponent))
+            distinct += sum((1.0 - p) ** k for k in range(num_tokens)) / _CELLS
+        return self.token_bytes * (1.0 - hits) * distinct
 
 
 def experts_of(spec: ModelSpec) -> Experts | None:

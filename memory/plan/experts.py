@@ -16,6 +16,8 @@ from edgespec.memory.device.disk import disk_bandwidth
 from edgespec.memory.plan.layout import Layout
 from edgespec.memory.plan.request import Choice
 from edgespec.memory.store import cache
+from edgespec.memory.times.curve import CostCurve
+from edgespec.memory.times.speed import SpeedModel
 from edgespec.models.spec import ModelSpec
 
 _KIND = "experts"
@@ -57,33 +59,38 @@ def _experts(spec: ModelSpec) -> Experts:
 
 @dataclass(frozen=True, slots=True)
 class Reads:
-    """What is read of experts for a token: at least, as counted or as is usual, and at most."""
+    """What steps read of experts, of which memory has so many bytes.
 
-    nbytes: tuple[float, float, float]
-    kept: float  # the part of all experts that memory has
+    `exponents` say how evenly routers choose: least, as counted or as is usual, and most.
+    """
+
+    experts: Experts
+    kept: int
+    exponents: tuple[float, float, float]
     bytes_per_s: float
     source: str
 
     def choice(self) -> Choice:
         """How many experts a plan keeps, with what the others cost."""
-        least, _, most = (round(one / MEBIBYTE) for one in self.nbytes)
+        few, _, many = (self.experts.read_bytes(self.kept, one) for one in self.exponents)
         return Choice(
             "experts",
-            f"{self.kept:.0%} in memory",
-            f"all do not fit: {least} to {most} MiB a token are read, {self.source}",
+            f"{self.kept / self.experts.nbytes:.0%} in memory",
+            f"all do not fit: {few / MEBIBYTE:.0f} to {many / MEBIBYTE:.0f} MiB a token are read, "
+            + self.source,
         )
 
-    def slowed(self, tokens_per_s: float) -> float:
-        """The speed that is left of what it is with all experts in memory."""
-        return self._slowed(tokens_per_s, self.nbytes[1])
+    def added_to(self, speed: SpeedModel) -> SpeedModel:
+        """A model of speeds whose steps take what reading takes on top."""
+        fast, usual, slow = (self._added(speed.curve, one) for one in self.exponents)
+        return replace(speed, curve=usual, likely=(slow, fast))
 
-    def slowed_range(self, speeds: tuple[float, float]) -> tuple[float, float]:
-        """As `slowed`, of the least and the most that are likely."""
-        least, _, most = self.nbytes
-        return self._slowed(speeds[0], most), self._slowed(speeds[1], least)
-
-    def _slowed(self, tokens_per_s: float, nbytes: float) -> float:
-        return 1.0 / (1.0 / tokens_per_s + nbytes / self.bytes_per_s)
+    def _added(self, curve: CostCurve, exponent: float) -> CostCurve:
+        reading_ms = [
+            1e3 * self.experts.read_bytes(self.kept, exponent, size) / self.bytes_per_s
+            for size in range(len(curve.base))
+        ]
+        return curve.longer(reading_ms)
 
 
 def reads_of(layout: Layout) -> Reads:
@@ -94,10 +101,9 @@ def reads_of(layout: Layout) -> Reads:
     if isinstance(counted := document.get("exponent"), float):
         exponents = counted / _OTHER_TEXTS, counted, min(EVEN, counted * _OTHER_TEXTS)
         source = "as counted"
-    few, usual, many = (experts.read_bytes(layout.expert_bytes, one) for one in exponents)
     slabs = spec.num_layers * spec.num_experts * _MATRICES
     speed = disk_bandwidth(spec.path, experts.nbytes // slabs) or _UNKNOWN_BYTES_PER_S
-    return Reads((few, usual, many), layout.expert_bytes / experts.nbytes, speed, source)
+    return Reads(experts, layout.expert_bytes, exponents, speed, source)
 
 
 def require_speed(layout: Layout, speeds: tuple[float, float]) -> None:

@@ -121,10 +121,14 @@ def make_plan(
     choices += _kv_costs(losses)
     choices += [users] if request.users != 1 else []
     config = layout.config(layout.contexts.least, layout.least_batch, 0)
-    known = cache(speed_of)
+    known, reads = cache(speed_of), None
+    if layout.expert_bytes:  # nearly as many as the plan keeps
+        excess = layout.excess_bytes(layout.contexts.least, layout.least_batch, 0)
+        reads = reads_of(with_experts_kept(layout, excess))
 
     def speed_with(draft_max: int) -> SpeedModel:
-        return known(replace(config, snapshots=snapshots_of(spec, draft_max)))
+        speed = known(replace(config, snapshots=snapshots_of(spec, draft_max)))
+        return reads.added_to(speed) if reads else speed
 
     def again(**changes: Any) -> Plan:
         return make_plan(
@@ -174,15 +178,10 @@ def _sized(
     if layout.users > 1:
         layout, cells = with_cells_for_all(layout, context, batch_size, draft_max)
         sizes.append(cells)
-    speeds = drafts.tokens_per_s(0), drafts.tokens_per_s(draft_max)
-    ranges = drafts.range_of(0), drafts.range_of(draft_max)
     if layout.expert_bytes:
         layout = with_experts_kept(layout, layout.excess_bytes(context, batch_size, draft_max))
-        reads = reads_of(layout)
-        choices = [*choices, reads.choice()]
-        speeds = reads.slowed(speeds[0]), reads.slowed(speeds[1])
-        ranges = reads.slowed_range(ranges[0]), reads.slowed_range(ranges[1])
-        require_speed(layout, ranges[0])
+        choices = [*choices, reads_of(layout).choice()]
+        require_speed(layout, drafts.range_of(0))
     return Plan.of(
         layout.config(context, batch_size, draft_max),
         draft_max=draft_max,
@@ -196,10 +195,10 @@ def _sized(
         components=layout.footprint(context, batch_size, draft_max),
         limit_bytes=layout.limit_bytes,
         available_bytes=layout.machine.free_bytes,
-        plain_tokens_per_s=speeds[0],
-        plain_range=ranges[0],
-        tokens_per_s=speeds[1],
-        speed_range=ranges[1],
+        plain_tokens_per_s=drafts.tokens_per_s(0),
+        plain_range=drafts.range_of(0),
+        tokens_per_s=drafts.tokens_per_s(draft_max),
+        speed_range=drafts.range_of(draft_max),
         goal=_goal(layout, drafts),
         speed_source=drafts.speed_of(draft_max).source,
         kv_loss=layout.kv_losses.get(kv_name(layout.kv_type_k, layout.kv_type_v)),

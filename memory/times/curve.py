@@ -432,6 +432,10 @@ class CostCurve:
         """The same curve for steps that take so many times as long."""
         return self._like([ms * factor for ms in self.base], factor)
 
+    def longer(self, more_ms: Sequence[float]) -> CostCurve:
+        """The same curve for steps over n nodes that take `more_ms[n]` longer."""
+        return self._like([ms + more for ms, more in zip(self.base, more_ms, strict=True)])
+
     def updated(self, newer: CostCurve) -> CostCurve:
         """All that `newer` knows, and sizes that only this curve has, at the speed of that one."""
         older = self.scaled(newer.base[1] / self.base[1])

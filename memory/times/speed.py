@@ -45,13 +45,14 @@ class SpeedModel:
 
     `is_measured`: the curve's sizes were; of one that is estimated single tokens alone may have
     been. `is_from_busy_moment`: other programs computed while the bandwidth was measured that it is
-    estimated from.
+    estimated from. `likely` are slower and faster curves, between which it lies.
     """
 
     curve: CostCurve
     is_measured: bool
     rounds: tuple[Round, ...] = DEFAULT_ROUNDS
     is_from_busy_moment: bool = False
+    likely: tuple[CostCurve, CostCurve] | None = None
 
     @property
     def source(self) -> str:
@@ -77,9 +78,10 @@ class SpeedModel:
 
         Of drafts that is with texts that leave a quarter as much to draft, or four times as much.
         """
+        curves, texts = self.likely or 2 * (self.curve,), _OTHER_TEXTS if draft_max else (1.0, 1.0)
         low, high = (
-            replace(self, rounds=_with_plain_rounds(self.rounds, times))
-            for times in (_OTHER_TEXTS if draft_max else (1.0, 1.0))
+            replace(self, curve=curve, rounds=_with_plain_rounds(self.rounds, times))
+            for curve, times in zip(curves, texts, strict=True)
         )
         least, most = _ESTIMATED
         if self._knows_plain_steps:
