@@ -25,7 +25,7 @@ from edgespec.models.gguf.ggml_types import GGML_NUMBERS
 from edgespec.models.spec import ModelSpec
 
 _EXPERTS = re.compile(r"blk\.(\d+)\.ffn_.*_exps\.weight")
-_PAGE = 4096  # of packed experts, which are whole ones
+PAGE = 4096  # of packed experts, which are whole ones
 _CELLS = 32  # of an integral
 EVEN, USUAL = 1.0, math.log(0.81) / math.log(0.25)
 
@@ -59,7 +59,7 @@ def experts_of(spec: ModelSpec) -> Experts | None:
             size = packed_bytes(GGML_NUMBERS[tensor.type.name], rows, columns)
             if not size:
                 return None
-            layers[found[1]] = layers.get(found[1], 0) + -(-size // _PAGE) * _PAGE * count
+            layers[found[1]] = layers.get(found[1], 0) + -(-size // PAGE) * PAGE * count
     if not layers:
         return None
     nbytes = sum(layers.values())

@@ -6,12 +6,13 @@ to experts, and others are read from the packed file when a router chooses them.
 
 from __future__ import annotations
 
+import mmap
 import sys
 from dataclasses import dataclass, replace
 
 from edgespec.errors import DoesNotFitError
 from edgespec.memory.bytes.config import MEBIBYTE
-from edgespec.memory.bytes.experts import EVEN, USUAL, Experts, experts_of, exponent_of
+from edgespec.memory.bytes.experts import EVEN, PAGE, USUAL, Experts, experts_of, exponent_of
 from edgespec.memory.device.disk import disk_bandwidth
 from edgespec.memory.plan.layout import Layout
 from edgespec.memory.plan.request import Choice
@@ -36,7 +37,9 @@ def with_experts_on_disk(layout: Layout) -> Layout:
     These are all of one layer, which the tokens of a prompt use together.
     """
     is_elsewhere = layout.gpu_layers != 0 or bool(layout.overrides) or bool(layout.lora)
-    is_off = layout.request.packed_file == "off" or sys.platform == "win32"
+    # Other systems give memory back by larger pages, or not at once: nobody has tried them.
+    gives_back = sys.platform == "linux" and mmap.PAGESIZE == PAGE
+    is_off = layout.request.packed_file == "off" or not gives_back
     if not layout.spec.num_experts or is_elsewhere or is_off or layout.switch_spec is not None:
         return layout
     experts = experts_of(layout.spec) if layout.kernels else None

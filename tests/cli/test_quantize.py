@@ -20,7 +20,7 @@ from edgespec.errors import EdgespecError
 from edgespec.files import quantizing
 from edgespec.files.tuning import CANDIDATES
 from edgespec.models.spec import read_model_spec
-from edgespec.quantize import fit
+from edgespec.quantize import fit, quality
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ def test_a_fit_that_is_stopped_goes_on_where_it_was(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was measured stays; folders of others beside it stay as they are."""
-    measure, calls = fit.score, itertools.count()
+    measure, calls = quality.score, itertools.count()
 
     def stopped(*arguments: Any, **more: Any) -> Any:
         if next(calls) == 5:
