@@ -195,7 +195,7 @@ _COLUMNS = (1, 4)
 _SETS = {
     "neon_dotprod": "Neon<0>",
     "neon_i8mm": "NeonPairs<0>",
-    "avx2": "Vector256<Pairs>",
+    "avx2": "Avx2",
     "avx_vnni": "Vector256<Quads>",
     "avx512_vnni": "Avx512",
 }

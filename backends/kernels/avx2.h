@@ -18,9 +18,10 @@ template <class Dot>
 struct Vector256 {
     using Bytes = Integers256;
     using Int = Integers256;
-    using Partial = Integers256;
     using Float = Floats256;
     static constexpr bool signed_wide = Dot::signed_wide, pairs = false;
+    template <class F>
+    static constexpr bool in_pairs = false;
 
     // From 4 columns on, sums of floats wait in the first cache: they are used once for every 8 quads.
     template <class F>
@@ -58,13 +59,8 @@ struct Vector256 {
         memcpy(&four, x + 4 * I, 4);
         return _mm256_set1_epi32(four);
     }
-    static constexpr int room(int weight_bits) { return Dot::room(weight_bits); }
-    static INLINE Partial begin(Int sum) { return {{Dot::begin(sum.of[0]), Dot::begin(sum.of[1])}}; }
-    static INLINE Int finish(Partial sum, Int before) {
-        return {{Dot::finish(sum.of[0], before.of[0]), Dot::finish(sum.of[1], before.of[1])}};
-    }
     template <bool wide, int>
-    static INLINE Partial dot(Partial sum, Bytes weights, __m256i x) {
+    static INLINE Int dot(Int sum, Bytes weights, __m256i x) {
         return {{Dot::template add<wide>(sum.of[0], weights.of[0], x), Dot::template add<wide>(sum.of[1], weights.of[1], x)}};
     }
     static INLINE Int all(int32_t x) { return {{_mm256_set1_epi32(x), _mm256_set1_epi32(x)}}; }

@@ -12,7 +12,6 @@ constexpr int64_t kCachedBytes = 512 << 10;
 struct Avx512 {
     using Bytes = __m512i;
     using Int = __m512i;
-    using Partial = Int;
     using Float = __m512;
     // Columns of a tile: their integer and float sums fill the registers.
     template <class F>
@@ -20,6 +19,8 @@ struct Avx512 {
         return F::has_halves ? (panels == 2 ? 4 : 8) : (panels == 2 ? 6 : 12);
     }
     static constexpr bool signed_wide = false, pairs = false;
+    template <class F>
+    static constexpr bool in_pairs = false;
 
     static INLINE Bytes load(const uint8_t* at) { return _mm512_loadu_si512(at); }
     static INLINE Bytes masked(Bytes x, char mask) { return _mm512_and_si512(x, _mm512_set1_epi8(mask)); }
@@ -44,11 +45,8 @@ struct Avx512 {
         memcpy(&four, x + 4 * I, 4);
         return _mm512_set1_epi32(four);
     }
-    static constexpr int room(int) { return 8; }
-    static INLINE Partial begin(Int sum) { return sum; }
-    static INLINE Int finish(Partial sum, Int) { return sum; }
     template <bool wide, int>
-    static INLINE Partial dot(Int sum, Bytes weights, Bytes x) { return _mm512_dpbusd_epi32(sum, weights, x); }
+    static INLINE Int dot(Int sum, Bytes weights, Bytes x) { return _mm512_dpbusd_epi32(sum, weights, x); }
     static INLINE Int all(int32_t x) { return _mm512_set1_epi32(x); }
 
     static INLINE Float signed_bytes(const uint8_t* at) {

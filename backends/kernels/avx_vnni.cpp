@@ -16,9 +16,6 @@ namespace {
 struct Quads {
     static constexpr bool signed_wide = false;
 
-    static constexpr int room(int) { return 8; }
-    static INLINE __m256i begin(__m256i sum) { return sum; }
-    static INLINE __m256i finish(__m256i sum, __m256i) { return sum; }
     template <bool wide>
     static INLINE __m256i add(__m256i sum, __m256i weights, __m256i x) {
         return _mm256_dpbusd_avx_epi32(sum, weights, x);

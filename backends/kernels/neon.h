@@ -8,9 +8,10 @@ template <int Half>
 struct Neon {
     using Bytes = uint8x16x2_t;
     using Int = int32x4x2_t;
-    using Partial = Int;
     using Float = float32x4x2_t;
     static constexpr bool signed_wide = true, pairs = false;
+    template <class F>
+    static constexpr bool in_pairs = false;
 
     template <class F>
     static constexpr int widest(int panels) { return panels == 2 ? 0 : F::has_halves ? 4 : 6; }
@@ -42,11 +43,8 @@ struct Neon {
     static INLINE int8x16_t signed_weights(uint8x16_t weights) {
         return vreinterpretq_s8_u8(wide ? veorq_u8(weights, vdupq_n_u8(0x80)) : weights);
     }
-    static constexpr int room(int) { return 8; }
-    static INLINE Partial begin(Int sum) { return sum; }
-    static INLINE Int finish(Partial sum, Int) { return sum; }
     template <bool wide, int I>
-    static INLINE Partial dot(Int sum, Bytes weights, int8x16_t x) {
+    static INLINE Int dot(Int sum, Bytes weights, int8x16_t x) {
         return {{vdotq_laneq_s32(sum.val[0], signed_weights<wide>(weights.val[0]), x, I % 4),
                  vdotq_laneq_s32(sum.val[1], signed_weights<wide>(weights.val[1]), x, I % 4)}};
     }

@@ -18,7 +18,7 @@ struct alignas(64) ActivationBlock {
     float scaled_sum;    // scale x sum, for formats with a minimum
     int32_t less_8;      // -8 x sum
     int32_t less_128;    // -128 x sum
-    int32_t less_32[2];  // -32 x sum of each half
+    int32_t less_32[2];  // -32 x sum of each half; of AVX2 two numbers of 16 bits: of each quad's first two, and last
     float scaled_half[2];  // scale x sum of each half
 };
 

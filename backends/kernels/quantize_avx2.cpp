@@ -37,6 +37,16 @@ INLINE void add_up(__m256i bytes, int32_t* sums) {
     sums[1] = _mm_extract_epi32(both, 2) - 16 * 128;
 }
 
+// -32 times the sums of the first and the second two of each half's quads, for sets that add in 16 bits.
+INLINE void set_pairs(ActivationBlock& to, __m256i bytes) {
+    __m256i sums = _mm256_maddubs_epi16(_mm256_set1_epi8(32), bytes);
+    sums = _mm256_add_epi16(sums, _mm256_shuffle_epi32(sums, 0x4e));
+    sums = _mm256_sub_epi16(_mm256_setzero_si256(), _mm256_add_epi16(sums, _mm256_shuffle_epi32(sums, 0xb1)));
+    to.less_32[0] = _mm_cvtsi128_si32(_mm256_castsi256_si128(sums));
+    to.less_32[1] = _mm_cvtsi128_si32(_mm256_extracti128_si256(sums, 1));
+}
+
+template <bool in_pairs>
 INLINE void quantize_block(const float* x, ActivationBlock& to) {
     __m256 values[kVectors];
     UNROLL for (int i = 0; i < kVectors; i++) values[i] = _mm256_loadu_ps(x + 8 * i);
@@ -52,12 +62,17 @@ INLINE void quantize_block(const float* x, ActivationBlock& to) {
     int32_t sums[2];
     add_up(bytes, sums);
     set_sums(to, largest / 127, sums[0], sums[1]);
+    if (in_pairs) set_pairs(to, bytes);
 }
 
 }  // namespace
 
 void quantize_avx2(const float* x, int64_t first_block, int64_t end_block, ActivationBlock* to) {
-    for (int64_t b = first_block; b < end_block; b++) quantize_block(x + 32 * b, to[b]);
+    for (int64_t b = first_block; b < end_block; b++) quantize_block<false>(x + 32 * b, to[b]);
+}
+
+void quantize_in_pairs(const float* x, int64_t first_block, int64_t end_block, ActivationBlock* to) {
+    for (int64_t b = first_block; b < end_block; b++) quantize_block<true>(x + 32 * b, to[b]);
 }
 
 }  // namespace edgespec

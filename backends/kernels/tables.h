@@ -71,7 +71,8 @@ extern const InstructionSet kScalar;
 extern const InstructionSet kAmx, kAvx512Vnni, kAvxVnni, kAvx2;
 extern const AttentionStages kAttentionAvx512, kAttentionAvx2;
 extern const FloatProducts kFloatsAvx512, kFloatsAvx2;
-void quantize_avx2(const float* x, int64_t first_block, int64_t end_block, ActivationBlock* to);  // of all these sets
+void quantize_avx2(const float* x, int64_t first_block, int64_t end_block, ActivationBlock* to);
+void quantize_in_pairs(const float* x, int64_t first_block, int64_t end_block, ActivationBlock* to);  // see less_32
 // What compilers' own __builtin_cpu_supports does not know, or not all of them.
 bool has_f16c();
 bool has_avx_vnni();

@@ -35,7 +35,7 @@ INLINE int32_t start(const ActivationBlock& x, int half) {
 // broadcast of activations serves P panels. Panels lie `apart` bytes from each other.
 template <class V, class F, int I, int P, int N>
 INLINE void add_quad(const uint8_t* group, int64_t apart, const ActivationBlock* x, int64_t stride,
-                     typename V::Partial (*sums)[P]) {
+                     typename V::Int (*sums)[P]) {
     typename V::Bytes weights[P];
     for (int p = 0; p < P; p++) weights[p] = quad<V, F, I>(group + p * apart);
     UNROLL for (int t = 0; t < N; t++) {
@@ -46,27 +46,29 @@ INLINE void add_quad(const uint8_t* group, int64_t apart, const ActivationBlock*
 
 template <class V, class F, int First, int P, int N, int... I>
 INLINE void add_quads(const uint8_t* group, int64_t apart, const ActivationBlock* x, int64_t stride,
-                      typename V::Partial (*sums)[P], std::integer_sequence<int, I...>) {
+                      typename V::Int (*sums)[P], std::integer_sequence<int, I...>) {
     (add_quad<V, F, First + I, P, N>(group, apart, x, stride, sums), ...);
 }
 
-// Integer sums of quads [First, End), of which all have one scale. Sets that add in 16 bits make whole sums of
-// them before these overflow.
-template <class V, class F, int First, int End, int P, int N>
+// Integer sums of quads from the first one on. Sets that add in 16 bits make them 32 bits wide before these overflow.
+template <class V, class F, int First, int P, int N>
 INLINE void sum_quads(const uint8_t* group, int64_t apart, const ActivationBlock* x, int64_t stride,
                       typename V::Int (*sums)[P]) {
-    constexpr int whole = F::has_halves ? 4 : 8, room = V::room(F::bits);
-    constexpr int count = std::min(End - First, room);
-    typename V::Partial partial[N][P];
-    auto sum_before = [&](int t, int p) {
-        return First % whole ? sums[t][p] : V::all(start<V, F>(x[t * stride], First / 4));
-    };
-    UNROLL for (int t = 0; t < N; t++)
-        for (int p = 0; p < P; p++) partial[t][p] = V::begin(sum_before(t, p));
-    add_quads<V, F, First, P, N>(group, apart, x, stride, partial, std::make_integer_sequence<int, count>());
-    UNROLL for (int t = 0; t < N; t++)
-        for (int p = 0; p < P; p++) sums[t][p] = V::finish(partial[t][p], sum_before(t, p));
-    if constexpr (First + count < End) sum_quads<V, F, First + count, End, P, N>(group, apart, x, stride, sums);
+    auto sum_before = [&](int t, int p) { return First ? sums[t][p] : V::all(start<V, F>(x[t * stride], 0)); };
+    if constexpr (V::template in_pairs<F>) {
+        constexpr int count = V::room(F::bits);
+        typename V::Int pairs[N][P];
+        UNROLL for (int t = 0; t < N; t++)
+            for (int p = 0; p < P; p++) pairs[t][p] = V::all(0);
+        add_quads<V, F, First, P, N>(group, apart, x, stride, pairs, std::make_integer_sequence<int, count>());
+        UNROLL for (int t = 0; t < N; t++)
+            for (int p = 0; p < P; p++) sums[t][p] = V::add_pairs(pairs[t][p], V::ones(), sum_before(t, p));
+        if constexpr (First + count < 8) sum_quads<V, F, First + count, P, N>(group, apart, x, stride, sums);
+    } else {
+        UNROLL for (int t = 0; t < N; t++)
+            for (int p = 0; p < P; p++) sums[t][p] = sum_before(t, p);
+        add_quads<V, F, First, P, N>(group, apart, x, stride, sums, std::make_integer_sequence<int, 8>());
+    }
 }
 
 // The scale of half a group.
@@ -78,27 +80,53 @@ INLINE typename V::Float small_of(const uint8_t* group, int half) {
     return V::signed_bytes(at);
 }
 
+// Adds the sums of half a group by its small scale to `products`. Sets that add in 16 bits start with the offset, so
+// that half a group has room there, and become 32 bits wide by the small scale itself where it is an integer.
+template <class V, class F, int Half, bool Integers, int P, int N, class Product>
+INLINE void add_half(const uint8_t* group, int64_t apart, const ActivationBlock* x, int64_t stride,
+                     Product (*products)[P]) {
+    typename V::Int sums[N][P];
+    UNROLL for (int t = 0; t < N; t++)
+        for (int p = 0; p < P; p++) {
+            if constexpr (V::template in_pairs<F>)
+                sums[t][p] = V::template starts<F::traits.offset>(x[t * stride].less_32[Half]);
+            else
+                sums[t][p] = V::all(start<V, F>(x[t * stride], Half));
+        }
+    add_quads<V, F, 4 * Half, P, N>(group, apart, x, stride, sums, std::make_integer_sequence<int, 4>());
+    for (int p = 0; p < P; p++) {
+        if constexpr (Integers) {
+            const typename V::Int small = V::template small_pairs<F>(group + p * apart + kRows * Half);
+            UNROLL for (int t = 0; t < N; t++)
+                products[t][p] = V::add_pairs(sums[t][p], small, Half ? products[t][p] : V::all(0));
+        } else {
+            const typename V::Float small = small_of<V, F>(group + p * apart, Half);
+            UNROLL for (int t = 0; t < N; t++) {
+                if constexpr (V::template in_pairs<F>) sums[t][p] = V::add_pairs(sums[t][p], V::ones(), V::all(0));
+                const typename V::Float sum = V::to_float(sums[t][p]);
+                products[t][p] = Half ? V::add_product(sum, small, products[t][p]) : V::times(sum, small);
+            }
+        }
+    }
+}
+
 // Products of a group and a block of N columns as floats; all are exact.
 template <class V, class F, int P, int N>
 INLINE void group_products(const uint8_t* group, int64_t apart, const ActivationBlock* x, int64_t stride,
                            typename V::Float (*to)[P]) {
     typename V::Int sums[N][P];
-    if constexpr (F::has_halves) {
-        sum_quads<V, F, 0, 4, P, N>(group, apart, x, stride, sums);
-        for (int p = 0; p < P; p++) {
-            typename V::Float small = small_of<V, F>(group + p * apart, 0);
-            UNROLL for (int t = 0; t < N; t++) to[t][p] = V::times(V::to_float(sums[t][p]), small);
-        }
-        sum_quads<V, F, 4, 8, P, N>(group, apart, x, stride, sums);
-        for (int p = 0; p < P; p++) {
-            typename V::Float small = small_of<V, F>(group + p * apart, 1);
-            UNROLL for (int t = 0; t < N; t++) to[t][p] = V::add_product(V::to_float(sums[t][p]), small, to[t][p]);
-        }
+    if constexpr (!F::has_halves) {
+        sum_quads<V, F, 0, P, N>(group, apart, x, stride, sums);
+    } else if constexpr (V::template in_pairs<F> && F::traits.small != Small::halves_e4m3) {
+        add_half<V, F, 0, true, P, N>(group, apart, x, stride, sums);
+        add_half<V, F, 1, true, P, N>(group, apart, x, stride, sums);
     } else {
-        sum_quads<V, F, 0, 8, P, N>(group, apart, x, stride, sums);
-        UNROLL for (int t = 0; t < N; t++)
-            for (int p = 0; p < P; p++) to[t][p] = V::to_float(sums[t][p]);
+        add_half<V, F, 0, false, P, N>(group, apart, x, stride, to);
+        add_half<V, F, 1, false, P, N>(group, apart, x, stride, to);
+        return;
     }
+    UNROLL for (int t = 0; t < N; t++)
+        for (int p = 0; p < P; p++) to[t][p] = V::to_float(sums[t][p]);
 }
 
 // The scale of a block and group.

@@ -16,7 +16,9 @@ measurement gets a large weight. Beyond the largest size times grow on.
 The update is a Kalman filter over the logarithm of a step's time: what is unsure moves the most.
 Single tokens have no time of their own to move, so `scale` cannot drift away from the shape of the
 curve. A step that is far off counts as far as is likely, and one that takes several times as long
-not at all. But where steps are off in a row, the machine has another speed from then on.
+not at all. But where plain steps are off in a row, the machine has another speed from then on. If
+that is the memory's, steps over several tokens, which compute meanwhile, are off by less: what each
+size takes is unsure again until it is made some times.
 """
 
 from __future__ import annotations
@@ -97,7 +99,8 @@ class _State:
     further: float = 1.0  # times as long as expected take tokens beyond all sizes
     plain: list[tuple[int, int, float]] = field(default_factory=list)  # size, depth, off
     is_new: bool = True  # of this process, without a plain step yet
-    far_off: int = 0  # steps in a row, below 0 for those that were faster
+    far_off: int = 0  # plain steps in a row, below 0 for those that were faster
+    last_off: float = 0.0  # the logarithm of how far the last of them was
 
     @classmethod
     def of(cls, slopes: Sequence[float]) -> _State:
@@ -373,9 +376,11 @@ class CostCurve:
         variance = shared + (own * own_share) ** 2 + noise
         most = _LIMIT * sqrt(variance)
         if abs(off) <= most:
-            state.far_off = 0
+            if not size or abs(state.last_off) > log(_HICCUP):
+                state.far_off = 0  # else memory may be another one, which fewer steps wait for
         elif not size and self._is_another_speed(off, count):
             cov[0][0] += off * off
+            state.own.clear()  # memory of another speed: other ratios, as unsure as at a load
             rows, shared = state.products(shares)
             variance = shared + noise
         elif is_known and state.far_off * off > 0.0:
@@ -394,8 +399,9 @@ class CostCurve:
             state.own[size] = own * sqrt(1.0 - (own * own_share) ** 2 / variance)
 
     def _is_another_speed(self, off: float, count: int) -> bool:
-        """Whether so many steps in a row were far off in one direction, no other between them."""
+        """Whether so many plain steps in a row were far off in one direction."""
         state = self._state
+        state.last_off = off
         count += abs(state.far_off) if state.far_off * off > 0.0 else 0
         state.far_off = 0 if count >= _TOGETHER else int(copysign(count, off))
         return count >= _TOGETHER

@@ -3,6 +3,7 @@
 // With "time" as the second argument: milliseconds of one thread by type and number of columns.
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -210,6 +211,29 @@ static void check_unusual(const std::string& best, const Type& type, int64_t n) 
     expect(same(truth, product(*format, file, rows, k, x, n, 1)), what + " differs for unusual scales");
 }
 
+// Runs of equal bytes, most of them the lowest and the highest, and activations of one size: sums as large as they get.
+static void check_largest(const std::string& best, const Type& type) {
+    const int64_t rows = 32, k = 512, n = 6;
+    choose("scalar");
+    const Format* scalar = find(type.type, rows, k);
+    std::vector<uint8_t> file = weights(type, *scalar, rows, k), given = file;
+    for (size_t b = 0; b < file.size(); b += scalar->file_block_bytes) {
+        for (size_t run = 0; run < scalar->file_block_bytes; run += 8) {
+            const uint32_t drawn = random_bits() % 4;
+            for (size_t at = run; at < std::min(run + 8, scalar->file_block_bytes); at++)
+                if (drawn < 3) file[b + at] = drawn == 0 ? 0 : drawn == 1 ? 0xff : 0x80;
+        }
+        for (int at : type.halves) memcpy(&file[b + at], &given[b + at], 2);
+        if (type.type == kMxfp4) file[b] = given[b];
+    }
+    std::vector<float> x(k * n, 1);
+    for (int64_t i = 0; i < k; i++) x[k + i] = -1, x[2 * k + i] = i % 4 < 2 ? 1 : -1, x[3 * k + i] = i % 2 ? 1 : -1;
+    std::vector<float> truth = product(*scalar, file, rows, k, x, n, 1);
+    choose(best.c_str());
+    const Format* format = find(type.type, rows, k);
+    expect(same(truth, product(*format, file, rows, k, x, n, 1)), std::string(format->name) + " differs at the largest");
+}
+
 static double milliseconds(const Format& format, int64_t rows, int64_t k, int64_t n) {
     Memory panels(rows / format.panel_rows * format.panel_bytes(k)), memory(activation_bytes(k, n));
     Activations to = activations_at(memory.at, k);
@@ -252,6 +276,7 @@ int main(int count, char** arguments) {
         check(library, best, type, 32, 32 * (1 + random_bits() % 60), 3);
         check(library, best, type, 32, 8960, 41);
         for (int64_t n : {6, 14}) check_unusual(best, type, n);
+        check_largest(best, type);
     }
     for (const Floats& floats : kFloats) {
         expect(!find(floats.type, 16, 40) && find(floats.type, 1, 16), "columns are a multiple of 16, rows of nothing");

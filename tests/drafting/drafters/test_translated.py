@@ -178,7 +178,7 @@ def test_a_prompt_is_told_in_the_draft_models_own_format() -> None:
     said = target.control_texts.mark("Say </s> or <|e|>!")
     prompt = "<|s|>system\nBe kind.<|e|>\n<|s|>user\nHi<|e|>\n<|s|>assistant\nYes<|e|>\n"
     prompt += f"<|s|>user\n{said}<|e|>\n<|s|>assistant\n"
-    ids = translation.prompt(target.encode(prompt))
+    ids, _ = translation.prompt(target.encode(prompt))
     assert ids.count(draft.end) == 1, "the end of the answer alone"
     told = b"".join(draft.token_bytes(one) or b"#" for one in ids).decode()
     assert told == "[INST] Be kind. [/INST][INST] Hi [/INST] Yes#[INST] Say </s> or <|e|>! [/INST]"
@@ -189,7 +189,7 @@ def test_without_a_format_the_text_is_told() -> None:
     """And control tokens that both have by the same name; others are left out."""
     target = LongestMatch((), ("<a>", "<b>"))
     translation = Translation(target, LongestMatch((), ("<b>",)))
-    ids = translation.prompt(target.encode("<a>one<b>two"))
+    ids, _ = translation.prompt(target.encode("<a>one<b>two"))
     assert bytes(one if one < 256 else ord("#") for one in ids) == b"one#two"
 
 
@@ -218,3 +218,19 @@ def test_a_long_text_is_a_window() -> None:
         drafter.observe(VerifyResult(DraftTree.chain((0,)), (0,), [ord("x")], context_of()))
     assert bytes(draft.tokens[:64]) == b"ab" * 32
     assert bytes(draft.tokens[-50:]) == b"x" * 50
+
+
+def test_several_tokens_for_one_are_as_many_chances_and_steps() -> None:
+    """Bytes for words: what a round is expected to bring, before it is asked."""
+    words, letters = TOKENIZERS["words"], TOKENIZERS["bytes"]
+    text = "until until until until"
+    drafters = [
+        translating(words, loaded(scatters(theirs, 1), theirs)) for theirs in (words, letters)
+    ]
+    for drafter in drafters:
+        drafter.begin([*words.encode(text), 0])
+    alike, several = (drafter.estimate(context_of()) for drafter in drafters)
+    times = (len(letters.encode(text)) + 4) / (len(words.encode(text)) + 4)
+    assert times > 2 and several.node_ms == pytest.approx(times * alike.node_ms)
+    expected = [chance**times for chance in alike.probabilities]
+    assert several.probabilities == pytest.approx(expected)

@@ -151,6 +151,44 @@ def test_a_run_of_slow_steps_tells_nothing_while_it_is_short_or_of_drafts() -> N
     assert curve.base[2] == pytest.approx(15.0, rel=0.02)
 
 
+# ms of steps over so many tokens of one model with memory of 58 GB/s (measured on a Zen 4), and
+# where memory takes 1.6 times as long (made up): steps over several tokens compute meanwhile.
+_FAST_MEMORY = {1: 23.7, 2: 29.1, 3: 33.7, 4: 37.8, 6: 47.3, 8: 54.5}
+_SLOW_MEMORY = {1: 37.9, 2: 38.2, 3: 38.5, 4: 40.0, 6: 49.0, 8: 58.0}
+
+
+@pytest.mark.parametrize("states", [(_FAST_MEMORY, _SLOW_MEMORY), (_SLOW_MEMORY, _FAST_MEMORY)])
+@pytest.mark.parametrize("sizes", [(1, 1, 1, 4), (1, 2, 3, 4), (1, 1, 3, 6)])
+@pytest.mark.parametrize("seed", range(4))
+def test_memory_of_another_speed_changes_the_ratios_within_some_steps(
+    states: tuple[dict[int, float], dict[int, float]], sizes: tuple[int, ...], seed: int
+) -> None:
+    """Sixty plain steps and forty of each size later both are within a tenth."""
+    before, after = states
+    draw, previous = random.Random(seed), 0
+    curve = CostCurve([INF, *(before.get(n, INF) for n in range(1, 9))])
+
+    def write(times: dict[int, float], n: int) -> None:
+        nonlocal previous
+        curve.observe(n, 100, previous, times[n] * math.exp(draw.gauss(0.0, 0.03)))
+        previous = n
+
+    for _ in range(300):
+        write(before, draw.choice(sizes))
+    counts = dict.fromkeys(sizes, 0)
+    while counts[1] < 60:
+        n = draw.choice(sizes)
+        counts[n] += 1
+        write(after, n)
+    for n in {*sizes} - {1}:
+        for _ in range(40 - counts[n]):
+            write(after, n)
+    assert curve.t(1, 100)[0] == pytest.approx(after[1], rel=0.1)
+    for n in sizes:
+        ratio = curve.step_ms(n, 100) / curve.step_ms(1, 100)
+        assert ratio == pytest.approx(after[n] / after[1], rel=0.1), n
+
+
 def test_a_slow_down_seen_by_one_size_does_not_move_its_ratio_to_the_others() -> None:
     """Plain decoding while a neighbour is busy must not make drafts look cheap."""
     curve = CostCurve([INF, 10.0, 15.0])
