@@ -236,7 +236,7 @@ class KeepsStates(Protocol):
 class ReleasesThreads(Protocol):
     """A backend that keeps something ready for whoever makes its steps, such as threads."""
 
-    def rest(self) -> None:
+    def release_threads(self) -> None:
         """The calling thread makes no step soon."""
 
 

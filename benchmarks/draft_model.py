@@ -67,7 +67,7 @@ from edgespec.models.gguf.ggml_types import GGML_NUMBERS
 from edgespec.models.gguf.reader import read_gguf
 from edgespec.models.gguf.writer import keys_of, text, write_raw
 from edgespec.models.pairing import check_pair
-from edgespec.models.spec import ASSISTANT, DFLASH, EAGLE, MTP, ModelSpec, Reads, read_model_spec
+from edgespec.models.spec import ASSISTANT, DFLASH, EAGLE, MTP, HeadSpec, ModelSpec, read_model_spec
 from edgespec.sampling.params import SamplingParams
 from edgespec.setup.loading import open_draft_model
 
@@ -560,7 +560,7 @@ def head_beside(files: Files, backend: BackendWithHead) -> DraftHead:
     return backend.open_head(partial(open_head_file, spec, RunConfig(_SHORT, gpu_layers=0)))
 
 
-def kind_of(head: Path) -> Reads:
+def kind_of(head: Path) -> HeadSpec:
     """What a head in a file of its own reads."""
     reads = read_model_spec(head, heads=True).reads
     assert reads is not None, "a head"

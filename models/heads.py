@@ -11,7 +11,7 @@ from pathlib import Path
 
 from edgespec.errors import UnsupportedError
 from edgespec.models.hub.choice import heads_of
-from edgespec.models.spec import ASSISTANT, DFLASH, EAGLE, MTP, ModelSpec, Reads
+from edgespec.models.spec import ASSISTANT, DFLASH, EAGLE, MTP, HeadSpec, ModelSpec
 
 # Architectures whose head edgespec drafts with: llama.cpp computes it, it has a cache of keys and
 # values of its own, and it was tried. llama.cpp computes that of some others, too
@@ -70,7 +70,7 @@ def check_head(target: ModelSpec, head: ModelSpec) -> None:
         )
 
 
-def _problem_of_eagle(target: ModelSpec, head: ModelSpec, reads: Reads) -> str:
+def _problem_of_eagle(target: ModelSpec, head: ModelSpec, reads: HeadSpec) -> str:
     """What keeps it from reading a model's states, or ""."""
     if problem := _not_handed_out(target, reads):
         return problem
@@ -81,7 +81,7 @@ def _problem_of_eagle(target: ModelSpec, head: ModelSpec, reads: Reads) -> str:
     return ""
 
 
-def _problem_of_dflash(target: ModelSpec, head: ModelSpec, reads: Reads) -> str:
+def _problem_of_dflash(target: ModelSpec, head: ModelSpec, reads: HeadSpec) -> str:
     """As `_problem_of_eagle`, for a head that drafts a block of tokens in one step."""
     other = next((word for name, word in _NOT_DRAFTED.items() if name in head.tensors), "")
     if other or any(head.is_sliding):
@@ -89,7 +89,7 @@ def _problem_of_dflash(target: ModelSpec, head: ModelSpec, reads: Reads) -> str:
     return _not_handed_out(target, reads)
 
 
-def _not_handed_out(target: ModelSpec, reads: Reads) -> str:
+def _not_handed_out(target: ModelSpec, reads: HeadSpec) -> str:
     """What a head that reads some blocks' inputs would look for in vain, or ""."""
     if target.arch not in READABLE:
         return f"{target.arch} models do not hand out the states that it reads"
@@ -107,7 +107,7 @@ def layers_to_read(target: ModelSpec, layers: Sequence[int]) -> tuple[int, ...]:
     return tuple(layers) if target.arch in NAMES_OUTPUTS else ()
 
 
-def _problem_of_block(target: ModelSpec, head: ModelSpec, reads: Reads) -> str:
+def _problem_of_block(target: ModelSpec, head: ModelSpec, reads: HeadSpec) -> str:
     """As `_problem_of_eagle`, for a model's own last block."""
     if head.arch not in MTP_ARCHITECTURES:
         return f"heads of {head.arch} files are not drafted with"
@@ -118,7 +118,7 @@ def _problem_of_block(target: ModelSpec, head: ModelSpec, reads: Reads) -> str:
     return _other_width(target, reads)
 
 
-def _problem_of_assistant(target: ModelSpec, head: ModelSpec, reads: Reads) -> str:
+def _problem_of_assistant(target: ModelSpec, head: ModelSpec, reads: HeadSpec) -> str:
     """As `_problem_of_eagle`, for one that looks into its model's cache: its last two layers'."""
     if target.arch != _ASSISTED:
         return f"it looks into the cache of a {_ASSISTED} model, and this one is {target.arch}"
@@ -135,7 +135,7 @@ def _caches(spec: ModelSpec) -> Iterator[tuple[int, int, int]]:
     return zip(spec.num_kv_heads, spec.key_length, spec.value_length, strict=True)
 
 
-def _other_width(target: ModelSpec, reads: Reads) -> str:
+def _other_width(target: ModelSpec, reads: HeadSpec) -> str:
     if reads.width == target.embedding_size:
         return ""
     return f"it reads {reads.width} values a layer, and the model has {target.embedding_size}"

@@ -58,7 +58,7 @@ _SAMPLING = {
 
 
 @dataclass(frozen=True, slots=True)
-class Reads:
+class HeadSpec:
     """What a head in a file of its own reads of the model that it drafts for."""
 
     kind: str  # EAGLE, MTP, ASSISTANT or DFLASH
@@ -130,7 +130,7 @@ class ModelSpec:
     # of the model's files: GGUF_FORMAT, or ONNX_FORMAT for a folder, whose tensors are not listed
     format: str = GGUF_FORMAT
     # of a head in a file of its own, which is no model
-    reads: Reads | None = None
+    reads: HeadSpec | None = None
     # how tokens are picked where nothing else is said: fields of `SamplingParams`
     sampling: Mapping[str, float] = field(default_factory=dict)
     # by name
@@ -298,12 +298,12 @@ def _span(gguf: Gguf, which: str) -> GgufSpan:
     return value if isinstance(value, GgufSpan) else GgufSpan("string", 0, 0, 0)
 
 
-def _reads(keys: Keys, tensors: list[GgufTensor]) -> Reads | None:
+def _reads(keys: Keys, tensors: list[GgufTensor]) -> HeadSpec | None:
     """Raises ModelFileError for a head that does not say what it reads."""
     if _is_last_block(keys, [tensor.name for tensor in tensors]):
-        return Reads(MTP, keys.integer("embedding_length", low=1))
+        return HeadSpec(MTP, keys.integer("embedding_length", low=1))
     if keys.arch == ASSISTANT:
-        return Reads(ASSISTANT, keys.integer("embedding_length_out", low=1))
+        return HeadSpec(ASSISTANT, keys.integer("embedding_length_out", low=1))
     if keys.arch not in (EAGLE, DFLASH):
         return None
     layers = keys.value("target_layers")
@@ -316,10 +316,10 @@ def _reads(keys: Keys, tensors: list[GgufTensor]) -> Reads | None:
     if keys.arch == DFLASH:
         return _reads_of_block(keys, numbers)
     width = keys.integer("target_hidden_size", low=1)
-    return Reads(EAGLE, width, numbers)
+    return HeadSpec(EAGLE, width, numbers)
 
 
-def _reads_of_block(keys: Keys, layers: tuple[int, ...]) -> Reads:
+def _reads_of_block(keys: Keys, layers: tuple[int, ...]) -> HeadSpec:
     """Raises ModelFileError for a head without a token that stands for those to be drafted."""
     mask_id = keys.gguf.integer("tokenizer.ggml.mask_token_id", -1)
     if mask_id < 0:
@@ -327,7 +327,7 @@ def _reads_of_block(keys: Keys, layers: tuple[int, ...]) -> Reads:
             f"{keys.gguf.path} does not say which token is its mask",
             hint="convert it again with llama.cpp's convert_hf_to_gguf.py",
         )
-    return Reads(
+    return HeadSpec(
         DFLASH,
         keys.integer("embedding_length", low=1),
         layers,

@@ -16,7 +16,8 @@ struct ExpertTensor {
     int layer;
 };
 
-// Of experts, since there is no room for more; of bytes, since the load. `problem` is why the last read failed that did: errno, or -1 where the file ended before it.
+// Of experts, since there is no room for more; of bytes, since the load. `problem` is why the last read failed that
+// did: errno, or -1 where the file ended before it.
 struct ExpertCounts {
     uint64_t used, read;  // experts that steps asked layers for, and those of them that were not in memory
     uint64_t read_bytes, waited_ns;

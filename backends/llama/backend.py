@@ -616,7 +616,7 @@ class LlamaBackend(LlamaSequence):
         packed = self._context.packed
         return ExpertCounts() if packed is None else packed.counts()
 
-    def rest(self) -> None:
+    def release_threads(self) -> None:
         """The calling thread makes no step soon."""
         end_team()
 

@@ -93,7 +93,7 @@ class EmbeddingContext(LlamaContext):
             raise BackendError("llama.cpp gives no embedding of a text")
         ctypes.memmove(address, found, self.size * _F32)
 
-    def rest(self) -> None:
+    def release_threads(self) -> None:
         """The calling thread makes no step soon."""
         end_team()
 

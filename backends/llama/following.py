@@ -28,7 +28,7 @@ from edgespec.models.gguf.shards import read_gguf_shards
 from edgespec.models.heads import DRAFTED
 
 
-class Unread:
+class PendingTokens:
     """What a head has not read: the last tokens that its model has, each with the row before it.
 
     A ring: in a head's cooldown a token goes as one comes, and no other row moves.
@@ -90,7 +90,9 @@ class DraftHead(ABC):
     def __init__(self, context: LlamaContext, of_model: ModelRows) -> None:
         self._context, self._models = context, of_model
         self.length = 0  # tokens of the text that it has read
-        self._unread = Unread(_MOST_UNREAD, of_model.width)  # and those behind them that it has not
+        self._unread = PendingTokens(
+            _MOST_UNREAD, of_model.width
+        )  # and those behind them that it has not
         self._missed = 0  # tokens between these that it will never read
         self._last = np.zeros((1, of_model.width), np.float32)  # of the model, for the last token
         self._drafted = 0  # cells behind the text, of which the first

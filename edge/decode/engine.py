@@ -474,9 +474,9 @@ class Engine(Target):
         backend.keep_snapshots(0)
         self.drafter = None
 
-    def rest(self) -> None:
+    def release_threads(self) -> None:
         """The calling thread, which made steps, makes none soon."""
-        self._slots.rest()
+        self._slots.release_threads()
 
     def spare_sequence(self, count: int, salt: str = "") -> Backend | None:
         """A sequence for `count` tokens, for who holds the engine; None without room."""

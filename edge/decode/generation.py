@@ -125,7 +125,7 @@ LARGE, SMALL = "large", "small"  # their names
 ModelTurn = tuple[str, int]
 
 
-class Writers:
+class Routing:
     """Who writes a text: one model, unless a subclass knows more."""
 
     writer = ""  # the one that is writing; empty where there is only one
@@ -136,7 +136,7 @@ class Writers:
         """Who wrote how many tokens, in order; the last one may have written more."""
         return ()
 
-    def hands_over(self, row: Logits) -> bool:
+    def switches_model(self, row: Logits) -> bool:
         """Whether another model writes the token of this row.
 
         Told each row of the writer, in order, before its token is picked; a round ends there.
@@ -144,7 +144,7 @@ class Writers:
         return False
 
 
-ALONE = Writers()
+ALONE = Routing()
 
 
 FinishReason: TypeAlias = Literal["stop", "length", "context_full", "cancelled"]

@@ -5,7 +5,7 @@ sequence, a thread that waits for a chunk makes the turns itself, for whoever ru
 switch of threads. With several, a thread of the scheduler makes them, whether chunks are read or
 not: OpenMP keeps a team for each thread that makes steps. It ends with the last answer.
 
-Chunked prefill: prompts are read in the steps of answers, as much of them as `Pace` allows, first
+Chunked prefill: prompts are read in the steps of answers, as much as `ChunkedPrefill` allows, first
 come, first served. What the first one leaves of a step the next one has. Whoever has a prefix in
 common with a prompt that is being read waits until it is there, so that it is read once. Whoever
 wants other scales of the model's adapters waits until nobody else runs.
@@ -52,7 +52,7 @@ class Scheduler:
     ) -> None:
         # Whether prompts are read in steps of answers; else between these.
         self._mixes, self._splits = slots.shares and splits, splits
-        self.pace = Pace(apart=not self._mixes, curve=curve)
+        self.chunked_prefill = ChunkedPrefill(apart=not self._mixes, curve=curve)
         self._slots = slots
         self._waiting: deque[Job] = deque()
         self._running: list[Job] = []
@@ -90,7 +90,7 @@ class Scheduler:
         finally:
             job.was_closed = True
             if not has_thread and self.is_of_this_process:  # the one that may have made steps
-                self._slots.rest()
+                self._slots.release_threads()
 
     @contextmanager
     def exclusive(self, is_cancelled: Callable[[], bool] = never) -> Iterator[bool]:
@@ -413,7 +413,9 @@ class Scheduler:
             num_read = sum(len(tokens) for _, tokens in chunks)
             num_nodes = max((one.previous - num_read for one in sequences), default=0)
             if num_nodes or num_read:
-                self.pace.has_stepped(num_nodes, num_read, (perf_counter() - began) * 1e3, depth)
+                self.chunked_prefill.has_stepped(
+                    num_nodes, num_read, (perf_counter() - began) * 1e3, depth
+                )
         for job, outcome in zip(writing, outcomes, strict=True):
             self._process(job, outcome)
         for job in reading[: len(chunks)]:
@@ -428,7 +430,7 @@ class Scheduler:
         most = max(1, reading[0].sequence.backend.batch_size - num_nodes)
         if num_writing and self._splits:
             nodes, depth = num_nodes or num_writing, _depth(reading)
-            most = self.pace.chunk_size(nodes, most, len(reading), depth)
+            most = self.chunked_prefill.chunk_size(nodes, most, len(reading), depth)
         if self._splits and all(job.ahead for job in reading):
             # Nobody asks about these yet, and who asks meanwhile waits for one such step.
             most = min(most, 64)
@@ -449,7 +451,7 @@ class Scheduler:
                 job.add(outcome, self._now_s())
             if job.is_over:
                 self._end(job)
-            elif outcome is None or job.writers.is_due:
+            elif outcome is None or job.routing.is_due:
                 job.sequence.flush()
                 job.target.go_on(job)
         except Exception as problem:
@@ -500,7 +502,7 @@ def _closed() -> UnsupportedError:
 _FURTHER = 0.5  # of what the first prompt may add, each further one that waits
 
 
-class Pace:
+class ChunkedPrefill:
     """Sizes of chunks of prompts: reading one makes a step at most twice as long for the others.
 
     Where several prompts wait, answers keep less of their speed: small chunks would keep more

@@ -25,9 +25,9 @@ from edgespec.decode.generation import (
     Chunk,
     Counters,
     FinishReason,
+    Routing,
     StepOutput,
     TextStream,
-    Writers,
     chunk_of,
 )
 from edgespec.decode.slots import Slot
@@ -163,7 +163,7 @@ class Job:
     reuse: bool = False  # what the cache already holds of the prompt
     stored: Piece | None = None  # which has more of the prompt than the cache had
     ahead: bool = False  # it is read before anybody asks, in small pieces
-    writers: Writers = ALONE
+    routing: Routing = ALONE
     images: Mapping[int, ImageRun] = field(default_factory=dict)  # by where they begin
     num_best: int | None = None  # of each place, told with a token's logprob; None tells none
     # How far it is.
@@ -228,7 +228,7 @@ class Job:
             if self.text.stopped:
                 break
         self.tokens += written.tokens
-        self.chunks.put(chunk_of(written, pieces, self.writers.writer))
+        self.chunks.put(chunk_of(written, pieces, self.routing.writer))
         self.num_chunks += 1
         if self.text.stopped or self.is_end(written.tokens[-1]):
             self.finish_reason = "stop"
@@ -395,7 +395,7 @@ class SequenceState:
         """The token behind the prompt, after its last chunk; None where another model writes it."""
         row, self._row = self._row, None
         assert row is not None, "the prompt was prefilled"
-        if self.job.writers.hands_over(row):
+        if self.job.routing.switches_model(row):
             return None
         self._root = token = self.job.sampler.pick(row)
         self.job.counters.add_first()
@@ -502,13 +502,13 @@ class SequenceState:
 
     def _accept(self, tree: DraftTree, logits: Logits) -> tuple[list[int], list[int]]:
         """Nodes to keep and tokens to emit: each rule where its proposals need it."""
-        sampler, writers = self.job.sampler, self.job.writers
+        sampler, writers = self.job.sampler, self.job.routing
         if not tree.distributions or not isinstance(sampler, Sampler):
-            hands_over = None if writers is ALONE else writers.hands_over
+            switches_model = None if writers is ALONE else writers.switches_model
             pick: Callable[[Logits], int] = sampler.pick
             if isinstance(sampler, Sampler) and sampler.params.accept_typical and len(tree) > 1:
                 pick = TypicalPick(tree, sampler)
-            path, emitted = accept(tree, logits, pick, hands_over)
+            path, emitted = accept(tree, logits, pick, switches_model)
             if isinstance(pick, TypicalPick):
                 self.job.counters.changed_tokens += pick.num_taken
         else:
@@ -518,7 +518,7 @@ class SequenceState:
                 lambda node: sampler.unsorted_distribution(logits[node]),
                 sampler,
             )
-            path, emitted = cut(*kept, logits, writers.hands_over)
+            path, emitted = cut(*kept, logits, writers.switches_model)
         if len(path) > 1:
             return _until_end(path, emitted, self.backend.tokenizer.is_end)
         return path, emitted

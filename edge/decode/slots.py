@@ -113,10 +113,10 @@ class Slots:
             self._whole.adapt(scales)
             self.scales = scales
 
-    def rest(self) -> None:
+    def release_threads(self) -> None:
         """The calling thread, which made steps, makes none soon."""
         if isinstance(self._whole, ReleasesThreads):
-            self._whole.rest()
+            self._whole.release_threads()
 
     def take(
         self,

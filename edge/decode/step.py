@@ -11,7 +11,7 @@ anyway, a token more costs a fraction of what a step of its own does. Drafts are
 prompt were there, and the time of such a step is not charged to them.
 
 The loop knows no inference library (the backend does), no probabilities (the drafter does), and no
-other model that writes for the same request (`Writers` does). `reference.py` is its short form.
+other model that writes for the same request (`Routing` does). `reference.py` is its short form.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ class Stream:
             reason if is_read else "cancelled",
             replace(job.counters, generated_tokens=len(ids)),
             _spans(chunks),
-            _turns(job.writers.turns, len(ids)),
+            _turns(job.routing.turns, len(ids)),
             tuple(one for chunk in chunks for one in chunk.logprobs),
             job.text.stop_string if is_read else None,
             "".join(chunk.reasoning for chunk in chunks),

@@ -191,7 +191,7 @@ def accept(
     tree: DraftTree,
     logits: Logits,
     pick: Callable[[Logits], int],
-    hands_over: Callable[[Logits], bool] | None = None,
+    switches_model: Callable[[Logits], bool] | None = None,
 ) -> tuple[list[int], list[int]]:
     """Walk the tree from the root while its children carry what `pick` picks: sample-and-match.
 
@@ -203,8 +203,8 @@ def accept(
         tree: the verified tree.
         logits: one row per node, [n, V].
         pick: chooses the next token from a row, [V]; called once per emitted token, in order.
-        hands_over: told each row before its token is picked; true ends the round there. None where
-            one model writes alone.
+        switches_model: told each row before its token is picked; true ends the round there. None
+            where one model writes alone.
 
     Returns:
         The nodes to commit (root first) and the tokens emitted. Both have the same length: the
@@ -215,7 +215,7 @@ def accept(
     while node >= 0:
         path.append(node)
         row = logits[node]
-        if hands_over is not None and hands_over(row):
+        if switches_model is not None and switches_model(row):
             break
         token = pick(row)
         emitted.append(token)
@@ -251,14 +251,14 @@ class TypicalPick:
 
 
 def cut(
-    path: list[int], emitted: list[int], logits: Logits, hands_over: Callable[[Logits], bool]
+    path: list[int], emitted: list[int], logits: Logits, switches_model: Callable[[Logits], bool]
 ) -> tuple[list[int], list[int]]:
-    """What `accept` would have returned of a round that was accepted without `hands_over`.
+    """What `accept` would have returned of a round that was accepted without `switches_model`.
 
     It is told no token, so where it ends a text depends on the tokens before that place alone, and
     those that are dropped may be drawn again by another distribution.
     """
     for place, node in enumerate(path):
-        if hands_over(logits[node]):
+        if switches_model(logits[node]):
             return path[: place + 1], emitted[:place]
     return path, emitted

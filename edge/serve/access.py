@@ -17,7 +17,7 @@ _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]
 
 
 @dataclass(frozen=True, slots=True)
-class Access:
+class AuthSettings:
     """Who may use a server.
 
     Args:

@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, TypeVar
 
 from edgespec.decode.generation import Chunk, Result
-from edgespec.serve.shapes import Choice, Delta, ToolCall, joined
+from edgespec.serve.serializers import Choice, Delta, ToolCall, joined
 from edgespec.serve.tool_formats import (
     HARMONY,
     NAME,

@@ -33,7 +33,7 @@ from edgespec.serve.parsing import (
     read_json,
 )
 from edgespec.serve.pool import CHAT, EMBED, Lease, Member, Pool, Stops, keep_alive_of
-from edgespec.serve.service import Prepared, Task
+from edgespec.serve.service import AnswerJob, Task
 
 Made = TypeVar("Made")
 _THREADS = {CHAT: 8, EMBED: EMBEDDINGS_AT_ONCE}  # that read requests; those of texts wait in theirs
@@ -159,7 +159,7 @@ class Interface(NamedTuple):
 
     kind: str
     read: Callable[[Fields, ServedModel], Any]
-    prepare: Callable[[Any, Any, Task], Prepared | Any]
+    prepare: Callable[[Any, Any, Task], AnswerJob | Any]
     tell: Callable[[ApiError], dict[str, Any]] = openai_error
     fail: Callable[[ApiError], dict[str, Any]] | None = None
     lines: bool = False
@@ -189,7 +189,7 @@ class Answer:
         self._over: asyncio.Future[ApiError | None] = loop.create_future()  # None: the client left
         self._loop, self._cancel = loop, threading.Event()
         self._lease: Lease | None = None
-        self._prepared: Prepared | None = None
+        self._job: AnswerJob | None = None
         self._document: Any = None
         self._streams, self._has_begun = False, False
         self._began_s = perf_counter()
@@ -255,9 +255,9 @@ class Answer:
         self._end(None)
 
     def _end_generations(self) -> None:
-        if self._prepared is not None and self._lease is not None:
-            for generation in self._prepared.generations:
-                self._lease.loaded.worker.cancel(generation)
+        if self._job is not None and self._lease is not None:
+            for generation in self._job.generations:
+                self._lease.loaded.executor.cancel(generation)
 
     # -- from a body to what answers it ----------------------------------------------------
 
@@ -293,9 +293,9 @@ class Answer:
         task = Task(self._loop, self._cancel, wanted[0], self._began_s, wanted[1])
         asked = self._read(document, wanted[0])
         made = self._interface.prepare(self._lease.loaded, asked, task)
-        if isinstance(made, Prepared):
-            self._lease.loaded.worker.submit(made.generations)
-            self._prepared, self._streams = made, made.streams
+        if isinstance(made, AnswerJob):
+            self._lease.loaded.executor.submit(made.generations)
+            self._job, self._streams = made, made.streams
         else:
             self._document = made
 
@@ -325,23 +325,23 @@ class Answer:
     # -- to the client ---------------------------------------------------------------------
 
     async def _tell(self) -> None:
-        if self._prepared is None:
+        if self._job is None:
             is_long = isinstance(self._document, Iterator)
             await (self._pieces if is_long else self._whole)(self._document)
-        elif self._prepared.streams:
+        elif self._job.streams:
             await self._send_part(b"")  # headers go out at once
             async for event in self._events():
                 await self._send_part(event)
             await self._send({**_BODY, "body": b""})
         else:
             choices = []
-            for index, generation in enumerate(self._prepared.generations):
-                reader = self._prepared.make_reader()
+            for index, generation in enumerate(self._job.generations):
+                reader = self._job.make_reader()
                 async for chunks in generation.batches():
                     reader.read(chunks)
                 reader.finish()
-                choices.append(self._prepared.choice(index, reader))
-            await self._whole(self._prepared.shape.whole(choices))
+                choices.append(self._job.choice(index, reader))
+            await self._whole(self._job.serializer.whole(choices))
 
     async def _whole(self, document: Any) -> None:
         self._has_begun = True
@@ -370,39 +370,39 @@ class Answer:
         if not self._has_begun:
             await send_error(self._send, problem, self._interface.tell)
         elif self._streams:
-            of_answer = self._prepared and self._prepared.fail
+            of_answer = self._job and self._job.fail
             fail = of_answer or self._interface.fail or self._interface.tell
-            named = self._prepared is None or self._prepared.names_events
+            named = self._job is None or self._job.names_events
             await self._send({**_BODY, "body": self._event(fail(problem), named)})
 
     async def _events(self) -> AsyncIterator[bytes]:
-        assert self._prepared is not None
-        shape, named = self._prepared.shape, self._prepared.names_events
+        assert self._job is not None
+        serializer, named = self._job.serializer, self._job.names_events
         choices = []
 
         def told(events: Sequence[dict[str, Any]]) -> bytes:
             return b"".join(self._event(one, named) for one in events)
 
-        for index, generation in enumerate(self._prepared.generations):
-            reader, events = self._prepared.make_reader(), shape.begin(index)
+        for index, generation in enumerate(self._job.generations):
+            reader, events = self._job.make_reader(), serializer.begin(index)
             if events:
                 yield told(events)
-            most_s = _READING_S if shape.tells_reading else self._pool.limits.comment_s
+            most_s = _READING_S if serializer.tells_reading else self._pool.limits.comment_s
             async for chunks in generation.batches(most_s):
-                if not chunks and shape.tells_reading:
+                if not chunks and serializer.tells_reading:
                     if generation.is_reading:
-                        yield told(shape.reading(generation.reading))
+                        yield told(serializer.reading(generation.reading))
                 elif not chunks:  # for so long that a client might give up
                     yield b"" if self._interface.lines else _COMMENT
-                elif self._prepared.writes and (
-                    events := shape.add(index, reader.read(chunks), chunks)
+                elif self._job.writes and (
+                    events := serializer.add(index, reader.read(chunks), chunks)
                 ):
                     yield told(events)
-            rest = reader.finish() if self._prepared.writes else None
-            events = shape.add(index, rest, ()) if rest else []
-            choices.append(self._prepared.choice(index, reader))
-            yield told(events + shape.end(choices[-1]))
-        if last := told(shape.close(choices)) + (b"" if named else _DONE):
+            rest = reader.finish() if self._job.writes else None
+            events = serializer.add(index, rest, ()) if rest else []
+            choices.append(self._job.choice(index, reader))
+            yield told(events + serializer.end(choices[-1]))
+        if last := told(serializer.close(choices)) + (b"" if named else _DONE):
             yield last
 
 

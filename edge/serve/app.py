@@ -25,7 +25,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgespec.decode.generation import ToolCall
 from edgespec.log import REQUEST_ID
-from edgespec.serve.access import CACHE_SALT, HISTORY, Access, history_of, host_name
+from edgespec.serve.access import CACHE_SALT, HISTORY, AuthSettings, history_of, host_name
 from edgespec.serve.answers import Admission, Answer, Interface, send_error, wanted_model
 from edgespec.serve.chat import (
     apply_template,
@@ -74,13 +74,13 @@ from edgespec.serve.parsing import (
 )
 from edgespec.serve.pool import ANY, CHAT, EMBED, Member, Pool
 from edgespec.serve.responses import (
-    ResponsesShape,
+    ResponsesSerializer,
     count_response,
     prepare_response,
     read_response,
 )
+from edgespec.serve.serializers import new_id
 from edgespec.serve.service import Shared, Task
-from edgespec.serve.shapes import new_id
 from edgespec.serve.status import adapters, metrics, props, status
 
 # For everybody: they tell nothing of anybody.
@@ -95,10 +95,10 @@ _REFUSED = (401, 403)
 _PATH_CHARS = 100
 
 
-class Guard:
+class AuthMiddleware:
     """Refuses what may not come in, lets browsers know what may, and logs each request."""
 
-    def __init__(self, routes: ASGIApp, access: Access, shared: Shared) -> None:
+    def __init__(self, routes: ASGIApp, access: AuthSettings, shared: Shared) -> None:
         self._routes, self._access, self._seen = routes, access, shared.totals.add_status
         self._most, self._count = shared.limits.connections, 0  # requests at once
         # Inside, so that a page of an origin that is allowed can read why it was refused.
@@ -185,7 +185,7 @@ def _sent_key(headers: Headers) -> str:
 class _Origins(CORSMiddleware):
     """Any header may be sent from an origin that is allowed: clients add many of their own."""
 
-    def __init__(self, app: ASGIApp, access: Access) -> None:
+    def __init__(self, app: ASGIApp, access: AuthSettings) -> None:
         super().__init__(
             app,
             access.origins,
@@ -197,7 +197,7 @@ class _Origins(CORSMiddleware):
         self._access = access
 
     def is_allowed_origin(self, origin: str) -> bool:
-        """As `Access` says."""
+        """As `AuthSettings` says."""
         return self._access.takes_origin(origin)
 
 
@@ -297,7 +297,7 @@ _ASKED: dict[str, tuple[str, Read, Prepare]] = {
     "/v1/rerank": (EMBED, read_rerank, rerank),
 }
 # What fails before there is an answer, as an event, where it is another one.
-_FAILING = {"/v1/responses": lambda problem: ResponsesShape("", {}).failed(problem)}
+_FAILING = {"/v1/responses": lambda problem: ResponsesSerializer("", {}).failed(problem)}
 # What is told at once, from the models that there are.
 _TELLING: dict[str, Callable[[Pool, Shared, Member], Any]] = {
     "/props": props,
@@ -314,7 +314,7 @@ _CALLS_AT_ONCE = 8  # of tools, each of which has a thread
 _ANTHROPIC_HEADER = "anthropic-version"  # which all of its clients send
 
 
-def make_app(pool: Pool, shared: Shared, access: Access | None = None) -> ASGIApp:
+def make_app(pool: Pool, shared: Shared, access: AuthSettings | None = None) -> ASGIApp:
     """The application of some models, which it closes when it is shut down."""
 
     @asynccontextmanager
@@ -326,7 +326,7 @@ def make_app(pool: Pool, shared: Shared, access: Access | None = None) -> ASGIAp
             await anyio.to_thread.run_sync(pool.close)
 
     routes = Router(Routes(pool, shared).all(), lifespan=lifespan)
-    return Guard(routes, access or Access(), shared)
+    return AuthMiddleware(routes, access or AuthSettings(), shared)
 
 
 class Routes:

@@ -27,17 +27,25 @@ from edgespec.serve.parsing import (
     Output,
     ServedModel,
     api_error_of,
+    parse_format,
+    parse_lora,
+    parse_max_tokens,
+    parse_model,
+    parse_options,
+    parse_output,
     shown,
-    take_format,
-    take_lora,
-    take_max_tokens,
-    take_model,
-    take_options,
-    take_output,
     takes_prewarm,
 )
-from edgespec.serve.service import Prepared, Prompts, Service, Task
-from edgespec.serve.shapes import Choice, Delta, OpenAIShape, Shape, ToldTokens, ToolCall, timings
+from edgespec.serve.serializers import (
+    Choice,
+    Delta,
+    OpenAISerializer,
+    Serializer,
+    ToldTokens,
+    ToolCall,
+    timings,
+)
+from edgespec.serve.service import AnswerJob, Prompts, Service, Task
 from edgespec.serve.tool_formats import (
     HARMONY,
     HERMES,
@@ -50,7 +58,7 @@ from edgespec.serve.tool_formats import (
     pieces,
     think_tags,
 )
-from edgespec.serve.tools import Tools, call_arguments, instructions, take_tools
+from edgespec.serve.tools import Tools, call_arguments, instructions, parse_tools
 
 _MOST_CALLS = 128
 # Fields that change no answer here, whatever they say.
@@ -84,7 +92,7 @@ _MOST_BUDGET = 1 << 31
 
 
 @dataclass(frozen=True, slots=True)
-class ChatAsked:
+class ChatRequest:
     """A request for the next message of a conversation."""
 
     messages: Sequence[dict[str, Any]]
@@ -97,31 +105,33 @@ class ChatAsked:
     field: str = "messages"  # that has them, for what is wrong with all of them
 
 
-def read_chat(fields: Fields, setup: ServedModel) -> ChatAsked:
+def read_chat(fields: Fields, setup: ServedModel) -> ChatRequest:
     """What a request wants. Raises ApiError for a field that is wrong or not supported."""
-    take_model(fields, setup)
-    messages = take_messages(fields, setup.limits)
-    output = take_output(fields, setup.limits)
+    parse_model(fields, setup)
+    messages = parse_messages(fields, setup.limits)
+    output = parse_output(fields, setup.limits)
     names = "max_completion_tokens", "max_tokens"
-    most = take_max_tokens(fields, setup.defaults.max_tokens, setup.context_size, *names)
+    most = parse_max_tokens(fields, setup.defaults.max_tokens, setup.context_size, *names)
     prewarms = takes_prewarm(fields)
-    options = take_options(
+    options = parse_options(
         *(fields, setup, most),
         ahead=prewarms,
-        logprobs=take_logprobs(fields, setup.limits),
-        prediction=take_prediction(fields),
-        lora=take_lora(fields),
-        **take_format(fields, setup.limits),
+        logprobs=parse_logprobs(fields, setup.limits),
+        prediction=parse_prediction(fields),
+        lora=parse_lora(fields),
+        **parse_format(fields, setup.limits),
     )
-    tools = take_tools(fields, setup.limits)
-    budget, variables = take_thinking(fields, setup)
+    tools = parse_tools(fields, setup.limits)
+    budget, variables = parse_thinking(fields, setup)
     fields.only("modalities", ["text"], [])
     fields.ignore(*NO_EFFECT)
     fields.refuse_set(NOT_THERE)
-    return ChatAsked(messages, options, output, variables, tools, budget, most > 0 and not prewarms)
+    return ChatRequest(
+        messages, options, output, variables, tools, budget, most > 0 and not prewarms
+    )
 
 
-def take_logprobs(fields: Fields, limits: Limits) -> int | None:
+def parse_logprobs(fields: Fields, limits: Limits) -> int | None:
     """Best tokens to be told at each place; None for no logprobs at all."""
     is_asked = fields.flag("logprobs")
     count = fields.whole("top_logprobs", 0, 0, limits.logprobs)
@@ -130,7 +140,7 @@ def take_logprobs(fields: Fields, limits: Limits) -> int | None:
     return count if is_asked else None
 
 
-def take_prediction(fields: Fields) -> str:
+def parse_prediction(fields: Fields) -> str:
     """`prediction`: what the answer probably is, which is drafted."""
     if "prediction" not in fields:
         return ""
@@ -142,7 +152,7 @@ def take_prediction(fields: Fields) -> str:
 # -- thoughts ------------------------------------------------------------------------------
 
 
-def take_thinking(fields: Fields, setup: ServedModel) -> tuple[int | None, dict[str, Any]]:
+def parse_thinking(fields: Fields, setup: ServedModel) -> tuple[int | None, dict[str, Any]]:
     """How many tokens a model may think for, None for no limit, and a template's variables.
 
     Clients say it in several ways; the fewest tokens hold.
@@ -150,16 +160,16 @@ def take_thinking(fields: Fields, setup: ServedModel) -> tuple[int | None, dict[
     variables = fields.pop("chat_template_kwargs", {})
     if not isinstance(variables, dict) or len(variables) > setup.limits.stops:
         fields.refuse("chat_template_kwargs", f"must be a small object, not {shown(variables)}")
-    effort = take_effort(fields, "reasoning_effort")
+    effort = parse_effort(fields, "reasoning_effort")
     budgets, thinks = list[int](), None
     if isinstance(fields.peek("think"), str):
-        effort = take_effort(fields, "think") or effort
+        effort = parse_effort(fields, "think") or effort
     elif "think" in fields:
         thinks = fields.flag("think")
     for name in ("reasoning", "thinking"):
         if name in fields:
             inner = fields.object(name)
-            effort = take_effort(inner, "effort") or effort
+            effort = parse_effort(inner, "effort") or effort
             if (budget := inner.whole("budget_tokens", -1, -1, _MOST_BUDGET)) >= 0:
                 budgets.append(budget)
             kind = inner.pop("type")
@@ -196,7 +206,7 @@ def _told(effort: str) -> dict[str, str]:
     return {"reasoning_effort": known} if known in ("low", "medium", "high") else {}
 
 
-def take_effort(fields: Fields, field: str) -> str:
+def parse_effort(fields: Fields, field: str) -> str:
     """How hard a model shall think; "" where nothing is said."""
     effort = fields.text(field, "")
     if effort and effort not in _EFFORTS:
@@ -215,7 +225,7 @@ _ROLES = {
 }
 
 
-def take_messages(fields: Fields, limits: Limits) -> list[dict[str, Any]]:
+def parse_messages(fields: Fields, limits: Limits) -> list[dict[str, Any]]:
     """The field `messages`. Raises ApiError."""
     found = [_message(one, limits) for one in fields.objects("messages", limits.messages)]
     if not found:
@@ -231,10 +241,10 @@ def text_of(
     Args:
         may_lack: "" where there is none; else that is refused.
     """
-    return joined(take_parts(fields, field, kinds, may_lack=may_lack))
+    return joined(parse_parts(fields, field, kinds, may_lack=may_lack))
 
 
-def take_parts(
+def parse_parts(
     fields: Fields,
     field: str,
     kinds: tuple[str, ...] = ("text",),
@@ -265,7 +275,7 @@ def take_parts(
         elif kind == "refusal" and may_lack:
             texts.append(inner.text("refusal", ""))
         elif kind in IMAGES and kind in kinds:
-            texts.append(take_image(inner))
+            texts.append(parse_image(inner))
         elif kind in kinds:
             texts.append(inner.text("text", ""))
         else:
@@ -275,7 +285,7 @@ def take_parts(
     return texts
 
 
-def take_image(part: Fields) -> Image:
+def parse_image(part: Fields) -> Image:
     """The image of a part, in any interface's form. Raises ApiError."""
     names = (name for name in ("source", "input_audio") if name in part)
     name = next(names, "image_url")
@@ -302,7 +312,7 @@ def _message(fields: Fields, limits: Limits) -> dict[str, Any]:
     is_answer, thoughts = role == "assistant", list[str]()
     may_lack = _ROLES[role] in ("assistant", "tool")
     kinds = ("text",) if is_answer else ("text", *IMAGES)
-    parts = take_parts(fields, "content", kinds, may_lack=may_lack, thoughts=thoughts)
+    parts = parse_parts(fields, "content", kinds, may_lack=may_lack, thoughts=thoughts)
     message |= content_of(parts)
     if is_answer:
         if calls := _calls(fields, limits):
@@ -358,7 +368,7 @@ class Conversation:
     make_reader: Callable[[], AnswerReader]
 
 
-def conversation_of(asked: ChatAsked, prompts: Prompts, template: str) -> Conversation:
+def conversation_of(asked: ChatRequest, prompts: Prompts, template: str) -> Conversation:
     """The prompt of a chat. Raises ApiError, also where the template refuses its messages."""
     tools, formats = asked.tools, [format_of(template)]
     messages, variables = asked.messages, dict(asked.variables)
@@ -510,47 +520,50 @@ def _as_text(message: Message) -> dict[str, Any]:
 # -- what is answered ----------------------------------------------------------------------
 
 
-def prepare_chat(service: Service, asked: ChatAsked, task: Task) -> Prepared:
+def prepare_chat(service: Service, asked: ChatRequest, task: Task) -> AnswerJob:
     """The next message of a conversation. Raises ApiError, and as `Engine.stream`."""
     talk, ids = prompt_of(service, asked)
-    shape = ChatShape(service.setup.names[0], asked.output, service.told_tokens)
-    return prepared(service, asked, talk, ids, shape, task)
+    serializer = ChatSerializer(service.setup.names[0], asked.output, service.told_tokens)
+    return answer_job(service, asked, talk, ids, serializer, task)
 
 
-def count_chat(service: Service, asked: ChatAsked) -> dict[str, int]:
+def count_chat(service: Service, asked: ChatRequest) -> dict[str, int]:
     """How many tokens the prompt of a chat has. Raises as `prepare_chat`."""
     return {"input_tokens": len(prompt_of(service, asked)[1])}
 
 
-def read_template(fields: Fields, setup: ServedModel) -> ChatAsked:
+def read_template(fields: Fields, setup: ServedModel) -> ChatRequest:
     """A chat, whose template may be told to open no answer. Raises as `read_chat`."""
     opens = fields.flag("add_generation_prompt", True)
     asked = read_chat(fields, setup)
     return replace(asked, variables={**asked.variables, "add_generation_prompt": opens})
 
 
-def apply_template(service: Service, asked: ChatAsked) -> dict[str, str]:
+def apply_template(service: Service, asked: ChatRequest) -> dict[str, str]:
     """The prompt of a chat, as a text. Raises as `prepare_chat`."""
     return {"prompt": prompt_of(service, asked)[0].text}
 
 
-def prompt_of(service: Service, asked: ChatAsked) -> tuple[Conversation, list[int]]:
+def prompt_of(service: Service, asked: ChatRequest) -> tuple[Conversation, list[int]]:
     """The prompt of a conversation, and its ids. Raises ApiError."""
     template = service.prompts.template(with_tools=bool(asked.tools.offered)) or ""
     talk = conversation_of(asked, service.prompts, template)
     return talk, service.prompts.ids_of(talk.text, talk.options.shown)
 
 
-def prepared(
+def answer_job(
     service: Service,
-    asked: ChatAsked,
+    asked: ChatRequest,
     talk: Conversation,
     ids: list[int],
-    shape: Shape,
+    serializer: Serializer,
     task: Task,
     **more: Any,
-) -> Prepared:
-    """The answers to a conversation, told in a shape. Raises ApiError, and as `Engine.stream`."""
+) -> AnswerJob:
+    """The answers to a conversation, as a serializer tells them.
+
+    Raises ApiError, and as `Engine.stream`.
+    """
     try:
         generations = service.generations(task, talk.text, ids, talk.options, asked.output.choices)
     except UnsupportedError:
@@ -569,10 +582,10 @@ def prepared(
         )
         raise api_error_of(unsupported, "tools") from problem
     streams, writes = asked.output.streams, asked.writes
-    return Prepared(generations, shape, streams, talk.make_reader, writes=writes, **more)
+    return AnswerJob(generations, serializer, streams, talk.make_reader, writes=writes, **more)
 
 
-class ChatShape(OpenAIShape):
+class ChatSerializer(OpenAISerializer):
     """Answers to one request."""
 
     def __init__(self, model: str, output: Output, tokens: ToldTokens) -> None:

@@ -11,37 +11,37 @@ from edgespec.backends.base import FillsIn, FillTokens, Tokenizer
 from edgespec.decode.generation import Chunk
 from edgespec.decode.options import GenerationOptions
 from edgespec.sampling.logprobs import TokenLogprob
-from edgespec.serve.chat import NO_EFFECT, NOT_THERE, take_prediction
+from edgespec.serve.chat import NO_EFFECT, NOT_THERE, parse_prediction
 from edgespec.serve.parsing import (
     ApiError,
     Fields,
     Limits,
     Output,
     ServedModel,
+    parse_format,
+    parse_lora,
+    parse_max_tokens,
+    parse_model,
+    parse_options,
+    parse_output,
     shown,
-    take_format,
-    take_lora,
-    take_max_tokens,
-    take_model,
-    take_options,
-    take_output,
 )
-from edgespec.serve.service import Prepared, Service, Task
-from edgespec.serve.shapes import (
+from edgespec.serve.serializers import (
     Choice,
     Delta,
-    OpenAIShape,
+    OpenAISerializer,
     TextPlace,
     ToldTokens,
     timings,
     unwritten,
 )
+from edgespec.serve.service import AnswerJob, Service, Task
 
 _MAX_TOKENS = 16  # OpenAI's
 
 
 @dataclass(frozen=True, slots=True)
-class CompletionAsked:
+class CompletionRequest:
     """A request to continue prompts as they are: texts, or token ids.
 
     With a `suffix` what stands between each text and that is filled in. Without `writes` only the
@@ -61,24 +61,24 @@ class CompletionAsked:
         return self.echo and self.options.logprobs is not None
 
 
-def read_completion(fields: Fields, setup: ServedModel) -> CompletionAsked:
+def read_completion(fields: Fields, setup: ServedModel) -> CompletionRequest:
     """What a request wants. Raises ApiError for a field that is wrong or not supported."""
-    take_model(fields, setup)
-    prompts = take_prompts(fields, setup.limits)
-    output = take_output(fields, setup.limits)
+    parse_model(fields, setup)
+    prompts = parse_prompts(fields, setup.limits)
+    output = parse_output(fields, setup.limits)
     if output.choices * len(prompts) > setup.limits.choices:
         fields.refuse("n", f"asks for more than {setup.limits.choices} answers, prompts counted")
     usual = setup.defaults.max_tokens or _MAX_TOKENS
-    most = take_max_tokens(fields, usual, setup.context_size, "max_tokens")
+    most = parse_max_tokens(fields, usual, setup.context_size, "max_tokens")
     logprobs = None  # no best tokens to be told at each place, and no logprobs at all
     if "logprobs" in fields and not fields.only_false("logprobs"):
         logprobs = fields.whole("logprobs", 0, 0, setup.limits.logprobs)
-    options = take_options(
+    options = parse_options(
         *(fields, setup, most),
         logprobs=logprobs,
-        prediction=take_prediction(fields),
-        lora=take_lora(fields),
-        **take_format(fields, setup.limits),
+        prediction=parse_prediction(fields),
+        lora=parse_lora(fields),
+        **parse_format(fields, setup.limits),
     )
     echo = fields.flag("echo")
     is_more = output.streams or output.choices > 1 or options.stop or options.answer_format
@@ -94,10 +94,10 @@ def read_completion(fields: Fields, setup: ServedModel) -> CompletionAsked:
     fields.ignore(*NO_EFFECT)
     fields.only("best_of", 0, 1, output.choices)
     fields.refuse_set(NOT_THERE)
-    return CompletionAsked(prompts, options, output, echo, suffix, most > 0)
+    return CompletionRequest(prompts, options, output, echo, suffix, most > 0)
 
 
-def take_prompts(fields: Fields, limits: Limits) -> list[str | list[int]]:
+def parse_prompts(fields: Fields, limits: Limits) -> list[str | list[int]]:
     """The field `prompt`: a text, several, token ids, or several lists of them. Raises ApiError."""
     value = fields.pop("prompt")
     if isinstance(value, str) or _is_ids(value):
@@ -113,7 +113,7 @@ def _is_ids(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(type(one) is int for one in value)
 
 
-def prepare_completion(service: Service, asked: CompletionAsked, task: Task) -> Prepared:
+def prepare_completion(service: Service, asked: CompletionRequest, task: Task) -> AnswerJob:
     """Prompts as they are, continued. Raises ApiError, and as `Engine.stream`."""
     generations, echoes = [], []
     for prompt in asked.prompts:
@@ -124,14 +124,14 @@ def prepare_completion(service: Service, asked: CompletionAsked, task: Task) -> 
             ids = ids[:1]
         generations += service.generations(task, "", ids, options, asked.output.choices)
         echoes += [Echo(echo, options.begun, ids[0] if asked.scores else -1)] * asked.output.choices
-    shape = CompletionShape(
+    serializer = CompletionSerializer(
         service.setup.names[0], asked.output, service.told_tokens, echoes, writes=asked.writes
     )
     writes = asked.writes or asked.echo
-    return Prepared(generations, shape, asked.output.streams, writes=writes)
+    return AnswerJob(generations, serializer, asked.output.streams, writes=writes)
 
 
-def _scoring(service: Service, asked: CompletionAsked, ids: list[int]) -> GenerationOptions:
+def _scoring(service: Service, asked: CompletionRequest, ids: list[int]) -> GenerationOptions:
     """How a prompt is scored: all but its first token are an answer that is known already."""
     size, is_end = service.setup.context_size, service.engine.backend.tokenizer.is_end
     if len(ids) >= size:
@@ -146,7 +146,9 @@ def _scoring(service: Service, asked: CompletionAsked, ids: list[int]) -> Genera
     return replace(asked.options, begun=ids[1:], max_tokens=max(1, len(ids) - 1 + most))
 
 
-def _completion_ids(service: Service, asked: CompletionAsked, prompt: str | list[int]) -> list[int]:
+def _completion_ids(
+    service: Service, asked: CompletionRequest, prompt: str | list[int]
+) -> list[int]:
     if isinstance(prompt, str):
         service.prompts.check_length(prompt, asked.suffix, param="prompt")
     if asked.suffix and isinstance(prompt, str):
@@ -174,7 +176,7 @@ class Echo(NamedTuple):
     first: int = -1
 
 
-class CompletionShape(OpenAIShape):
+class CompletionSerializer(OpenAISerializer):
     """Answers to one request.
 
     Args:

@@ -98,7 +98,7 @@ def embeddings(service: EmbeddingService, asked: Vectors, task: Task) -> Iterato
 def read_embeddings(fields: Fields, _setup: ServedModel) -> Vectors:
     """Texts, how many dimensions, the form of vectors, and whether texts are cut off."""
     fields.ignore("model")  # by which this one was found
-    texts = take_texts(fields, "input")
+    texts = parse_texts(fields, "input")
     dimensions = fields.whole("dimensions", 0, 1, 1 << 20) if "dimensions" in fields else None
     form = fields.text("encoding_format", "float")
     if form not in ("float", "base64"):
@@ -157,7 +157,7 @@ def _usage(num_tokens: Sequence[int]) -> dict[str, int]:
     return {"prompt_tokens": total, "total_tokens": total}
 
 
-def take_texts(fields: Fields, field: str) -> list[Text]:
+def parse_texts(fields: Fields, field: str) -> list[Text]:
     """One text or several, or their token ids."""
     value = fields.pop(field)
     one = isinstance(value, str) or (isinstance(value, list) and _is_id(next(iter(value), None)))

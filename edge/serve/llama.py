@@ -12,18 +12,18 @@ from edgespec.decode.options import GenerationOptions
 from edgespec.memory.bytes.requests import MOST_VALUES
 from edgespec.sampling.logprobs import TokenLogprob
 from edgespec.sampling.params import SamplingParams
-from edgespec.serve.completions import Gap, fill_ids, take_prompts
+from edgespec.serve.completions import Gap, fill_ids, parse_prompts
 from edgespec.serve.parsing import (
     Fields,
     ServedModel,
     json_bytes,
-    take_format,
-    take_lora,
-    take_model,
-    take_options,
+    parse_format,
+    parse_lora,
+    parse_model,
+    parse_options,
 )
-from edgespec.serve.service import Generation, Prepared, Service, Task
-from edgespec.serve.shapes import Choice, Delta, Shape, ToldTokens, timings, unwritten
+from edgespec.serve.serializers import Choice, Delta, Serializer, ToldTokens, timings, unwritten
+from edgespec.serve.service import AnswerJob, Generation, Service, Task
 
 _MAX_TOKENS = ("n_predict", "max_completion_tokens", "max_tokens")
 _MOST = 1 << 31
@@ -47,7 +47,7 @@ _IGNORED = (
 
 
 @dataclass(frozen=True, slots=True)
-class LlamaAsked:
+class LlamaRequest:
     """What is continued, or filled in, and how its answers are told."""
 
     options: GenerationOptions
@@ -60,12 +60,12 @@ class LlamaAsked:
     paths: Sequence[str]  # what alone is told; all of it where there are none
 
 
-def read_llama(fields: Fields, setup: ServedModel) -> LlamaAsked:
+def read_llama(fields: Fields, setup: ServedModel) -> LlamaRequest:
     """What `/completion` is asked for. Raises ApiError."""
-    return _asked(fields, setup, take_prompts(fields, setup.limits), None)
+    return _asked(fields, setup, parse_prompts(fields, setup.limits), None)
 
 
-def read_infill(fields: Fields, setup: ServedModel) -> LlamaAsked:
+def read_infill(fields: Fields, setup: ServedModel) -> LlamaRequest:
     """What `/infill` is asked for. Raises ApiError."""
     prefix, suffix = fields.text("input_prefix"), fields.text("input_suffix")
     files = []
@@ -78,20 +78,20 @@ def read_infill(fields: Fields, setup: ServedModel) -> LlamaAsked:
 
 def _asked(
     fields: Fields, setup: ServedModel, prompts: list[str | list[int]], gap: Gap | None
-) -> LlamaAsked:
-    take_model(fields, setup)
+) -> LlamaRequest:
+    parse_model(fields, setup)
     limits = setup.limits
     count = fields.whole("n_probs" if "n_probs" in fields else "logprobs", 0, 0, limits.logprobs)
     most = _most_tokens(fields, setup)
     most_ms = fields.whole("t_max_predict_ms", -1, -1, _MOST)
-    options = take_options(
+    options = parse_options(
         *(fields, setup, most),
         reuse=fields.flag("cache_prompt", True),
         logprobs=count or None,
-        lora=take_lora(fields),
-        **take_format(fields, limits),
+        lora=parse_lora(fields),
+        **parse_format(fields, limits),
     )
-    asked = LlamaAsked(
+    asked = LlamaRequest(
         options,
         prompts,
         gap,
@@ -122,7 +122,7 @@ def _paths(fields: Fields) -> list[str]:
     return paths
 
 
-class LlamaShape(Shape):
+class LlamaSerializer(Serializer):
     """Answers to one request.
 
     Args:
@@ -135,7 +135,7 @@ class LlamaShape(Shape):
     def __init__(
         self,
         model: str,
-        asked: LlamaAsked,
+        asked: LlamaRequest,
         tokens: ToldTokens,
         generations: Sequence[Generation],
         is_cut: bool,
@@ -207,7 +207,7 @@ _ANSWER_SHARE = 4  # of the context, kept free for an answer whose length nobody
 # -- what is answered ----------------------------------------------------------------------
 
 
-def prepare_llama(service: Service, asked: LlamaAsked, task: Task) -> Prepared:
+def prepare_llama(service: Service, asked: LlamaRequest, task: Task) -> AnswerJob:
     """`/completion`. Raises ApiError, and as `Engine.stream`."""
     for one in asked.prompts:
         if isinstance(one, str):
@@ -216,7 +216,7 @@ def prepare_llama(service: Service, asked: LlamaAsked, task: Task) -> Prepared:
     return _llama(service, asked, several, task)
 
 
-def prepare_infill(service: Service, asked: LlamaAsked, task: Task) -> Prepared:
+def prepare_infill(service: Service, asked: LlamaRequest, task: Task) -> AnswerJob:
     """`/infill`. Raises ApiError, also where the model cannot, and as `Engine.stream`."""
     assert asked.gap is not None
     size, most, gap = service.setup.context_size, service.prompts.bound.most_bytes, asked.gap
@@ -240,12 +240,12 @@ def _last(files: Sequence[tuple[str, str]], most: int) -> list[tuple[str, str]]:
 
 def _llama(
     service: Service,
-    asked: LlamaAsked,
+    asked: LlamaRequest,
     several: list[list[int]],
     task: Task,
     *,
     is_cut: bool = False,
-) -> Prepared:
+) -> AnswerJob:
     options = asked.options
     if asked.never_ends:  # what ends an answer is never picked
         params = options.sampling or SamplingParams()
@@ -256,8 +256,8 @@ def _llama(
         for ids in several
         for one in service.generations(task, "", ids, options, 1, asked.most_s)
     ]
-    shape = LlamaShape(service.setup.names[0], asked, service.told_tokens, made, is_cut)
-    return Prepared(made, shape, asked.streams, names_events=True)
+    serializer = LlamaSerializer(service.setup.names[0], asked, service.told_tokens, made, is_cut)
+    return AnswerJob(made, serializer, asked.streams, names_events=True)
 
 
 # -- `/tokenize` and `/detokenize`, as llama.cpp's server has them -----------------------------

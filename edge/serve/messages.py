@@ -11,14 +11,14 @@ from edgespec.decode.generation import Chunk, Result
 from edgespec.models.images import KINDS as IMAGES
 from edgespec.models.images import Image
 from edgespec.serve.chat import (
-    ChatAsked,
+    ChatRequest,
+    answer_job,
     content_of,
-    prepared,
+    parse_effort,
+    parse_image,
+    parse_parts,
+    parse_thinking,
     prompt_of,
-    take_effort,
-    take_image,
-    take_parts,
-    take_thinking,
     text_of,
 )
 from edgespec.serve.parsing import (
@@ -27,15 +27,15 @@ from edgespec.serve.parsing import (
     Output,
     ServedModel,
     format_within,
+    parse_max_tokens,
+    parse_model,
+    parse_options,
     shown,
-    take_max_tokens,
-    take_model,
-    take_options,
     takes_prewarm,
 )
-from edgespec.serve.service import Prepared, Service, Task
-from edgespec.serve.shapes import Choice, Delta, Shape, ToolCall, new_id
-from edgespec.serve.tools import Tools, check_schemas, is_kind, take_function
+from edgespec.serve.serializers import Choice, Delta, Serializer, ToolCall, new_id
+from edgespec.serve.service import AnswerJob, Service, Task
+from edgespec.serve.tools import Tools, check_schemas, is_kind, parse_function
 
 Messages = list[dict[str, Any]]
 _NOT_THERE = {
@@ -44,34 +44,36 @@ _NOT_THERE = {
 }
 
 
-def read_messages(fields: Fields, setup: ServedModel, *, counts: bool = False) -> ChatAsked:
+def read_messages(fields: Fields, setup: ServedModel, *, counts: bool = False) -> ChatRequest:
     """What a request wants. Raises ApiError for a field that is wrong or not supported.
 
     Args:
         counts: only the tokens of its prompt are asked for.
     """
-    take_model(fields, setup)
+    parse_model(fields, setup)
     messages = _messages(fields, setup.limits)
     if not counts and "max_tokens" not in fields:
         fields.refuse("max_tokens", "is missing", code="missing_required_parameter")
     budget, variables = _thinking(fields, setup)
-    most = take_max_tokens(fields, None, setup.context_size, "max_tokens")
+    most = parse_max_tokens(fields, None, setup.context_size, "max_tokens")
     prewarms = takes_prewarm(fields)
     form = format_within(fields, "output_config", setup.limits)
-    options = take_options(fields, setup, most, stop="stop_sequences", ahead=prewarms, **form)
+    options = parse_options(fields, setup, most, stop="stop_sequences", ahead=prewarms, **form)
     tools = _tools(fields, setup.limits)
     output = Output(streams=fields.flag("stream"))
     fields.ignore("metadata", "service_tier", "context_management", "betas")
     fields.ignore("speed", "inference_geo", "diagnostics")
     fields.refuse_set(_NOT_THERE)
-    return ChatAsked(messages, options, output, variables, tools, budget, most > 0 and not prewarms)
+    return ChatRequest(
+        messages, options, output, variables, tools, budget, most > 0 and not prewarms
+    )
 
 
-def prepare_message(service: Service, asked: ChatAsked, task: Task) -> Prepared:
+def prepare_message(service: Service, asked: ChatRequest, task: Task) -> AnswerJob:
     """The next message of a conversation. Raises ApiError, and as `Engine.stream`."""
     talk, ids = prompt_of(service, asked)
-    shape = MessagesShape(service.setup.names[0], len(ids))
-    return prepared(service, asked, talk, ids, shape, task, names_events=True)
+    serializer = MessagesSerializer(service.setup.names[0], len(ids))
+    return answer_job(service, asked, talk, ids, serializer, task, names_events=True)
 
 
 # -- messages ------------------------------------------------------------------------------
@@ -108,12 +110,12 @@ def _of_user(blocks: Iterable[Fields], role: str) -> Messages:
         if kind == "tool_result":
             identity = block.text("tool_use_id", "")
             block.flag("is_error")  # its text says what went wrong
-            parts = take_parts(block, "content", ("text", *IMAGES), may_lack=True)
+            parts = parse_parts(block, "content", ("text", *IMAGES), may_lack=True)
             found.append(({"role": "tool", "tool_call_id": identity}, parts))
         else:
             if not found or found[-1][0]["role"] != role:
                 found.append(({"role": role}, []))
-            found[-1][1].append(take_image(block) if kind == "image" else block.text("text"))
+            found[-1][1].append(parse_image(block) if kind == "image" else block.text("text"))
         block.ignore("citations")
     made = [{**message, **content_of(parts)} for message, parts in found]
     return made or [{"role": role, "content": ""}]
@@ -163,7 +165,7 @@ def _tools(fields: Fields, limits: Limits) -> Tools:
         if not is_kind(inner, "custom"):
             continue
         inner.ignore("eager_input_streaming", "input_examples", "defer_loading", "allowed_callers")
-        offered.append(take_function(inner, "input_schema"))
+        offered.append(parse_function(inner, "input_schema"))
     choice = fields.object("tool_choice")
     kind, names = choice.text("type", "auto"), [one["function"]["name"] for one in offered]
     parallel = not choice.flag("disable_parallel_tool_use")
@@ -182,13 +184,13 @@ def _tools(fields: Fields, limits: Limits) -> Tools:
 
 
 def _thinking(fields: Fields, setup: ServedModel) -> tuple[int | None, dict[str, Any]]:
-    """As `take_thinking`; the effort is a part of how to answer here."""
+    """As `parse_thinking`; the effort is a part of how to answer here."""
     value = fields.peek("output_config")
     config = Fields(value if value is not None else {}, "output_config")
-    effort = take_effort(config, "effort")
+    effort = parse_effort(config, "effort")
     thinking = fields.pop("thinking")
     told = {"thinking": thinking, "reasoning_effort": effort or None}
-    return take_thinking(fields.within(told), setup)
+    return parse_thinking(fields.within(told), setup)
 
 
 Event = dict[str, Any]
@@ -200,7 +202,7 @@ _REASONS = {
 _THOUGHT, _TEXT = "thinking", "text"
 
 
-class MessagesShape(Shape):
+class MessagesSerializer(Serializer):
     """The answer to one request; there is only one choice.
 
     Args:

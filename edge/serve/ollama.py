@@ -19,29 +19,29 @@ from edgespec.decode.generation import Chunk
 from edgespec.errors import EdgespecError
 from edgespec.models.spec import ModelSpec
 from edgespec.serve.chat import (
-    ChatAsked,
-    prepared,
+    ChatRequest,
+    answer_job,
+    parse_logprobs,
+    parse_messages,
+    parse_thinking,
     prompt_of,
-    take_logprobs,
-    take_messages,
-    take_thinking,
 )
 from edgespec.serve.completions import Gap, fill_ids
-from edgespec.serve.embeddings import EmbeddingService, take_texts
+from edgespec.serve.embeddings import EmbeddingService, parse_texts
 from edgespec.serve.parsing import (
     Fields,
     Output,
     ServedModel,
     json_bytes,
+    parse_model,
+    parse_options,
     schema_text,
-    take_model,
-    take_options,
 )
 from edgespec.serve.pool import EMBED, Member, Pool
-from edgespec.serve.service import Prepared, Service, Shared, Task
-from edgespec.serve.shapes import Choice, Delta, Shape, ToolCall, joined
+from edgespec.serve.serializers import Choice, Delta, Serializer, ToolCall, joined
+from edgespec.serve.service import AnswerJob, Service, Shared, Task
 from edgespec.serve.tool_formats import HARMONY, format_of, think_tags
-from edgespec.serve.tools import take_tools
+from edgespec.serve.tools import parse_tools
 from edgespec.setup.embedding import Text
 
 # The interface's, and not this program's: clients refuse to talk to what is too old for them.
@@ -54,13 +54,13 @@ _NOT_THERE = {
 }
 
 
-def read_ollama_chat(fields: Fields, setup: ServedModel) -> ChatAsked | None:
+def read_ollama_chat(fields: Fields, setup: ServedModel) -> ChatRequest | None:
     """What `/api/chat` is asked for; None where the model alone is to be loaded. Raises ApiError.
 
     That is what a request without messages asks for.
     """
     told = [_in_parts(one) for one in fields.objects("messages", setup.limits.messages)]
-    messages = take_messages(fields.within({"messages": told}), setup.limits) if told else []
+    messages = parse_messages(fields.within({"messages": told}), setup.limits) if told else []
     asked = _asked(fields, setup, messages)
     return asked if messages else None
 
@@ -76,7 +76,7 @@ def _in_parts(message: Fields) -> dict[str, Any]:
     return told
 
 
-def read_ollama_prompt(fields: Fields, setup: ServedModel) -> tuple[ChatAsked, Gap, bool] | None:
+def read_ollama_prompt(fields: Fields, setup: ServedModel) -> tuple[ChatRequest, Gap, bool] | None:
     """What `/api/generate` is asked for; None where there is no prompt, as above.
 
     A prompt to be answered; or where it is raw, as the last value says, or has a text behind it, to
@@ -90,13 +90,13 @@ def read_ollama_prompt(fields: Fields, setup: ServedModel) -> tuple[ChatAsked, G
     told = [{"role": "system", "content": system}] if system else []
     shown = {"role": "user", "content": prompt, "images": images}
     told.append(_in_parts(fields.within(shown)))
-    messages = take_messages(fields.within({"messages": told}), setup.limits)
+    messages = parse_messages(fields.within({"messages": told}), setup.limits)
     asked = _asked(fields, setup, messages)
     return (asked, Gap(prompt, suffix), raw) if prompt or suffix or images else None
 
 
-def _asked(fields: Fields, setup: ServedModel, messages: Sequence[dict[str, Any]]) -> ChatAsked:
-    take_model(fields, setup)
+def _asked(fields: Fields, setup: ServedModel, messages: Sequence[dict[str, Any]]) -> ChatRequest:
+    parse_model(fields, setup)
     limits, form = setup.limits, fields.pop("format", "")
     inner = fields.object("options")  # how a model is loaded (num_ctx) is the server's business
     schema = {"type": "object"} if form == "json" else form
@@ -104,51 +104,53 @@ def _asked(fields: Fields, setup: ServedModel, messages: Sequence[dict[str, Any]
     most = inner.whole("num_predict", -1 if usual is None else usual, -2, 1 << 31)
     most = setup.context_size if most < 0 else most
     told = {"json_schema": schema_text(schema, "format", limits)} if schema != "" else {}
-    options = take_options(inner, setup, most, logprobs=take_logprobs(fields, limits), **told)
-    tools = take_tools(fields, limits)
-    budget, variables = take_thinking(fields, setup)
+    options = parse_options(inner, setup, most, logprobs=parse_logprobs(fields, limits), **told)
+    tools = parse_tools(fields, limits)
+    budget, variables = parse_thinking(fields, setup)
     output = Output(streams=fields.flag("stream", True))
     fields.refuse_set(_NOT_THERE)
-    return ChatAsked(messages, options, output, variables, tools, budget, most != 0)
+    return ChatRequest(messages, options, output, variables, tools, budget, most != 0)
 
 
 # -- what is answered ----------------------------------------------------------------------
 
 
 def prepare_ollama_chat(
-    service: Service, asked: ChatAsked | None, task: Task
-) -> Prepared | dict[str, Any]:
+    service: Service, asked: ChatRequest | None, task: Task
+) -> AnswerJob | dict[str, Any]:
     """The next message of a conversation. Raises ApiError, and as `Engine.stream`."""
-    shape = OllamaShape(service, task, is_chat=True)
-    return shape.loaded() if asked is None else _of_chat(service, asked, shape, task)
+    serializer = OllamaSerializer(service, task, is_chat=True)
+    return serializer.loaded() if asked is None else _of_chat(service, asked, serializer, task)
 
 
 def prepare_ollama_prompt(
-    service: Service, found: tuple[ChatAsked, Gap, bool] | None, task: Task
-) -> Prepared | dict[str, Any]:
+    service: Service, found: tuple[ChatRequest, Gap, bool] | None, task: Task
+) -> AnswerJob | dict[str, Any]:
     """An answer to a prompt, or its continuation. Raises ApiError, and as `Engine.stream`."""
-    shape = OllamaShape(service, task, is_chat=False)
+    serializer = OllamaSerializer(service, task, is_chat=False)
     if found is None:
-        return shape.loaded()
+        return serializer.loaded()
     asked, gap, raw = found
     raw = raw or service.prompts.template(with_tools=False) is None
     if not raw and not gap.suffix:
-        return _of_chat(service, asked, shape, task)
+        return _of_chat(service, asked, serializer, task)
     service.prompts.check_length(gap.prefix, gap.suffix, param="prompt")
     if gap.suffix:
         ids = fill_ids(service.engine.backend.tokenizer, gap, None, "suffix")[0]
     else:
         ids = service.engine.encode(gap.prefix, raw=True)
     made = service.generations(task, "", ids, asked.options, 1)
-    return Prepared(made, shape, asked.output.streams, names_events=True, writes=asked.writes)
+    return AnswerJob(made, serializer, asked.output.streams, names_events=True, writes=asked.writes)
 
 
-def _of_chat(service: Service, asked: ChatAsked, shape: OllamaShape, task: Task) -> Prepared:
+def _of_chat(
+    service: Service, asked: ChatRequest, serializer: OllamaSerializer, task: Task
+) -> AnswerJob:
     talk, ids = prompt_of(service, asked)
-    return prepared(service, asked, talk, ids, shape, task, names_events=True)
+    return answer_job(service, asked, talk, ids, serializer, task, names_events=True)
 
 
-class OllamaShape(Shape):
+class OllamaSerializer(Serializer):
     """The answer to one request. Calls come whole, times are in nanoseconds.
 
     Args:
@@ -246,7 +248,7 @@ def read_embed(fields: Fields, _setup: ServedModel) -> Vectors:
     """Texts, how many dimensions, whether texts are cut off, and whether there is one `prompt`."""
     fields.ignore("model", "options")
     is_single = "prompt" in fields
-    texts = take_texts(fields, "prompt" if is_single else "input")
+    texts = parse_texts(fields, "prompt" if is_single else "input")
     dimensions = fields.whole("dimensions", 0, 1, 1 << 20) if "dimensions" in fields else None
     return texts, dimensions, fields.flag("truncate", True), is_single
 
@@ -280,7 +282,7 @@ def running(pool: Pool, shared: Shared, _member: Member) -> dict[str, Any]:
 
 def show(shared: Shared, member: Member, document: Any) -> dict[str, Any]:
     """What a model is, can do, and how its answers are picked. Raises ApiError."""
-    take_model(Fields(document), member.model.setup)
+    parse_model(Fields(document), member.model.setup)
     spec, sampling = _spec_of(member), member.model.setup.defaults.sampling
     template, info = "", dict[str, Any]()
     if spec is not None:

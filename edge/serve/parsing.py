@@ -476,7 +476,7 @@ _GREEDY = SamplingParams()
 _INFILL = "infill"  # what this sampler would pick at the end of a gap's filling is the model's here
 
 
-def take_sampling(fields: Fields, defaults: SamplingParams, limits: Limits) -> SamplingParams:
+def parse_sampling(fields: Fields, defaults: SamplingParams, limits: Limits) -> SamplingParams:
     """How tokens are picked. Raises ApiError."""
     if "repetition_penalty" in fields:
         fields.refuse_set({"repeat_penalty": "repetition_penalty is there, too"})
@@ -529,14 +529,8 @@ def _texts(fields: Fields, field: str, limits: Limits) -> tuple[str, ...]:
     return tuple(text for text in texts if text)
 
 
-def take_options(
-    fields: Fields,
-    setup: ServedModel,
-    most: int,
-    *,
-    stop: str | None = "stop",
-    ahead: bool = False,
-    **more: Any,
+def parse_options(
+    fields: Fields, setup: ServedModel, most: int, *, stop: str | None = "stop", **more: Any
 ) -> GenerationOptions:
     """How an answer of at most so many tokens is written, and what else a request said of it.
 
@@ -544,15 +538,14 @@ def take_options(
     nobody is told. Raises ApiError.
     """
     return GenerationOptions(
-        max_tokens=1 if ahead else max(1, most),
-        ahead=ahead,
-        sampling=take_sampling(fields, setup.defaults.sampling, setup.limits),
+        max_tokens=1 if more.get("ahead") else max(1, most),
+        sampling=parse_sampling(fields, setup.defaults.sampling, setup.limits),
         stop=() if stop is None else _texts(fields, stop, setup.limits),
         **{"raw": True, "reuse": True, **more},
     )
 
 
-def take_max_tokens(fields: Fields, default: int | None, context: int, *names: str) -> int:
+def parse_max_tokens(fields: Fields, default: int | None, context: int, *names: str) -> int:
     """Most tokens of an answer, by the first of `names` that is there.
 
     -1, as some clients write it, goes on to the end of the context. 0 only reads the prompt.
@@ -601,7 +594,7 @@ _VLLM = {"json": "json_schema", "regex": "regex", "grammar": "grammar", "choice"
 _SILENT = ("disable_fallback", "disable_any_whitespace", "disable_additional_properties")
 
 
-def take_format(fields: Fields, limits: Limits) -> AnswerForm:
+def parse_format(fields: Fields, limits: Limits) -> AnswerForm:
     """The form that a request asks for, if any. Raises ApiError for two of them."""
     found: dict[str, AnswerForm] = {}
     if "response_format" in fields:
@@ -740,7 +733,7 @@ class Output:
     progress: bool = False
 
 
-def take_output(fields: Fields, limits: Limits) -> Output:
+def parse_output(fields: Fields, limits: Limits) -> Output:
     """The fields that say how an answer is sent. Raises ApiError."""
     streams = fields.flag("stream")
     options = fields.object("stream_options")
@@ -755,7 +748,7 @@ def take_output(fields: Fields, limits: Limits) -> Output:
     return output
 
 
-def take_lora(fields: Fields) -> dict[int, float] | None:
+def parse_lora(fields: Fields) -> dict[int, float] | None:
     """How much of each adapter an answer has, by number, as llama.cpp's server takes it."""
     return scales_of(fields, "lora") if "lora" in fields else None
 
@@ -771,7 +764,7 @@ def scales_of(fields: Fields, field: str) -> dict[int, float]:
     return found
 
 
-def take_model(fields: Fields, setup: ServedModel) -> None:
+def parse_model(fields: Fields, setup: ServedModel) -> None:
     """Refuse a model that is not the one that is served, unless any name will do."""
     name = fields.pop("model", setup.names[0])
     if name not in setup.names and not (setup.any_model and isinstance(name, str)):

@@ -12,13 +12,13 @@ from typing import Any
 from edgespec.decode.generation import Chunk
 from edgespec.models.images import KINDS as IMAGES
 from edgespec.serve.chat import (
-    ChatAsked,
+    ChatRequest,
+    answer_job,
     content_of,
     count_chat,
-    prepared,
+    parse_parts,
+    parse_thinking,
     prompt_of,
-    take_parts,
-    take_thinking,
     text_of,
 )
 from edgespec.serve.parsing import (
@@ -29,17 +29,16 @@ from edgespec.serve.parsing import (
     ServedModel,
     format_within,
     note_ignored,
+    parse_max_tokens,
+    parse_model,
+    parse_options,
     shown,
-    take_max_tokens,
-    take_model,
-    take_options,
     takes_prewarm,
 )
-from edgespec.serve.service import Prepared, Service, Task
-from edgespec.serve.shapes import (
+from edgespec.serve.serializers import (
     Choice,
     Delta,
-    Shape,
+    Serializer,
     ToldTokens,
     ToolCall,
     new_id,
@@ -47,7 +46,8 @@ from edgespec.serve.shapes import (
     timings,
     usage,
 )
-from edgespec.serve.tools import call_arguments, take_tools
+from edgespec.serve.service import AnswerJob, Service, Task
+from edgespec.serve.tools import call_arguments, parse_tools
 
 _PARTS = ("input_text", "output_text", "summary_text", "reasoning_text", "text")
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
@@ -80,7 +80,7 @@ _NOT_THERE = {
 }
 
 
-Asked = tuple[ChatAsked, dict[str, Any], bool]
+Asked = tuple[ChatRequest, dict[str, Any], bool]
 
 
 def read_response(fields: Fields, setup: ServedModel) -> Asked:
@@ -88,7 +88,7 @@ def read_response(fields: Fields, setup: ServedModel) -> Asked:
 
     Raises ApiError.
     """
-    take_model(fields, setup)
+    parse_model(fields, setup)
     repeated = {name: fields.peek(name) for name in _REPEATED}
     fields.refuse_set(_NOT_THERE)
     messages = _messages(fields, setup.limits)
@@ -96,34 +96,36 @@ def read_response(fields: Fields, setup: ServedModel) -> Asked:
     asked_for = reasoning if isinstance(reasoning, dict) else {}
     kinds = [asked_for.get(name) for name in ("summary", "generate_summary")]
     summarises = any(kind not in (None, "none") for kind in kinds)
-    budget, variables = take_thinking(fields, setup)
+    budget, variables = parse_thinking(fields, setup)
     limit, size = setup.defaults.max_tokens, setup.context_size
-    most = take_max_tokens(fields, limit, size, "max_output_tokens")
+    most = parse_max_tokens(fields, limit, size, "max_output_tokens")
     prewarms = takes_prewarm(fields)
-    options = take_options(
+    options = parse_options(
         *(fields, setup, most),
         stop=None,
         ahead=prewarms,
         logprobs=_logprobs(fields, setup.limits),
         **format_within(fields, "text", setup.limits),
     )
-    tools = take_tools(fields, setup.limits)
+    tools = parse_tools(fields, setup.limits)
     output = Output(streams=fields.flag("stream"))
     fields.ignore(*_NO_EFFECT)
-    asked = ChatAsked(
+    asked = ChatRequest(
         messages, options, output, variables, tools, budget, most > 0 and not prewarms, "input"
     )
     return asked, repeated, summarises
 
 
-def prepare_response(service: Service, wanted: Asked, task: Task) -> Prepared:
+def prepare_response(service: Service, wanted: Asked, task: Task) -> AnswerJob:
     """The next message of a conversation. Raises ApiError, and as `Engine.stream`."""
     asked, repeated, summarises = wanted
     talk, ids = prompt_of(service, asked)
     tokens = None if asked.options.logprobs is None else service.told_tokens
-    shape = ResponsesShape(service.setup.names[0], repeated, summarises=summarises, tokens=tokens)
-    events: dict[str, Any] = {"names_events": True, "fail": shape.failed}
-    return prepared(service, asked, talk, ids, shape, task, **events)
+    serializer = ResponsesSerializer(
+        service.setup.names[0], repeated, summarises=summarises, tokens=tokens
+    )
+    events: dict[str, Any] = {"names_events": True, "fail": serializer.failed}
+    return answer_job(service, asked, talk, ids, serializer, task, **events)
 
 
 def count_response(service: Service, wanted: Asked) -> dict[str, Any]:
@@ -183,7 +185,7 @@ def _item(fields: Fields, before: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _content(fields: Fields, role: str, field: str = "content") -> dict[str, Any]:
     kinds = _PARTS if role == "assistant" else (*_PARTS, *IMAGES)
-    return content_of(take_parts(fields, field, kinds, may_lack=role in ("assistant", "tool")))
+    return content_of(parse_parts(fields, field, kinds, may_lack=role in ("assistant", "tool")))
 
 
 def _thought(fields: Fields) -> list[dict[str, Any]]:
@@ -225,7 +227,7 @@ def _within(entries: list[dict[str, Any]], text: str) -> list[dict[str, Any]]:
     ]
 
 
-class ResponsesShape(Shape):
+class ResponsesSerializer(Serializer):
     """The answer to one request; there is only one choice.
 
     Args:

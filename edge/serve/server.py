@@ -14,7 +14,7 @@ from edgespec.decode.engine import Engine
 from edgespec.errors import BackendError, MissingDependencyError, UnsupportedError
 from edgespec.memory.plan.plan import Plan
 from edgespec.serve.access import (
-    Access,
+    AuthSettings,
     check_exposure,
     check_tools,
     checked_keys,
@@ -151,7 +151,7 @@ class Server:
         for service in self.pool.ready():
             service.prepare_formats()
         known = None if takes_any or "*" in hosts else hosts
-        return make_app(self.pool, self._shared, Access(self._keys, self._origins, known))
+        return make_app(self.pool, self._shared, AuthSettings(self._keys, self._origins, known))
 
     def run(self, listener: socket.socket, ready: threading.Event | None = None) -> None:
         """Answer on a socket of `bind`, until an interrupt or `close`.

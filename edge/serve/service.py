@@ -40,7 +40,7 @@ from edgespec.serve.access import CACHE_SALT, HISTORY
 from edgespec.serve.answer_reader import AnswerReader
 from edgespec.serve.parsing import LOGGER, ApiError, Defaults, Limits, ServedModel, seed_of_choice
 from edgespec.serve.pool import Stops
-from edgespec.serve.shapes import Choice, ReadingProgress, Shape, ToldTokens, unwritten
+from edgespec.serve.serializers import Choice, ReadingProgress, Serializer, ToldTokens, unwritten
 
 if TYPE_CHECKING:
     from edgespec.serve.pool import Member
@@ -287,7 +287,7 @@ class Generation:
             self._cancel.set()
 
 
-class Worker:
+class Executor:
     """Runs generations in the order in which they came.
 
     Args:
@@ -402,11 +402,11 @@ class Worker:
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class AnswerJob:
     """Generations that have not begun, and how their answers are told."""
 
     generations: Sequence[Generation]
-    shape: Shape
+    serializer: Serializer
     streams: bool
     make_reader: Callable[[], AnswerReader] = AnswerReader
     names_events: bool = False  # each event has a line with its type; there is no [DONE] then
@@ -448,7 +448,7 @@ _SUMMED = {
 _OTHERS = ("generations", "cancelled", "read_ahead", "read_ahead_used")
 
 
-class Totals:
+class Metrics:
     """Sums over all generations, and how many requests had which status."""
 
     def __init__(self) -> None:
@@ -493,7 +493,7 @@ class Shared:
     """What all models of a server have in common: limits, totals, joules."""
 
     def __init__(self, limits: Limits) -> None:
-        self.limits, self.totals = limits, Totals()
+        self.limits, self.totals = limits, Metrics()
         self.started_s = int(time.time())
         self.underway = set[Stops]()
         self.tools: ToolServers | None = None
@@ -547,7 +547,7 @@ class Service:
         self.told_tokens = ToldTokens(engine.backend.tokenizer)
         self.lora: dict[int, float] | None = None  # of requests that say nothing; None: as loaded
         self._ahead: deque[_Ahead] = deque(maxlen=_MOST_AHEAD)
-        self.worker = Worker(self.limits.waiting, self._ended, engine.users)
+        self.executor = Executor(self.limits.waiting, self._ended, engine.users)
 
     @cached_property
     def end_ids(self) -> Sequence[int]:
@@ -563,7 +563,7 @@ class Service:
             raise ApiError(
                 f"{problem} ({problem.hint})", status=503, code="engine_unusable"
             ) from problem
-        if self.worker.is_closed:
+        if self.executor.is_closed:
             raise ApiError("the server stops", status=503, code="stopping")
 
     def prepare_formats(self) -> None:
@@ -658,16 +658,16 @@ class Service:
     @property
     def is_full(self) -> bool:
         """Whether the queue takes no more."""
-        return self.worker.is_full
+        return self.executor.is_full
 
     @property
     def is_busy(self) -> bool:
         """Whether an answer is under way, or waits."""
-        return bool(self.worker.running or self.worker.num_waiting)
+        return bool(self.executor.running or self.executor.num_waiting)
 
     def close(self) -> None:
         """End all generations and the threads, and the engine if it is its own; safe twice."""
-        self.worker.close()
+        self.executor.close()
         if self._owns_engine:
             self.engine.close()
 

@@ -10,8 +10,8 @@ from edgespec.memory.device.energy import is_on_battery
 from edgespec.memory.device.track import peak_resident_bytes, resident_bytes
 from edgespec.sampling.params import FIELD_NAMES
 from edgespec.serve.pool import Member, Pool
-from edgespec.serve.service import Service, Shared, Totals
-from edgespec.serve.shapes import fingerprint
+from edgespec.serve.serializers import fingerprint
+from edgespec.serve.service import Metrics, Service, Shared
 
 # What llama.cpp's server has no name for.
 _HELP = {
@@ -106,7 +106,7 @@ def status(pool: Pool, shared: Shared, member: Member) -> dict[str, Any]:
 
 def _queue(pool: Pool) -> tuple[int, int]:
     """Answers under way, and those that wait for their turn or for a model."""
-    workers = [one.worker for one in pool.ready()]
+    workers = [one.executor for one in pool.ready()]
     asked = sum(len(one.tickets) for one in pool.members)
     waiting = sum(worker.num_waiting for worker in workers) + asked
     return sum(len(worker.running) for worker in workers), waiting
@@ -140,7 +140,7 @@ def metrics(pool: Pool, shared: Shared, _member: Member) -> str:
     return "\n".join([*lines, ""])
 
 
-def _llama_metrics(totals: Totals, running: int, waiting: int) -> dict[str, tuple[str, float]]:
+def _llama_metrics(totals: Metrics, running: int, waiting: int) -> dict[str, tuple[str, float]]:
     """What llama.cpp's server has a name for, so that its dashboards show it."""
     sums = totals.sums
     cached, accepted = sums["cached_tokens"], sums["accepted_tokens"]

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from edgespec.serve.parsing import Fields, Limits, note_ignored, schema_text, shown
-from edgespec.serve.shapes import ToolCall
+from edgespec.serve.serializers import ToolCall
 
 NAME_CHARS = r"[A-Za-z0-9_./:@-]"
 GEMMA_QUOTE = '<|"|>'
@@ -477,10 +477,10 @@ def _inline_refs(value: Any, schema: dict[str, Any], name: str, definitions: dic
     return made
 
 
-def take_tools(fields: Fields, limits: Limits) -> Tools:
+def parse_tools(fields: Fields, limits: Limits) -> Tools:
     """The fields `tools`, `tool_choice` and `parallel_tool_calls`. Raises ApiError."""
     offered = tuple(
-        take_function(one.object("function") if "function" in one else one, "parameters")
+        parse_function(one.object("function") if "function" in one else one, "parameters")
         for one in fields.objects("tools", limits.tools)
         if is_kind(one, "function")
     )
@@ -527,7 +527,7 @@ def is_kind(fields: Fields, known: str) -> bool:
     return kind == known
 
 
-def take_function(fields: Fields, schema_field: str) -> dict[str, Any]:
+def parse_function(fields: Fields, schema_field: str) -> dict[str, Any]:
     """A tool's name, description and schema of arguments, as templates take it. Raises ApiError."""
     name = fields.text("name")
     if not _NAME.fullmatch(name):

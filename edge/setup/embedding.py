@@ -329,7 +329,7 @@ class Embedder:
         with self._change:
             # Threads of steps end half a second after the last text: to start them takes time.
             if not self._change.wait_for(self._has_work, 0.5):
-                self._context.rest()
+                self._context.release_threads()
                 self._change.wait_for(self._has_work)
             if self._is_closed:
                 return []

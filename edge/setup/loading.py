@@ -271,7 +271,7 @@ def _load_one(
         )
         if plan.disk_cache_bytes and reuses_cache:
             _keep_prefixes(engine, spec, plan)
-        engine.rest()  # from measuring: whoever generates may be another thread
+        engine.release_threads()  # from measuring: whoever generates may be another thread
         stack.pop_all()
         return engine
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from edgespec.backends.base import Backend, Logits
 from edgespec.decode.engine import Engine
-from edgespec.decode.generation import LARGE, SMALL, ModelTurn, Writers
+from edgespec.decode.generation import LARGE, SMALL, ModelTurn, Routing
 from edgespec.decode.sequence import Job
 from edgespec.errors import BackendError, EdgespecWarning
 from edgespec.switching.policy import SwitchPolicy
@@ -46,7 +46,7 @@ def entropy_nats(row: Logits) -> float:
     return entropy_nats(np.maximum(row - most, _NOTHING))
 
 
-class Switch(Writers):
+class Switch(Routing):
     """One answer under a policy: who writes, since when, and how sure; the small model begins."""
 
     def __init__(self, policy: SwitchPolicy) -> None:
@@ -77,7 +77,7 @@ class Switch(Writers):
         row = self._rows + (self.writer == LARGE)
         return row + self._policy.window > self._least
 
-    def hands_over(self, row: Logits) -> bool:
+    def switches_model(self, row: Logits) -> bool:
         """As `sees`, of logits [V], whose entropy is computed only where it can matter."""
         if self.is_settled or self.is_due:
             return self.is_due
@@ -166,27 +166,27 @@ class SwitchingEngine(Engine):
         """As of `Target`; others cannot use the small model until the end."""
         if not self._held.enter_context(self.small.exclusive(lambda: job.is_cancelled)):
             return
-        job.writers = Switch(self.policy if self._failure is None else SwitchPolicy.always(LARGE))
+        job.routing = Switch(self.policy if self._failure is None else SwitchPolicy.always(LARGE))
         self._have_written.clear()
         self._let_write(job)
 
     def go_on(self, job: Job) -> None:
         """As of `Target`."""
-        assert isinstance(job.writers, Switch), "it has begun"
-        job.writers.change()
+        assert isinstance(job.routing, Switch), "it has begun"
+        job.routing.change()
         job.counters.switches += 1
         self._let_write(job)
 
     def survives(self, job: Job, problem: Exception) -> bool:
         """As of `Target`: the large model goes on with what was written."""
-        if not isinstance(problem, BackendError) or not isinstance(job.writers, Switch):
+        if not isinstance(problem, BackendError) or not isinstance(job.routing, Switch):
             return False
-        if job.writers.writer == LARGE or job.sequence.has_unwritten:
+        if job.routing.writer == LARGE or job.sequence.has_unwritten:
             return False
         self._failure = str(problem)
         said = f"the small model failed and is left out: {problem}"
         warn(said, EdgespecWarning, stacklevel=2)
-        job.writers.leave_out_small()
+        job.routing.leave_out_small()
         job.counters.switches += 1
         self._let_write(job)
         return True
@@ -196,7 +196,7 @@ class SwitchingEngine(Engine):
         self._held.close()
 
     def _let_write(self, job: Job) -> None:
-        writer = job.writers.writer
+        writer = job.routing.writer
         target = self if writer == LARGE else self.small
         reuse = job.reuse or writer in self._have_written
         self._have_written.add(writer)

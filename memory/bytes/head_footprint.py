@@ -18,7 +18,7 @@ from edgespec.memory.bytes.footprint import (
     weights_parts,
 )
 from edgespec.memory.bytes.simulation import Allocation, ContextRequest
-from edgespec.models.spec import ASSISTANT, DFLASH, EAGLE, MTP, ModelSpec, Reads
+from edgespec.models.spec import ASSISTANT, DFLASH, EAGLE, MTP, HeadSpec, ModelSpec
 
 HEAD_NODES, HEAD_UNREAD = 8, 65  # tokens of a head's steps, and rows that wait to be fed to it
 HEAD_ANEW = 16  # tokens that a head reads behind a gap, before it drafts: a short step
@@ -31,7 +31,7 @@ BLOCK_TOKENS = 16  # as many as a DFlash head takes in at once
 MTP_CONTEXT = (("ctx_type", 1), ("n_outputs_max", 1), ("n_seq_max", 1))
 
 
-def block_nodes(reads: Reads) -> int:
+def block_nodes(reads: HeadSpec) -> int:
     """Tokens of a DFlash head's step, the one that it drafts behind among them.
 
     As many as other heads' steps have, where it was trained for more.
@@ -99,7 +99,7 @@ def _block_config(target: RunConfig, config: RunConfig) -> RunConfig:
     )
 
 
-def _head_config(reads: Reads | None, target: RunConfig, config: RunConfig) -> RunConfig:
+def _head_config(reads: HeadSpec | None, target: RunConfig, config: RunConfig) -> RunConfig:
     assert reads is not None, "a head"
     config = replace(config, context_size=target.context_size, cells=0, captured_layers=())
     if reads.kind == MTP:

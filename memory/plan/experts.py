@@ -61,7 +61,7 @@ def _experts(spec: ModelSpec) -> Experts:
 
 
 @dataclass(frozen=True, slots=True)
-class Reads:
+class HeadSpec:
     """What steps read of experts, of which memory has so many bytes.
 
     `exponents` say how evenly routers choose: least, as counted or as is usual, and most.
@@ -96,7 +96,7 @@ class Reads:
         return curve.longer(reading_ms)
 
 
-def reads_of(layout: Layout) -> Reads:
+def reads_of(layout: Layout) -> HeadSpec:
     """What a layout reads, by counts of earlier runs of its file where there are any."""
     spec, experts = layout.spec, _experts(layout.spec)
     document = cache.load(_KIND, spec.fingerprint) or {}
@@ -106,7 +106,7 @@ def reads_of(layout: Layout) -> Reads:
         source = "as counted"
     slabs = spec.num_layers * spec.num_experts * _MATRICES
     speed = disk_bandwidth(spec.path, experts.nbytes // slabs) or _UNKNOWN_BYTES_PER_S
-    return Reads(experts, layout.expert_bytes, exponents, speed, source)
+    return HeadSpec(experts, layout.expert_bytes, exponents, speed, source)
 
 
 def require_speed(layout: Layout, speeds: tuple[float, float]) -> None:

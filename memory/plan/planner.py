@@ -5,7 +5,7 @@ and loads nothing. The search is small on purpose:
 
 1. settings that change what is computed (KV type, drafter) come from the request; as many layers as
    fit go to a GPU (`placing`)
-2. context and drafts climb one ladder, as far as memory allows (`Ladder`, `drafts`). A ladder and
+2. context and drafts: the most that memory allows (`ContextSearch`, `drafts`). A search and
    not an optimum for each budget, because more memory must never buy less context, a smaller draft
    or less speed
 3. what is left goes to the prompt's batch, and where there are several users to the cells of all
@@ -166,10 +166,10 @@ def _sized(
     least = layout.contexts.least, layout.least_batch, drafts.sizes[0]
     layout = with_states(layout, *least, most=_LEAST_STATES)
     lacks_states = bool(layout.state_bytes) and layout.states < _LEAST_STATES
-    ladder = Ladder(layout, drafts.sizes[:1] if lacks_states else drafts.sizes)
-    context, draft_max = ladder.climb()
+    search = ContextSearch(layout, drafts.sizes[:1] if lacks_states else drafts.sizes)
+    context, draft_max = search.choose()
     batch = batch_of(layout, context, draft_max)
-    sizes = [ladder.choice(context, draft_max), *drafts.choices(draft_max), batch]
+    sizes = [search.choice(context, draft_max), *drafts.choices(draft_max), batch]
     batch_size = max(int(batch.value), layout.max_nodes(draft_max))
     layout = with_states(layout, context, batch_size, draft_max)
     if layout.state_bytes:
@@ -203,7 +203,7 @@ def _sized(
         speed_source=drafts.speed_of(draft_max).source,
         kv_loss=layout.kv_losses.get(kv_name(layout.kv_type_k, layout.kv_type_v)),
         find_alternatives=partial(
-            _alternatives, ladder, drafts, (context, batch_size, draft_max), again
+            _alternatives, search, drafts, (context, batch_size, draft_max), again
         ),
     )
 
@@ -214,13 +214,13 @@ def _goal(layout: Layout, drafts: Drafts) -> Goal:
 
 
 def _alternatives(
-    ladder: Ladder, drafts: Drafts, sizes: tuple[int, int, int], again: Callable[..., Plan]
+    search: ContextSearch, drafts: Drafts, sizes: tuple[int, int, int], again: Callable[..., Plan]
 ) -> Iterator[Alternative]:
     """What a person could prefer to a plan of these sizes; `again` plans with other options.
 
     None for several users, who share the context.
     """
-    layout, request = ladder.layout, ladder.layout.request
+    layout, request = search.layout, search.layout.request
     context, batch, draft_max = sizes
     if layout.users > 1:
         return
@@ -236,14 +236,14 @@ def _alternatives(
     for other in alternative("smaller", options, context_size=least, draft_max=0):
         if other.peak_bytes < taken:
             yield other
-    longest = ladder.longest_context(draft_max, layout.contexts.trained)
+    longest = search.longest_context(draft_max, layout.contexts.trained)
     if longest > context:
         yield from alternative("longer context", f"--ctx {longest}", context_size=longest)
-    if not request.budget_bytes or request.draft_max is not None or draft_max == ladder.drafts[-1]:
+    if not request.budget_bytes or request.draft_max is not None or draft_max == search.drafts[-1]:
         return
     now = drafts.tokens_per_s(draft_max)
     for size in (context, layout.contexts.longest):  # a draft comes before a longer context, or not
-        needed = -(-layout.nbytes(size, batch, ladder.drafts[-1]) // MEBIBYTE)
+        needed = -(-layout.nbytes(size, batch, search.drafts[-1]) // MEBIBYTE)
         if needed * MEBIBYTE > layout.machine.free_bytes:
             return
         options, budget = f"--budget {needed}MiB", needed * MEBIBYTE
@@ -259,7 +259,7 @@ _DRAFT_FIRST = "what is needed; a draft comes before more, and memory does not r
 
 
 @dataclass(frozen=True)
-class Ladder:
+class ContextSearch:
     """Contexts and drafts of a layout; `drafts` are ascending, and it has the first in any case.
 
     Its steps: the least context; the smallest draft, and larger ones that take hardly more; the
@@ -269,7 +269,7 @@ class Ladder:
     layout: Layout
     drafts: Sequence[int]
 
-    def climb(self) -> tuple[int, int]:
+    def choose(self) -> tuple[int, int]:
         """Context and draft: as far up as memory allows.
 
         Raises DoesNotFitError where the first step does not fit.

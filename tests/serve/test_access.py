@@ -6,7 +6,7 @@ import pytest
 
 from edgespec.errors import UnsupportedError
 from edgespec.serve.access import (
-    Access,
+    AuthSettings,
     check_exposure,
     checked_keys,
     checked_origins,
@@ -44,16 +44,16 @@ def test_hosts_are_compared_by_their_names(sent: str, name: str) -> None:
 
 
 def test_origins_are_compared_as_browsers_send_them() -> None:
-    access = Access(origins=("https://App.example/",))
+    access = AuthSettings(origins=("https://App.example/",))
     assert access.takes_origin("https://app.example")
     assert not access.takes_origin("https://app.example.org")
-    assert Access(origins=("*",)).takes_origin("null")
+    assert AuthSettings(origins=("*",)).takes_origin("null")
 
 
 def test_keys_lose_the_space_around_them_and_nothing_else() -> None:
     assert checked_keys(None) == ()
     assert checked_keys([" a b\n", "c"]) == ("a b", "c")
-    access = Access(checked_keys(["a b"]))
+    access = AuthSettings(checked_keys(["a b"]))
     assert access.has_key("a b")
     assert not access.has_key("a") and not access.has_key("") and not access.has_key("ä b")
 

@@ -14,14 +14,14 @@ from edgespec.serve.parsing import (
     Limits,
     Output,
     ServedModel,
-    take_model,
-    take_output,
+    parse_model,
+    parse_output,
 )
 
 
 def taken(**values: Any) -> Output:
     fields = Fields(values)
-    found = take_output(fields, Limits(choices=3))
+    found = parse_output(fields, Limits(choices=3))
     fields.end()
     return found
 
@@ -49,9 +49,9 @@ def test_what_cannot_be_sent(values: dict[str, Any], words: str) -> None:
 def test_a_model_may_have_several_names_and_no_other() -> None:
     setup = ServedModel(("tiny", "edgespec"), 2048, Defaults(), Limits())
     for asked in ({}, {"model": "tiny"}, {"model": "edgespec"}, {"model": None}):
-        take_model(Fields(asked), setup)
+        parse_model(Fields(asked), setup)
     with pytest.raises(ApiError, match=r'there is no model "gpt" here, only tiny') as caught:
-        take_model(Fields({"model": "gpt"}), setup)
+        parse_model(Fields({"model": "gpt"}), setup)
     assert (caught.value.status, caught.value.code) == (404, "model_not_found")
     assert "--any-model" in str(caught.value)
-    take_model(Fields({"model": "gpt"}), replace(setup, any_model=True))
+    parse_model(Fields({"model": "gpt"}), replace(setup, any_model=True))

@@ -22,9 +22,9 @@ from serving_cases import (
 )
 
 from edgespec.drafting.drafters.suffix import SuffixDrafter
-from edgespec.serve.chat import ChatShape, read_chat, take_messages
+from edgespec.serve.chat import ChatSerializer, parse_messages, read_chat
 from edgespec.serve.parsing import ApiError, Defaults, Fields, Limits, Output, ServedModel
-from edgespec.serve.shapes import ToldTokens
+from edgespec.serve.serializers import ToldTokens
 from edgespec.testing import ByteTokenizer
 
 
@@ -128,7 +128,7 @@ def test_a_prediction_is_drafted_and_changes_nothing(serve: Serve) -> None:
 
 
 def taken(*messages: Any) -> list[dict[str, Any]]:
-    return take_messages(Fields({"messages": list(messages)}), Limits())
+    return parse_messages(Fields({"messages": list(messages)}), Limits())
 
 
 def test_parts_are_lines_and_developers_write_the_system_message() -> None:
@@ -219,8 +219,8 @@ def test_a_stream_has_role_deltas_reason_usage_and_an_end(serve: Serve) -> None:
 
 def test_a_call_comes_in_parts_of_its_arguments() -> None:
     """Its name, id and type once, then arguments alone, under the number of the call."""
-    shape = ChatShape("m", Output(streams=True), ToldTokens(ByteTokenizer(VOCAB, END)))
-    events = events_of(shape, calling_reader(), CALLS)
+    serializer = ChatSerializer("m", Output(streams=True), ToldTokens(ByteTokenizer(VOCAB, END)))
+    events = events_of(serializer, calling_reader(), CALLS)
     deltas = [event["choices"][0]["delta"] for event in events]
     assert deltas[0] == {"role": "assistant", "content": ""}
     assert "".join(one.get("reasoning_content", "") for one in deltas) == "Hm."

@@ -12,9 +12,9 @@ from serving_cases import read
 
 from edgespec.backends.base import AnswerFormat
 from edgespec.decode.options import GenerationOptions
-from edgespec.serve.chat import ChatAsked, conversation_of
+from edgespec.serve.chat import ChatRequest, conversation_of
 from edgespec.serve.parsing import ApiError, Output
-from edgespec.serve.shapes import joined
+from edgespec.serve.serializers import joined
 from edgespec.serve.tools import Tools
 
 TOOL = {"type": "function", "function": {"name": "add", "description": "", "parameters": {}}}
@@ -35,7 +35,7 @@ class Told:
 
 
 def conversation(told: Told, template: str, tools: Tools, *messages: Any) -> Any:
-    asked = ChatAsked(
+    asked = ChatRequest(
         messages or ({"role": "user", "content": "Hi"},), OPTIONS, Output(), {}, tools
     )
     return conversation_of(asked, told, template)  # type: ignore[arg-type]
@@ -125,7 +125,7 @@ def test_a_schema_is_the_answers_and_not_the_thoughts(
     text: str, tags: tuple[str, str] | None
 ) -> None:
     options = GenerationOptions(json_schema="{}")
-    asked = ChatAsked([{"role": "user", "content": "Hi"}], options, Output(), {}, Tools())
+    asked = ChatRequest([{"role": "user", "content": "Hi"}], options, Output(), {}, Tools())
     told: Any = Told(text)
     template = "{{ messages }}<think></think>"
     assert conversation_of(asked, told, template).options.think_tags == tags
@@ -186,7 +186,7 @@ def test_a_schema_is_the_answers_in_every_way_to_think(
 ) -> None:
     """The thought is free up to its end, the form begins then, and a budget ends the thought."""
     options = GenerationOptions(json_schema="{}")
-    asked = ChatAsked(
+    asked = ChatRequest(
         [{"role": "user", "content": "Hi"}], options, Output(), {}, Tools(), think_budget=3
     )
     template = f"{{{{ messages }}}}{opening}{closing}"
@@ -229,7 +229,7 @@ FORM = GenerationOptions(json_schema="{}")
 
 
 def with_form(template: str, tools: Tools) -> Any:
-    asked = ChatAsked([{"role": "user", "content": "Hi"}], FORM, Output(), {}, tools)
+    asked = ChatRequest([{"role": "user", "content": "Hi"}], FORM, Output(), {}, tools)
     told: Any = Told("<user>Hi<|start|>assistant")
     return conversation_of(asked, told, template)
 
@@ -250,7 +250,7 @@ def test_an_answer_has_its_form_unless_it_is_a_call() -> None:
 
 
 def test_a_call_that_is_required_is_the_only_form() -> None:
-    asked = ChatAsked(
+    asked = ChatRequest(
         [{"role": "user", "content": "Hi"}],
         GenerationOptions(regex="a"),
         Output(),

@@ -17,11 +17,11 @@ from edgespec.serve.parsing import (
     Fields,
     Limits,
     ServedModel,
+    parse_format,
+    parse_max_tokens,
+    parse_options,
+    parse_sampling,
     seed_of_choice,
-    take_format,
-    take_max_tokens,
-    take_options,
-    take_sampling,
     takes_prewarm,
     typed_format,
 )
@@ -32,7 +32,7 @@ DEFAULTS = SamplingParams(temperature=0.7, top_k=40, seed=5, logit_bias={3: 1.0}
 
 def taken(**values: Any) -> SamplingParams:
     fields = Fields(values)
-    found = take_sampling(fields, DEFAULTS, Limits())
+    found = parse_sampling(fields, DEFAULTS, Limits())
     fields.end()
     return found
 
@@ -70,25 +70,25 @@ def test_each_answer_of_several_has_a_seed_of_its_own() -> None:
 def test_the_first_name_of_a_length_counts_and_all_are_checked() -> None:
     names = ("max_completion_tokens", "max_tokens")
     both = Fields({"max_tokens": 9, "max_completion_tokens": 4})
-    assert take_max_tokens(both, 16, 2048, *names) == 4
+    assert parse_max_tokens(both, 16, 2048, *names) == 4
     both.end()
-    assert take_max_tokens(Fields({}), 16, 2048, *names) == 16
-    assert take_max_tokens(Fields({}), None, 2048, *names) == 2048
-    assert take_max_tokens(Fields({"max_tokens": -1}), 16, 2048, *names) == 2048
-    assert take_max_tokens(Fields({"max_tokens": 0}), 16, 2048, *names) == 0
+    assert parse_max_tokens(Fields({}), 16, 2048, *names) == 16
+    assert parse_max_tokens(Fields({}), None, 2048, *names) == 2048
+    assert parse_max_tokens(Fields({"max_tokens": -1}), 16, 2048, *names) == 2048
+    assert parse_max_tokens(Fields({"max_tokens": 0}), 16, 2048, *names) == 0
     prewarm = {"prompt_cache_options": {"prewarm": True, "ttl": "5m"}}
     assert takes_prewarm(Fields(prewarm)) and not takes_prewarm(Fields({}))
     with pytest.raises(ApiError, match=r"^max_tokens must be"):
-        take_max_tokens(Fields({"max_tokens": -9, "max_completion_tokens": 4}), 16, 2048, *names)
+        parse_max_tokens(Fields({"max_tokens": -9, "max_completion_tokens": 4}), 16, 2048, *names)
 
 
 def test_stops_are_one_text_or_some() -> None:
     setup = ServedModel(("tiny",), 2048, Defaults(), Limits(stops=2, stop_chars=3))
-    assert take_options(Fields({"stop": "end"}), setup, 1).stop == ("end",)
-    assert take_options(Fields({"stop": ["a", ""]}), setup, 1).stop == ("a",)
+    assert parse_options(Fields({"stop": "end"}), setup, 1).stop == ("end",)
+    assert parse_options(Fields({"stop": ["a", ""]}), setup, 1).stop == ("a",)
     for stop in (["a", "b", "c"], "long", ["a", 1], {"a": 1}):
         with pytest.raises(ApiError, match=r"^stop "):
-            take_options(Fields({"stop": stop}), setup, 1)
+            parse_options(Fields({"stop": stop}), setup, 1)
 
 
 @pytest.mark.parametrize(
@@ -133,14 +133,14 @@ ANY = {"json_schema": '{"type": "object"}'}
 )
 def test_forms_are_taken_by_every_name(body: dict[str, Any], form: dict[str, str]) -> None:
     fields = Fields(body)
-    assert take_format(fields, Limits()) == form
+    assert parse_format(fields, Limits()) == form
     fields.end()
 
 
 def test_a_choice_is_an_expression_of_its_texts() -> None:
     choices = ["yes", "no (.*)", 'a"\\\n', "é😀"]
     body = {"structured_outputs": {"choice": choices}}
-    expression = take_format(Fields(body), Limits())["regex"]
+    expression = parse_format(Fields(body), Limits())["regex"]
     python = re.sub(r"\\x\{([0-9a-f]+)\}", lambda code: f"\\U{int(code[1], 16):08x}", expression)
     assert all(re.fullmatch(python, one) for one in choices)
     assert not any(re.fullmatch(python, one) for one in ("", "yesno", "no ab"))
@@ -168,7 +168,7 @@ def test_a_choice_is_an_expression_of_its_texts() -> None:
 )
 def test_what_cannot_be_taken_is_refused_by_name(body: dict[str, Any], problem: str) -> None:
     with pytest.raises(ApiError, match=re.escape(problem)):
-        take_format(Fields(body), Limits())
+        parse_format(Fields(body), Limits())
 
 
 def test_large_schemas_of_the_public_are_taken() -> None:

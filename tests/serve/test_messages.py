@@ -19,7 +19,7 @@ from serving_cases import (
     events_of,
 )
 
-from edgespec.serve.messages import MessagesShape
+from edgespec.serve.messages import MessagesSerializer
 
 TOOL: Any = {
     "name": "weather",
@@ -207,7 +207,7 @@ def test_thoughts_are_blocks_of_their_own(serve: Serve, anthropic_client: Connec
 
 def test_every_part_of_an_answer_is_a_block() -> None:
     """Each begins, grows and ends before the next one; arguments come in parts."""
-    events = events_of(MessagesShape("m", 3), calling_reader(), CALLS)
+    events = events_of(MessagesSerializer("m", 3), calling_reader(), CALLS)
     assert events[0]["type"] == "message_start"
     assert [one["type"] for one in events[-2:]] == ["message_delta", "message_stop"]
     assert events[-2]["delta"]["stop_reason"] == "tool_use"

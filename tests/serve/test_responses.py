@@ -21,7 +21,7 @@ from serving_cases import (
     events_of,
 )
 
-from edgespec.serve.responses import ResponsesShape
+from edgespec.serve.responses import ResponsesSerializer
 
 
 def test_a_conversation_of_items(serve: Serve, client: Connect) -> None:
@@ -103,8 +103,8 @@ def kinds_of(events: list[dict[str, Any]]) -> list[str]:
 @pytest.mark.parametrize("summarises", [False, True])
 def test_every_part_of_an_answer_has_its_events(summarises: bool) -> None:
     """A thought is told as a text of its item, or as its summary where that is asked for."""
-    shape = ResponsesShape("m", {}, summarises=summarises)
-    events = events_of(shape, calling_reader(), CALLS)
+    serializer = ResponsesSerializer("m", {}, summarises=summarises)
+    events = events_of(serializer, calling_reader(), CALLS)
     text = ["reasoning_text.delta", "reasoning_text.done"]
     thought = ["content_part.added", *text, "content_part.done"]
     if summarises:
@@ -146,7 +146,7 @@ def test_tokens_of_a_response_are_counted(serve: Serve, client: Connect) -> None
 
 
 def test_events_of_a_text_have_what_the_interface_requires() -> None:
-    events = events_of(ResponsesShape("m", {}), calling_reader(), CALLS)
+    events = events_of(ResponsesSerializer("m", {}), calling_reader(), CALLS)
     texts = [one for one in events if one["type"].startswith("response.output_text.")]
     assert texts and all(one["logprobs"] == [] for one in texts)
 

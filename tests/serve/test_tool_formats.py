@@ -10,7 +10,7 @@ import pytest
 from serving_cases import read
 
 from edgespec.serve.answer_reader import AnswerReader
-from edgespec.serve.shapes import joined
+from edgespec.serve.serializers import joined
 from edgespec.serve.tool_formats import HARMONY, HERMES, ToolFormat, format_of, knows_tools
 
 SCHEMAS: dict[str, dict[str, Any]] = {

@@ -14,7 +14,7 @@ from serving_cases import CALL, HELLO, TEMPLATE, WEATHER, Connect, Serve, Speake
 
 from edgespec.backends.base import Logits
 from edgespec.serve.parsing import Fields, Limits
-from edgespec.serve.tools import Tools, resolve_reference, take_tools
+from edgespec.serve.tools import Tools, parse_tools, resolve_reference
 from edgespec.testing import ByteTokenizer
 
 
@@ -187,7 +187,7 @@ def test_tools_of_other_kinds_are_left_out_in_every_interface(serve: Serve, path
 )
 def test_arguments_are_an_object_where_a_schema_says_nothing(parameters: Any, more: Any) -> None:
     fields = Fields({"tools": [{"type": "function", "name": "f", "parameters": parameters}]})
-    assert take_tools(fields, Limits()).schemas["f"] == {**more, **parameters}
+    assert parse_tools(fields, Limits()).schemas["f"] == {**more, **parameters}
 
 
 def test_thoughts_are_apart_from_the_answer(serve: Serve) -> None:

@@ -1,6 +1,6 @@
 """Drafters that write ahead: a smaller model with the target's vocabulary, or a head of the target.
 
-One drafts a spine of tokens, one step of its own each, and beside them its next best tokens where
+One drafts a main chain of tokens, a step of its own each, and beside them its next best where
 the target verifies branches: what DySpec's greedy expansion (arXiv 2410.11744) comes to when each
 step of the draft model extends the likeliest path alone. Drafting stops where one more token is
 not expected to raise the tokens/ms of the round: a rule by value, not a fixed length.
@@ -271,15 +271,15 @@ class WritingDrafter(CountingDrafter):
         self._curve = curve
         self._vocab_size = vocab_size
         self._ids = None if token_ids is None else np.array(token_ids)
-        self._places = calibration_of_places(promised)  # that a place of the spine is right
-        self._spine: list[int] = []
+        self._places = calibration_of_places(promised)  # that a place of the main chain is right
+        self._main_chain: list[int] = []
 
     def begin(self, tokens: Sequence[int]) -> None:
         """Start a new text; nothing is computed before it pays."""
         super().begin(tokens)
         self._places.forget_recent()
         self._places.fade(constants.TEXT_TRIES)  # texts before it say little: tasks differ
-        self._spine = []
+        self._main_chain = []
         self._text.begin(tokens)
 
     def forget(self) -> None:
@@ -301,8 +301,8 @@ class WritingDrafter(CountingDrafter):
         return DraftEstimate(chances, read_ms, node_ms=step_ms)
 
     def propose(self, context: StepContext, base: Proposal = EMPTY) -> Proposal:
-        """A spine of the draft model's tokens, with siblings where they can be verified."""
-        self._proposal, self._spine = EMPTY, []
+        """A main chain of the draft model's tokens, with siblings where they can be verified."""
+        self._proposal, self._main_chain = EMPTY, []
         if self.failure is not None or not self._text.can_be_read:
             return EMPTY
         began = perf_counter()
@@ -313,7 +313,7 @@ class WritingDrafter(CountingDrafter):
             self.failure = str(error) or type(error).__name__
         # What was drawn before a failure stays: dropping it because its own token could not be fed
         # would bias the output.
-        self._spine = builder.spine()
+        self._main_chain = builder.main_chain()
         self._proposal, self._cells = builder.proposal((perf_counter() - began) * 1e3)
         if self.failure is not None:
             warn(f"{self._who} failed and is left out: {self.failure}", DraftModelWarning, 2)
@@ -338,7 +338,7 @@ class WritingDrafter(CountingDrafter):
             if not self._goes_on(builder, context, spent_ms):
                 break
             began = perf_counter()
-            logits = self._text.feed_draft(builder.tip)
+            logits = self._text.feed_draft(builder.last_draft)
             if not self._block:
                 self._learn(1, (perf_counter() - began) * 1e3)
 
@@ -352,15 +352,15 @@ class WritingDrafter(CountingDrafter):
             self._curve.observe_chunk(Chunk(chunk, depth // 2), 0, each_ms)
 
     def _goes_on(self, builder: ProposalBuilder, context: StepContext, spent_ms: float) -> bool:
-        """Whether one more token of the spine is expected to raise the round's tokens/ms."""
+        """Whether one more token of the main chain is expected to raise the round's tokens/ms."""
         longest, depth = min(self._block or LONGEST, context.max_nodes), builder.depth
         if builder.is_full or depth >= longest:
             return False
-        spine = builder.spine_probabilities()
+        main_chain = builder.main_chain_probabilities()
         places = map(self._places.probability, range(depth, longest))
         ahead = list(accumulate(places, mul, initial=builder.chance))[1:]
         size, _ = choose_size(
-            [*spine, *ahead],
+            [*main_chain, *ahead],
             context,
             kept=depth if self._draws and context.sampler else 0,
             spent_ms=spent_ms,
@@ -404,11 +404,13 @@ class WritingDrafter(CountingDrafter):
     def observe(self, result: VerifyResult) -> None:
         """Count what was accepted; drafts that were right stay in the draft model's cache."""
         super().observe(result)
-        for place, (token, written) in enumerate(zip(self._spine, result.emitted, strict=False)):
+        for place, (token, written) in enumerate(
+            zip(self._main_chain, result.emitted, strict=False)
+        ):
             self._places.count(place, token == written)
             if token != written:
                 break
-        self._spine = []
+        self._main_chain = []
         self._text.append(result.emitted)
 
     def share_with(self, other: WritingDrafter) -> None:

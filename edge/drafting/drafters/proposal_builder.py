@@ -1,4 +1,4 @@
-"""How a draft model's rows of logits become a proposal: a spine, and siblings beside it.
+"""How a draft model's rows of logits become a proposal: a main chain, and siblings beside it.
 
 A node's probability is counted by
 
@@ -47,7 +47,7 @@ def new_calibration() -> Calibration:
 
 
 class ProposalBuilder:
-    """A proposal that grows by what may follow the tip of its spine: a token and its siblings."""
+    """A proposal that grows behind the last draft of its main chain: a token and siblings."""
 
     def __init__(self, context: StepContext, calibration: Calibration) -> None:
         self._context = context
@@ -57,26 +57,26 @@ class ProposalBuilder:
         self.probabilities: list[float] = []
         self._cells: list[int] = []
         self._distributions: list[DraftDistribution] = []
-        self._spine: list[int] = []  # its nodes
+        self._main_chain: list[int] = []  # its nodes
 
     @property
     def depth(self) -> int:
-        """Tokens of the spine."""
-        return len(self._spine)
+        """Tokens of the main chain."""
+        return len(self._main_chain)
 
     @property
-    def tip(self) -> int:
-        """The last token of the spine."""
-        return self.tokens[self._spine[-1]]
+    def last_draft(self) -> int:
+        """The last token of the main chain."""
+        return self.tokens[self._main_chain[-1]]
 
     @property
     def chance(self) -> float:
-        """That the whole spine is accepted."""
-        return self.probabilities[self._spine[-1]] if self._spine else 1.0
+        """That the whole main chain is accepted."""
+        return self.probabilities[self._main_chain[-1]] if self._main_chain else 1.0
 
-    def spine_probabilities(self) -> list[float]:
+    def main_chain_probabilities(self) -> list[float]:
         """Of its nodes, [depth]."""
-        return [self.probabilities[node] for node in self._spine]
+        return [self.probabilities[node] for node in self._main_chain]
 
     @property
     def is_full(self) -> bool:
@@ -100,8 +100,8 @@ class ProposalBuilder:
         order = sorted(range(len(self.tokens)), key=lambda node: -self.probabilities[node])
         return grown.part(order), [self._cells[node] for node in order]
 
-    def spine(self) -> list[int]:
-        return [self.tokens[node] for node in self._spine]
+    def main_chain(self) -> list[int]:
+        return [self.tokens[node] for node in self._main_chain]
 
     def take(self, tokens: Sequence[int], shares: Sequence[float]) -> None:
         """The best of these tokens, best first with the draft model's shares; others beside it."""
@@ -137,9 +137,9 @@ class ProposalBuilder:
             distribution = without(distribution, token)
 
     def _descend(self) -> tuple[int, float]:
-        """The tip, whose chance comes with it; the next node is the new one."""
-        before = self._spine[-1] if self._spine else -1, self.chance
-        self._spine.append(len(self.tokens))
+        """The last draft, whose chance comes with it; the next node is the new one."""
+        before = self._main_chain[-1] if self._main_chain else -1, self.chance
+        self._main_chain.append(len(self.tokens))
         return before
 
     def _add(self, token: int, parent: int, probability: float, cell: int) -> None:

@@ -3,8 +3,8 @@
 Each verified row of logits is knowledge that plain decoding throws away. Its best tokens are kept
 in two tables, by the last two tokens and by the last one; the newest row of a key wins. A draft is
 grown from them best path first, as DySpec does (arXiv 2410.11744), and hangs side branches onto
-what other drafters propose (a spine with branches: GOOSE, arXiv 2604.02047). Unlike the original
-(arXiv 2408.08696) the tree is not fixed: a node's probability is counted over
+what other drafters propose (a main chain with branches: GOOSE, arXiv 2604.02047). Unlike the
+original (arXiv 2408.08696) the tree is not fixed: a node's probability is counted over
 
     which table x rank in its row x share of the row x how sure other drafters are of its siblings
 

@@ -290,7 +290,7 @@ class TranslatedChain:
         self._is_over = False
 
     @property
-    def tip(self) -> int:
+    def last_draft(self) -> int:
         """The last token of the draft model."""
         return self._drafted[-1]
 
@@ -317,11 +317,11 @@ class TranslatedChain:
             or len(self._drafted) >= constants.LONGEST
         )
 
-    def spine_probabilities(self) -> list[float]:
+    def main_chain_probabilities(self) -> list[float]:
         """Of its tokens, [depth]."""
         return self.probabilities
 
-    def spine(self) -> list[int]:
+    def main_chain(self) -> list[int]:
         return self.tokens[: self._most]
 
     def proposal(self, draft_ms: float) -> tuple[Proposal, list[int]]:

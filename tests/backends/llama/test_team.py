@@ -342,7 +342,7 @@ def test_threads_are_given_back(tmp_path: Path) -> None:
     path = write_model(tmp_path / "model.gguf", "llama", Q4_0)
     settings = RunConfig(context_size=64, batch_size=16, max_nodes=4, threads=2)
     with closing(LlamaBackend(path, settings)) as backend:
-        backend.rest()
+        backend.release_threads()
         before = 0
         while (now := count()) != before:  # threads of other tests end, too
             before = now
@@ -350,7 +350,7 @@ def test_threads_are_given_back(tmp_path: Path) -> None:
         backend.prefill([1, 2, 3])
         if count() == before:
             pytest.skip("this llama.cpp keeps no threads of OpenMP")
-        backend.rest()
+        backend.release_threads()
         deadline = monotonic() + 10.0
         while count() > before and monotonic() < deadline:
             sleep(0.01)

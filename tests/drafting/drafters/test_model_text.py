@@ -60,16 +60,16 @@ def _texts_of_a_cache(data: st.DataObject, clock: Clock) -> None:
             assert 0.0 <= found.read_ms < INF and 0.0 < found.node_ms < INF
             same = _num_common(draft.cached, text)
             assert drafter._text.shared == same
-            spine: list[int] = []
+            main_chain: list[int] = []
             if data.draw(st.booleans()):
                 fed = draft.fed
                 proposal = drafter.propose(context)
                 assert draft.cached[: len(text)] == text
-                spine = list(sorted(paths_of(proposal), key=len)[-1])
-                assert draft.cached[len(text) :] == list(drafter._spine)[:-1]
+                main_chain = list(sorted(paths_of(proposal), key=len)[-1])
+                assert draft.cached[len(text) :] == list(drafter._main_chain)[:-1]
                 drafted = len(draft.cached) - len(text)
                 assert draft.fed - fed == len(text) - min(same, len(text) - 1) + drafted
-            emitted = spine[: data.draw(st.integers(0, len(spine)))]
+            emitted = main_chain[: data.draw(st.integers(0, len(main_chain)))]
             emitted += data.draw(st.lists(tokens, min_size=1, max_size=2))
             observe(drafter, emitted)
             text = [*text, *emitted]

@@ -22,7 +22,7 @@ def test_the_best_token_goes_on_and_others_stand_beside_it() -> None:
     builder = builder_of(min_probability=0.0)
     builder.take((5, 6, 7), SHARES)
     builder.take((1, 2, 3), SHARES)
-    assert (builder.spine(), builder.depth, builder.tip) == ([5, 1], 2, 1)
+    assert (builder.main_chain(), builder.depth, builder.last_draft) == ([5, 1], 2, 1)
     assert builder.chance == pytest.approx(FIRST_CHANCE[0.9] ** 2)
     proposal, cells = builder.proposal(draft_ms=3.0)
     assert set(paths_of(proposal)) == {(5,), (6,), (7,), (5, 1), (5, 2), (5, 3)}

@@ -18,7 +18,7 @@ from edgespec.backends.tree import DraftTree
 from edgespec.decode.generation import Counters, Result
 from edgespec.models.control_texts import ControlTexts
 from edgespec.serve.answer_reader import AnswerReader
-from edgespec.serve.shapes import Delta, Shape, joined
+from edgespec.serve.serializers import Delta, Serializer, joined
 from edgespec.serve.tool_formats import HERMES
 from edgespec.testing import ByteTokenizer
 
@@ -113,14 +113,14 @@ def read(reader: AnswerReader, pieces: list[str]) -> tuple[str, str, list[tuple[
     return "".join(d.content for d in deltas), "".join(d.reasoning for d in deltas), calls
 
 
-def events_of(shape: Shape, reader: AnswerReader, text: str) -> list[dict[str, Any]]:
+def events_of(serializer: Serializer, reader: AnswerReader, text: str) -> list[dict[str, Any]]:
     """Events of an answer that comes by characters."""
-    events = shape.begin(0)
+    events = serializer.begin(0)
     for delta in [*map(reader.push, text), reader.finish()]:
-        events += shape.add(0, delta, ()) if delta else []
+        events += serializer.add(0, delta, ()) if delta else []
     result = Result(text, tuple(text.encode()), "stop", Counters(generated_tokens=len(text)))
     choice = reader.choice(0, result)
-    return events + shape.end(choice) + shape.close([choice])
+    return events + serializer.end(choice) + serializer.close([choice])
 
 
 CALLS = (

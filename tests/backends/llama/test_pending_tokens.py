@@ -6,12 +6,12 @@ import random
 
 import numpy as np
 
-from edgespec.backends.llama.following import Unread
+from edgespec.backends.llama.following import PendingTokens
 
 MOST, WIDTH = 5, 2
 
 
-def add(unread: Unread, tokens: list[int]) -> None:
+def add(unread: PendingTokens, tokens: list[int]) -> None:
     """Tokens whose rows say which they are."""
     at = 0
     for rows in unread.places(len(tokens)):
@@ -21,7 +21,7 @@ def add(unread: Unread, tokens: list[int]) -> None:
 
 
 def test_rows_stay_with_their_tokens() -> None:
-    rng, unread, waiting, count = random.Random(5), Unread(MOST, WIDTH), list[int](), 0
+    rng, unread, waiting, count = random.Random(5), PendingTokens(MOST, WIDTH), list[int](), 0
     for _ in range(2000):
         size = rng.randrange(1, MOST + 1)
         new = list(range(count, count + size))

@@ -125,7 +125,7 @@ class ReadingProgress(NamedTuple):
     time_ms: int
 
 
-class Shape(ABC):
+class Serializer(ABC):
     """One interface's way to say things. Events are documents, in the order they are sent."""
 
     tells_reading = False  # whether `reading` says anything
@@ -225,7 +225,7 @@ def _by_drafter(several: Sequence[Counters]) -> dict[str, Any]:
     }
 
 
-class OpenAIShape(Shape):
+class OpenAISerializer(Serializer):
     """What chats and completions have in common.
 
     Args:

@@ -16,7 +16,7 @@ from serving_cases import Connect, Serve
 from edgespec.decode.generation import Chunk, Counters, FinishReason, Result
 from edgespec.sampling.logprobs import TokenLogprob
 from edgespec.serve.parsing import ApiError
-from edgespec.serve.shapes import Choice, ToldTokens, ToolCall, sources, timings, usage
+from edgespec.serve.serializers import Choice, ToldTokens, ToolCall, sources, timings, usage
 from edgespec.testing import ByteTokenizer
 
 
