@@ -530,14 +530,22 @@ def _texts(fields: Fields, field: str, limits: Limits) -> tuple[str, ...]:
 
 
 def take_options(
-    fields: Fields, setup: ServedModel, most: int, *, stop: str | None = "stop", **more: Any
+    fields: Fields,
+    setup: ServedModel,
+    most: int,
+    *,
+    stop: str | None = "stop",
+    ahead: bool = False,
+    **more: Any,
 ) -> GenerationOptions:
     """How an answer of at most so many tokens is written, and what else a request said of it.
 
-    0 tokens read the prompt alone; an engine writes one, which nobody is told. Raises ApiError.
+    0 tokens read the prompt alone, as what is read `ahead` does; an engine writes one, which
+    nobody is told. Raises ApiError.
     """
     return GenerationOptions(
-        max_tokens=max(1, most),
+        max_tokens=1 if ahead else max(1, most),
+        ahead=ahead,
         sampling=take_sampling(fields, setup.defaults.sampling, setup.limits),
         stop=() if stop is None else _texts(fields, stop, setup.limits),
         **{"raw": True, "reuse": True, **more},

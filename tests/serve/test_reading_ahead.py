@@ -28,7 +28,8 @@ NOTHING: list[tuple[str, dict[str, Any]]] = [
 def test_a_prompt_is_read_and_nothing_is_written(
     serve: Serve, path: str, body: dict[str, Any], streams: bool
 ) -> None:
-    address = serve(Speaker("<think>Hm.</think>Hello"))
+    backend = Speaker("<think>Hm.</think>Hello")
+    address = serve(backend)
     options = {"stream_options": {"include_usage": True}} if path.endswith("completions") else {}
     more = {"stream": True, **options} if streams else {}
     answer = httpx.post(f"{address}/v1/{path}", json={**body, **more}, timeout=30)
@@ -43,6 +44,7 @@ def test_a_prompt_is_read_and_nothing_is_written(
     assert any(f'"{one}"' in answer.text for one in ends)
     if streams and path.endswith("completions"):
         assert answer.text.endswith("data: [DONE]\n\n")
+    assert backend.steps_made == 0, "for an answer that nobody is told"
     asked = {"messages": HELLO, "max_tokens": 4}
     again = httpx.post(f"{address}/v1/chat/completions", json=asked, timeout=30).json()
     told_usage = again["usage"]
