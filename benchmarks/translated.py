@@ -178,7 +178,9 @@ class _Counting(TranslatingDrafter):
 
     def observe(self, result: VerifyResult) -> None:
         """Count."""
-        for place, (token, written) in enumerate(zip(self._main_chain, result.emitted, strict=False)):
+        for place, (token, written) in enumerate(
+            zip(self._main_chain, result.emitted, strict=False)
+        ):
             places[place, token == written] += 1
             if token != written:
                 break
