@@ -476,11 +476,8 @@ def test_calls_of_the_servers_tools_are_made_when_the_person_agrees(
             self.tools = [{"type": "function", "function": {"name": "weather"}}]
             self.allowed, self.made = set[str](), list[Any]()
 
-        def has(self, name: str) -> bool:
-            return name == "weather"
-
-        def result(self, _name: str, values: Any, _most_chars: int) -> str:
-            self.made.append(values)
+        def result(self, call: Any, _context_size: int) -> str:
+            self.made.append(call.values)
             return f"wet {len(self.made)}"
 
         def close(self) -> None: ...
