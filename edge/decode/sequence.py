@@ -502,9 +502,9 @@ class SequenceState:
 
     def _accept(self, tree: DraftTree, logits: Logits) -> tuple[list[int], list[int]]:
         """Nodes to keep and tokens to emit: each rule where its proposals need it."""
-        sampler, writers = self.job.sampler, self.job.routing
+        sampler, routing = self.job.sampler, self.job.routing
         if not tree.distributions or not isinstance(sampler, Sampler):
-            switches_model = None if writers is ALONE else writers.switches_model
+            switches_model = None if routing is ALONE else routing.switches_model
             pick: Callable[[Logits], int] = sampler.pick
             if isinstance(sampler, Sampler) and sampler.params.accept_typical and len(tree) > 1:
                 pick = TypicalPick(tree, sampler)
@@ -518,7 +518,7 @@ class SequenceState:
                 lambda node: sampler.unsorted_distribution(logits[node]),
                 sampler,
             )
-            path, emitted = cut(*kept, logits, writers.switches_model)
+            path, emitted = cut(*kept, logits, routing.switches_model)
         if len(path) > 1:
             return _until_end(path, emitted, self.backend.tokenizer.is_end)
         return path, emitted

@@ -106,10 +106,10 @@ def status(pool: Pool, shared: Shared, member: Member) -> dict[str, Any]:
 
 def _queue(pool: Pool) -> tuple[int, int]:
     """Answers under way, and those that wait for their turn or for a model."""
-    workers = [one.executor for one in pool.ready()]
+    executors = [one.executor for one in pool.ready()]
     asked = sum(len(one.tickets) for one in pool.members)
-    waiting = sum(worker.num_waiting for worker in workers) + asked
-    return sum(len(worker.running) for worker in workers), waiting
+    waiting = sum(executor.num_waiting for executor in executors) + asked
+    return sum(len(executor.running) for executor in executors), waiting
 
 
 def metrics(pool: Pool, shared: Shared, _member: Member) -> str:

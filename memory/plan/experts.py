@@ -61,7 +61,7 @@ def _experts(spec: ModelSpec) -> Experts:
 
 
 @dataclass(frozen=True, slots=True)
-class HeadSpec:
+class ExpertReads:
     """What steps read of experts, of which memory has so many bytes.
 
     `exponents` say how evenly routers choose: least, as counted or as is usual, and most.
@@ -96,7 +96,7 @@ class HeadSpec:
         return curve.longer(reading_ms)
 
 
-def reads_of(layout: Layout) -> HeadSpec:
+def reads_of(layout: Layout) -> ExpertReads:
     """What a layout reads, by counts of earlier runs of its file where there are any."""
     spec, experts = layout.spec, _experts(layout.spec)
     document = cache.load(_KIND, spec.fingerprint) or {}
@@ -106,17 +106,16 @@ def reads_of(layout: Layout) -> HeadSpec:
         source = "as counted"
     slabs = spec.num_layers * spec.num_experts * _MATRICES
     speed = disk_bandwidth(spec.path, experts.nbytes // slabs) or _UNKNOWN_BYTES_PER_S
-    return HeadSpec(experts, layout.expert_bytes, exponents, speed, source)
+    return ExpertReads(experts, layout.expert_bytes, exponents, speed, source)
 
 
 def require_speed(layout: Layout, speeds: tuple[float, float]) -> None:
     """Raises DoesNotFitError for a speed, at best, that nobody would wait for unasked."""
     if speeds[1] < _LEAST_TOKENS_PER_S and layout.request.packed_file != "on":
-        needed = experts_of(layout.spec)
         raise DoesNotFitError(
             f"its experts do not fit into memory, and reading them leaves {speeds[1]:.2f} tokens/s "
             f"at best, with {layout.expert_bytes // MEBIBYTE} MiB of "
-            f"{needed.nbytes // MEBIBYTE if needed else 0} in memory",
+            f"{_experts(layout.spec).nbytes // MEBIBYTE} in memory",
             hint="`--packed-file on` does so all the same; or use a smaller model file",
         )
 

@@ -18,7 +18,7 @@ from edgespec.backends.llama.kernels import refusal_of_kernels
 from edgespec.errors import BackendError, DoesNotFitError
 from edgespec.memory.bytes.experts import EVEN, USUAL, Experts, experts_of, exponent_of
 from edgespec.memory.plan import experts
-from edgespec.memory.plan.experts import HeadSpec
+from edgespec.memory.plan.experts import ExpertReads
 from edgespec.memory.store import cache
 from edgespec.memory.times.curve import CostCurve
 from edgespec.memory.times.speed import SpeedModel
@@ -72,7 +72,7 @@ def test_tokens_of_a_step_share_experts() -> None:
 def test_drafts_are_priced_by_the_experts_that_they_wake() -> None:
     """Of a step that takes 10 ms over up to four tokens, which read 60, 115, 166 and 213 bytes."""
     speed = SpeedModel(CostCurve([float("inf"), 10.0, 10.0, 10.0, 10.0]), True)
-    reads = HeadSpec(Experts(1000, 100, 80), 250, (USUAL, EVEN, EVEN), 6000.0, "")
+    reads = ExpertReads(Experts(1000, 100, 80), 250, (USUAL, EVEN, EVEN), 6000.0, "")
     slower = reads.added_to(speed)
     assert slower.curve.base[1:] == pytest.approx([20.0, 29.2, 37.66, 45.45], abs=0.01)
     assert slower.tokens_per_s(0, 0) == pytest.approx(50.0)
