@@ -235,7 +235,7 @@ def _beside(files: str) -> str:
         best = found["best_of_peers"]["server"]["overall"]
         drafts = found["best_drafts"]["server"]
         names = ("server", drafts, "edgespec kernels off", "edgespec plain", "edgespec")
-        cells = [f"{speeds[name]:.0f}" for name in names]
+        cells = [f"{speeds[name]:.0f}" if name in speeds else "-" for name in names]
         cells += map(_ratio, (found["over_own_plain"]["overall"], best))
         place = f"{found['model'].removesuffix('.gguf')} | {_processor(file, found)}"
         rows.append(f"| {place} | {' | '.join(cells)} |\n")
@@ -244,7 +244,12 @@ def _beside(files: str) -> str:
 
 def _processor(file: str, found: dict[str, Any]) -> str:
     """Where results were measured: virtual processors do not say their generation, a name may."""
-    known = {"zen3": "EPYC (Zen 3)", "zen4": "EPYC (Zen 4)", "zen5": "EPYC (Zen 5)", "xeon": "Xeon"}
+    known = {
+        "zen3": "EPYC (Zen 3)",
+        "zen4": "EPYC (Zen 4)",
+        "zen5": "EPYC (Zen 5)",
+        "xeon": "Xeon (Emerald Rapids)",
+    }
     return known.get(file.removesuffix(".json").rsplit("-", 1)[-1], str(found["machine"]))
 
 
