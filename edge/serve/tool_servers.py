@@ -1,21 +1,24 @@
 """Servers of tools (Model Context Protocol): what they offer, and calls of it.
 
-Each has a client of its own in a guest process. A server that hangs, dies or floods ends its call,
-and is started again by the next one.
+Each has a client of its own in a guest process, as the official `mcp` package takes 55 MiB and
+reads whatever a server sends. A server that hangs, dies or floods ends its call, and is started
+again by the next one.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgespec.errors import BackendError, MissingDependencyError, UnsupportedError
-from edgespec.models.processes import Guest, GuestEndedError, GuestLimits
+from edgespec.memory.device.track import resident_bytes
+from edgespec.models.processes import Guest, GuestEndedError, GuestLimits, answer_questions
 from edgespec.paths import read_text
 
 if TYPE_CHECKING:
@@ -25,6 +28,10 @@ if TYPE_CHECKING:
 
 # A client has 65 MiB of data, and ends a call that takes 24 MiB more.
 _LIMITS = GuestLimits(128 << 20, seconds=20.0, patience_s=60.0)
+_LOOK_S = 0.02  # between two looks at what a call takes
+# That a client may grow by for it, twice an answer's bytes or more. The package copies all that
+# came with each part that comes: 12 MiB take 2 s, and 30 MiB take 9.
+_MOST_BYTES = 24 << 20
 _END_S = 2.0  # that a server has to end by itself, and then when it is told to
 _MOST_TOOLS = 128
 _HINT = 'it looks like {"mcpServers": {"files": {"command": "...", "args": ["..."]}}}'
@@ -91,7 +98,7 @@ class _Server:
 
     def __init__(self, name: str, how: dict[str, Any]) -> None:
         self.name, self._how = name, how  # of the file
-        self._guest = Guest("edgespec.serve.tool_guest", _LIMITS)
+        self._guest = Guest("edgespec.serve.tool_servers", _LIMITS)
         self._started: list[psutil.Process] = []  # by the guest
 
     def ask(self, **question: Any) -> dict[str, Any]:
@@ -141,3 +148,101 @@ def _servers_in(file: Path) -> dict[str, dict[str, Any]]:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise UnsupportedError(f"{file} is no file of MCP servers", hint=_HINT) from None
     return {name: how for name, how in servers.items() if not how.get("disabled")}
+
+
+# -- the guest -----------------------------------------------------------------------------
+
+
+class _Connection:
+    """The connection to the server, from the first question on until what is `opened` is closed."""
+
+    def __init__(self, opened: ExitStack) -> None:
+        self._opened = opened
+        self._client: Any = None
+
+    def answer(self, question: dict[str, Any]) -> dict[str, Any]:
+        """Its tools; or where a call is asked for, the result's text. `problem` says why not."""
+        from anyio.from_thread import start_blocking_portal
+        from mcp import Client
+
+        try:
+            if self._client is None:
+                self._portal = self._opened.enter_context(start_blocking_portal())
+                client = Client(_transport(question["server"]))
+                connected = self._portal.wrap_async_context_manager(client)
+                self._client = self._opened.enter_context(connected)
+            if (name := question.get("name")) is None:
+                return {"tools": self._portal.call(_tools, self._client)}
+            found = self._called(name, question["values"])
+        except MemoryError:
+            raise
+        except Exception as problem:  # what tools say of themselves is no exception
+            while others := getattr(problem, "exceptions", None):  # of a group
+                problem = others[0]
+            return {"problem": str(problem) or type(problem).__name__}
+        texts = [getattr(one, "text", None) or f"[{one.type}]" for one in found.content]
+        text = f"{'error: ' * bool(found.is_error)}{chr(10).join(texts)}"
+        rest = len(text) - (most := question["most_chars"])
+        return {"text": text if rest <= 0 else f"{text[:most]}\n[{rest} characters cut off]"}
+
+    def _called(self, name: str, values: dict[str, Any]) -> Any:
+        held = resident_bytes()
+        future = self._portal.start_task_soon(self._client.call_tool, name, values)
+        while not wait([future], _LOOK_S).done:
+            if resident_bytes() - held > _MOST_BYTES:
+                raise BackendError(f"its answer takes more than {_MOST_BYTES >> 20} MiB")
+        return future.result()
+
+
+async def _tools(client: Any) -> list[dict[str, Any]]:
+    tools, cursor = [], None
+    for _ in range(16):  # pages; a list without an end is cut off
+        page = await client.list_tools(cursor=cursor)
+        tools += [
+            {"name": one.name, "description": one.description or "", "parameters": one.input_schema}
+            for one in page.tools
+        ]
+        if not (cursor := page.next_cursor):
+            break
+    return tools
+
+
+@asynccontextmanager
+async def _transport(how: dict[str, Any]) -> AsyncIterator[Any]:
+    """What is read from a server and written to it, until it is left: then the server ends."""
+    from mcp import StdioServerParameters
+    from mcp.client.stdio import stdio_client
+    from mcp.client.streamable_http import create_mcp_http_client, streamable_http_client
+
+    async with AsyncExitStack() as opened:
+        if "command" in how:
+            given = {name: how[name] for name in ("command", "args", "env", "cwd") if name in how}
+            started = stdio_client(StdioServerParameters(**given))
+            with _without_limit():
+                streams = await opened.enter_async_context(started)
+            yield streams
+        else:
+            http = await opened.enter_async_context(create_mcp_http_client(how.get("headers")))
+            reached = streamable_http_client(how["url"], http_client=http)
+            yield await opened.enter_async_context(reached)
+
+
+@contextmanager
+def _without_limit() -> Iterator[None]:
+    """For what is started meanwhile, which would have this process's limit of memory."""
+    if sys.platform != "linux":
+        yield
+        return
+    import resource
+
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (before[1], before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, before)
+
+
+if __name__ == "__main__":
+    with ExitStack() as opened:
+        answer_questions(_Connection(opened).answer)

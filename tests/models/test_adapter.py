@@ -21,46 +21,37 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_names_may_have_scales(model: Path, tmp_path: Path) -> None:
-    spec, path = read_model_spec(model), write_adapter(tmp_path / "a=b.gguf", model)
-    assert adapters_of([str(path), f"{path}=0.5", f"{path}=-1"], spec) == (
-        (path, 1.0),
-        (path, 0.5),
-        (path, -1.0),
-    )
-    with pytest.raises(UnsupportedError, match=r"the scale of a=b\.gguf must be -1000 to 1000"):
-        adapters_of([f"{path}=nan"], spec)
-    with pytest.raises(ModelNotFoundError, match="nothing"):
-        adapters_of([str(tmp_path / "nothing.gguf")], spec)
-    with pytest.raises(ModelFileError, match=r"model\.gguf is no LoRA adapter"):
-        adapters_of([str(model)], spec)
+    path = write_adapter(tmp_path / "a=b.gguf", model)
+    found = adapters_of([str(path), f"{path}=0.5", f"{path}=-1"], read_model_spec(model))
+    assert found == ((path, 1.0), (path, 0.5), (path, -1.0))
 
 
 @pytest.mark.parametrize(
-    ("changes", "problem"),
+    ("changes", "asked", "kind", "problem"),
     [
-        ({"kind": "control_vector"}, "is no LoRA adapter"),
-        ({"arch": "qwen2"}, "is an adapter of qwen2 models, and model.gguf is llama"),
-        ({"leave": "blk.2.ffn_down.weight.lora_b"}, "has one matrix of two for blk.2.ffn_down.w"),
-        ({"row": "blk.1.attn_q.weight"}, "for blk.1.attn_q.weight of 64 x 64"),
-        ({"leave": ("lora_a", "lora_b")}, "changes nothing"),
+        ({}, {"lora": "mine.gguf=nan"}, UnsupportedError, "the scale of mine.gguf must be -1000 "),
+        ({}, {"lora": "nothing.gguf"}, ModelNotFoundError, "nothing.gguf"),
+        ({}, {"lora": "model.gguf"}, ModelFileError, "model.gguf is no LoRA adapter"),
+        ({"kind": "control_vector"}, {}, ModelFileError, "mine.gguf is no LoRA adapter"),
+        ({"arch": "qwen2"}, {}, ModelFileError, "mine.gguf is an adapter of qwen2 models, and mo"),
+        (
+            {"leave": "blk.2.ffn_down.weight.lora_b"},
+            {},
+            ModelFileError,
+            "one matrix of two for blk",
+        ),
+        ({"row": "blk.1.attn_q.weight"}, {}, ModelFileError, "for blk.1.attn_q.weight of 64 x 64"),
+        ({"leave": ("lora_a", "lora_b")}, {}, ModelFileError, "mine.gguf changes nothing"),
+        ({}, {"exact": True}, UnsupportedError, "exact is not possible with lora"),
+        ({}, {"backend": "onnx"}, UnsupportedError, "lora is not possible: ONNX Runtime"),
     ],
 )
 def test_what_does_not_fit_is_refused(
-    model: Path, tmp_path: Path, changes: dict[str, Any], problem: str
+    model: Path, tmp_path: Path, changes: dict[str, Any], asked: Any, kind: Any, problem: str
 ) -> None:
-    path = write_adapter(tmp_path / "mine.gguf", model, **changes)
-    with pytest.raises(ModelFileError, match=r"^mine\.gguf ") as caught:
-        edgespec.plan(model, lora=[str(path)])
-    assert problem in str(caught.value) and caught.value.hint
-
-
-@pytest.mark.parametrize(
-    ("changes", "problem"), [({"exact": True}, "--exact"), ({"backend": "onnx"}, "ONNX")]
-)
-def test_settings_that_take_no_adapters_say_so(
-    model: Path, tmp_path: Path, changes: dict[str, Any], problem: str
-) -> None:
-    path = write_adapter(tmp_path / "mine.gguf", model)
-    with pytest.raises(UnsupportedError, match="is not possible") as caught:
-        edgespec.plan(model, lora=[str(path)], **changes)
-    assert problem.removeprefix("--") in str(caught.value)
+    """Each with a hint, but for a scale."""
+    write_adapter(tmp_path / "mine.gguf", model, **changes)
+    named = model if asked.get("lora") == model.name else tmp_path / asked.get("lora", "mine.gguf")
+    with pytest.raises(kind) as caught:
+        edgespec.plan(model, **{**asked, "lora": [str(named)]})
+    assert problem in str(caught.value) and (caught.value.hint or "scale" in problem)

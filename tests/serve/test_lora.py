@@ -9,62 +9,53 @@ import httpx
 import pytest
 from lora_gguf import write_adapter
 from random_gguf import F32, write_model
-from serving_cases import Speaker
+from serving_cases import HELLO, TEMPLATE, Speaker
 
 import edgespec
 from edgespec.decode.engine import Engine
 
-pytestmark = pytest.mark.model
-TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
+BOTH: Any = [{"id": 0, "path": "a.gguf", "scale": 1.0}, {"id": 1, "path": "b.gguf", "scale": 1.0}]
 
 
 @pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     folder = tmp_path_factory.mktemp("lora")
     model = write_model(folder / "model.gguf", "llama", F32, reads_bytes=True, template=TEMPLATE)
-    named = [
-        str(write_adapter(folder / f"{name}.gguf", model, seed)) for seed, name in enumerate("ab")
-    ]
+    named = [str(write_adapter(folder / one["path"], model, one["id"])) for one in BOTH]
     asked: Any = {"context_size": 256, "threads": 1, "lora": named}
-    plan = edgespec.plan(model, **asked)
-    with edgespec.load(model, **asked) as engine, edgespec.Server(engine, plan=plan) as server:
-        yield server.start()
+    with (
+        edgespec.load(model, **asked) as engine,
+        edgespec.Server(engine, plan=edgespec.plan(model, **asked)) as server,
+        httpx.Client(base_url=server.start()) as opened,
+    ):
+        yield opened
 
 
-def answer(address: str, path: str = "/completion", **fields: Any) -> str:
-    body: dict[str, Any] = {"prompt": "abc", "messages": [{"role": "user", "content": "abc"}]}
-    body = {"max_tokens": 12, "temperature": 0, "logprobs": 0, **body, **fields}
-    del body["messages" if path == "/completion" else "prompt"], body["logprobs"]
-    told = httpx.post(f"{address}{path}", json=body)
-    assert told.status_code == 200, told.text
-    document = told.json()
-    return str(document["content"] if "content" in document else document["choices"][0]["message"])
+def answer(client: httpx.Client, lora: Any = None, path: str = "/completion") -> str:
+    body = {"prompt": "abc", "messages": HELLO, "max_tokens": 12, "temperature": 0, "lora": lora}
+    told = client.post(path, json=body).json()
+    return str(told["content"] if "content" in told else told["choices"])
 
 
+@pytest.mark.model
 @pytest.mark.parametrize("path", ["/completion", "/v1/chat/completions"])
-def test_a_request_says_how_much_of_each_it_wants(address: str, path: str) -> None:
-    both = [{"id": 0, "scale": 1.0}, {"id": 1, "scale": 1.0}]
-    usual, same = answer(address, path), answer(address, path, lora=both)
-    none, half = (
-        answer(address, path, lora=[]),
-        answer(address, path, lora=[{"id": 0, "scale": 0.5}]),
-    )
-    assert usual == same and len({usual, none, half}) == 3
+def test_a_request_says_how_much_of_each_it_wants(client: httpx.Client, path: str) -> None:
+    asked: Any = (None, BOTH, [], [{"id": 0, "scale": 0.5}])
+    usual, same, *others = (answer(client, one, path) for one in asked)
+    assert usual == same and len({usual, *others}) == 3
 
 
-def test_scales_of_all_others_can_be_set(address: str) -> None:
-    told = httpx.get(f"{address}/lora-adapters").json()
-    assert told == [
-        {"id": 0, "path": "a.gguf", "scale": 1.0},
-        {"id": 1, "path": "b.gguf", "scale": 1.0},
-    ]
+@pytest.mark.model
+def test_scales_of_all_others_can_be_set(client: httpx.Client) -> None:
+    assert client.get("/lora-adapters").json() == BOTH
     wanted = [{"id": 1, "scale": 0.25}]
-    assert httpx.post(f"{address}/lora-adapters", json=wanted).json() == {"success": True}
-    assert [one["scale"] for one in httpx.get(f"{address}/lora-adapters").json()] == [0.0, 0.25]
-    assert answer(address) == answer(address, lora=wanted) != answer(address, lora=[])
-    assert httpx.post(f"{address}/lora-adapters", json=told).status_code == 200
+    assert client.post("/lora-adapters", json=wanted).json() == {"success": True}
+    assert [one["scale"] for one in client.get("/lora-adapters").json()] == [0.0, 0.25]
+    assert answer(client) == answer(client, wanted) != answer(client, [])
+    assert client.post("/lora-adapters", json=BOTH).status_code == 200
 
 
+@pytest.mark.model
 @pytest.mark.parametrize(
     ("lora", "problem"),
     [
@@ -74,14 +65,14 @@ def test_scales_of_all_others_can_be_set(address: str) -> None:
         ([{"id": 2}], "there is no adapter 2: the model was loaded with 2"),
     ],
 )
-def test_wrong_ones_are_refused(address: str, lora: Any, problem: str) -> None:
-    told = httpx.post(f"{address}/completion", json={"prompt": "x", "lora": lora})
+def test_wrong_ones_are_refused(client: httpx.Client, lora: Any, problem: str) -> None:
+    told = client.post("/completion", json={"prompt": "x", "lora": lora})
     assert told.status_code == 400 and problem in told.json()["error"]["message"]
 
 
 def test_a_model_without_any_says_so() -> None:
     with Engine(Speaker()) as engine, edgespec.Server(engine) as server:
-        address = server.start()
-        assert httpx.get(f"{address}/lora-adapters").json() == []
-        told = httpx.post(f"{address}/lora-adapters", json=[{"id": 0, "scale": 1}])
-        assert told.status_code == 400 and "there is no adapter 0 of 0" in told.text
+        address = f"{server.start()}/lora-adapters"
+        assert httpx.get(address).json() == []
+        told = httpx.post(address, json=[{"id": 0, "scale": 1}])
+    assert told.status_code == 400 and "there is no adapter 0 of 0" in told.text

@@ -13,17 +13,18 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from serving_cases import Serve, Speaker
-from waiting import until
+import uvicorn
+from serving_cases import HELLO, Serve, Speaker
+from waiting import in_thread, join, until
 
+from edgespec.decode.engine import Engine
 from edgespec.decode.generation import ToolCall
 from edgespec.errors import UnsupportedError
+from edgespec.serve.server import Server
 from edgespec.serve.tool_servers import ToolServers
 
-STDIO = {
-    "command": sys.executable,
-    "args": [str(Path(__file__).parents[1] / "support" / "serving" / "tool_server.py")],
-}
+PROGRAM = Path(__file__).parents[1] / "support" / "serving" / "tool_server.py"
+STDIO = {"command": sys.executable, "args": [str(PROGRAM)]}
 Start = Callable[..., ToolServers]
 pytestmark = pytest.mark.slow  # a server imports its package for seconds
 
@@ -33,9 +34,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
     """Starts servers, which end with the test."""
     with ExitStack() as opened:
 
-        def begin(
-            *allowed: str, tell: Callable[[str], None] = print, **servers: Any
-        ) -> ToolServers:
+        def begin(*allowed: str, tell: Any = print, **servers: Any) -> ToolServers:
             file = tmp_path / "mcp.json"
             file.write_text(json.dumps({"mcpServers": servers or {"tools": STDIO}}))
             found = ToolServers(file, allowed, tell)
@@ -49,12 +48,13 @@ def names(servers: ToolServers) -> list[str]:
     return [one["function"]["name"] for one in servers.tools]
 
 
-def call(servers: ToolServers, name: str, size: int = 100, **values: str) -> str:
-    return servers.result(ToolCall("", name, json.dumps(values)), size)
+def call(servers: ToolServers, name: str = "weather", size: int = 100, **values: str) -> str:
+    asked = json.dumps(values or {"city": "Rome"})
+    return servers.result(ToolCall("", name, asked), size)
 
 
-def weather(servers: ToolServers, size: int = 100) -> str:
-    return call(servers, "weather", size, city="Rome")
+def has_ended(process: psutil.Process) -> bool:
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
 
 def test_tools_are_listed_and_called(start: Start, tmp_path: Path) -> None:
@@ -63,16 +63,16 @@ def test_tools_are_listed_and_called(start: Start, tmp_path: Path) -> None:
     function = servers.tools[0]["function"]
     assert function["description"] == "The weather of a city."
     assert function["parameters"]["properties"]["city"]["type"] == "string"
-    assert weather(servers, 8) == "Rain in \n[4 characters cut off]"
+    assert call(servers, size=8) == "Rain in \n[4 characters cut off]"
     (tmp_path / "a.txt").write_text("hello")
     assert call(servers, "read_file", path=str(tmp_path / "a.txt")) == "hello"
     assert call(servers, "read_file", path="nothing").startswith("error: ")
-    assert [servers.may_call(one) for one in ("weather", "read_file")] == [False, True]
-    assert start("*").may_call("weather")
     assert call(servers, "owl") == "error: there is no such tool"
     for wrong in ("{", "[]"):
         told = servers.result(ToolCall("", "weather", wrong), 100)
         assert told == "error: the arguments are no object, or cut off"
+    assert [servers.may_call(one) for one in ("weather", "read_file")] == [False, True]
+    assert start("*").may_call("weather")
 
 
 def test_a_broken_server_ends_its_call(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,50 +83,49 @@ def test_a_broken_server_ends_its_call(start: Start, monkeypatch: pytest.MonkeyP
 
         (process,) = servers._servers[0]._started
         assert process.rlimit(resource.RLIMIT_DATA)[0] == resource.RLIM_INFINITY
-    for name, problem in (("die", ""), ("flood", "more than 24 MiB")):
-        told = call(servers, name)
-        assert told.startswith("error: ") and problem in told
-        assert weather(servers) == "Rain in Rome"
     guest = servers._servers[0]._guest
-    with monkeypatch.context() as hasty:  # not while a server starts
-        hasty.setattr(guest, "_limits", guest._limits._replace(patience_s=0.5))
-        assert call(servers, "hang") == "error: it takes more than 0.5 s"
-    assert weather(servers) == "Rain in Rome"
+    hasty = guest._limits._replace(patience_s=0.5)
+    for name, problem in (("die", ""), ("flood", "more than 24 MiB"), ("hang", "more than 0.5 s")):
+        with monkeypatch.context() as changed:  # not while a server starts
+            changed.setattr(guest, "_limits", hasty if name == "hang" else guest._limits)
+            told = call(servers, name)
+        assert told.startswith("error: ") and problem in told
+        assert call(servers) == "Rain in Rome"
 
 
 def test_no_server_outlives_its_client(start: Start) -> None:
     """Nor one whose call hangs, in another thread, which is ended."""
-    servers, told = start(), list[str]()
+    servers = start()
     (process,) = servers._servers[0]._started
-    calls = threading.Thread(target=lambda: told.append(call(servers, "hang")))
-    calls.start()
+    thread, told = in_thread(lambda: call(servers, "hang"))
     until(lambda: servers._servers[0]._guest._lock.acquire(blocking=False) is False)
     servers.close()
-    calls.join(20)
-    assert told and told[0].startswith("error: ")
-    assert not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    join(thread)
+    assert told[0].startswith("error: ") and has_ended(process)
     servers.close()
+
+
+def test_tools_end_with_their_server(start: Start) -> None:
+    servers = start()
+    (process,) = servers._servers[0]._started
+    with Engine(Speaker()) as engine, Server(engine, tools=servers):
+        pass
+    assert has_ended(process)
 
 
 def test_servers_that_do_not_start_are_left_out(start: Start) -> None:
     told = list[str]()
-    servers = start(
-        tell=told.append,
-        none={"command": "no-such-program"},
-        off={**STDIO, "disabled": True},
-        tools=STDIO,
-        more=STDIO,
-    )
+    named = {"none": {"command": "no-such-program"}, "off": {**STDIO, "disabled": True}}
+    servers = start(tell=told.append, **named, tools=STDIO, more=STDIO)
     assert names(servers)[0] == "weather" and names(servers)[5] == "more_weather"
     assert len(told) == 1 and told[0].startswith("none: no tools: ")
     assert call(servers, "more_weather", city="Oslo") == "Rain in Oslo"
 
 
 def test_servers_may_be_reached_over_http(start: Start) -> None:
-    import uvicorn
-    from tool_server import server
+    from tool_server import server as tools
 
-    config = uvicorn.Config(server.streamable_http_app(), port=0, log_level="critical")
+    config = uvicorn.Config(tools.streamable_http_app(), port=0, log_level="critical")
     running = uvicorn.Server(config)
     thread = threading.Thread(target=running.run, daemon=True)
     thread.start()
@@ -134,7 +133,7 @@ def test_servers_may_be_reached_over_http(start: Start) -> None:
     port = running.servers[0].sockets[0].getsockname()[1]
     try:
         servers = start(web={"url": f"http://127.0.0.1:{port}/mcp"})
-        assert weather(servers) == "Rain in Rome"
+        assert call(servers) == "Rain in Rome"
         servers.close()
     finally:
         running.should_exit = True
@@ -149,46 +148,28 @@ def test_servers_may_be_reached_over_http(start: Start) -> None:
     ],
 )
 def test_another_file_is_refused(tmp_path: Path, text: str, problem: str) -> None:
-    file = tmp_path / "mcp.json"
-    file.write_text(text)
+    (tmp_path / "mcp.json").write_text(text)
     with pytest.raises(UnsupportedError, match=problem) as caught:
-        ToolServers(file, (), print)
+        ToolServers(tmp_path / "mcp.json", (), print)
     assert "mcpServers" in caught.value.hint
-
-
-# -- through a server ------------------------------------------------------------------------------
 
 
 def test_a_server_lists_tools_and_calls_one(start: Start, serve: Serve) -> None:
     """As the page asks for it. Requests of others have no tools that they did not send."""
     servers = start("weather")
-    address = serve(Speaker(), tools=servers, keys=["secret"])
-    with httpx.Client(base_url=address, headers={"authorization": "Bearer secret"}) as client:
-        listed = client.get("/tools").json()
-        assert listed == {"tools": servers.tools, "allowed": ["weather"]}
-
-        def called(**body: Any) -> httpx.Response:
-            return client.post("/tools", json=body, timeout=100)
-
-        one = called(name="weather", arguments='{"city": "Rome"}')
-        assert one.json() == {"content": "Rain in Rome"}
-        assert called(name="die").json()["content"].startswith("error: ")
-        assert called(arguments="{}").status_code == 400
-        talk = {"messages": [{"role": "user", "content": "Hi"}]}
-        answer = client.post("/v1/chat/completions", json=talk).json()
+    address, key = serve(Speaker(), tools=servers, keys=["secret"]), {"x-api-key": "secret"}
+    with httpx.Client(base_url=address, headers=key, timeout=100) as client:
+        listed = {"tools": servers.tools, "allowed": ["weather"]}
+        assert client.get("/tools").json() == listed
+        for body, told in (
+            ({"name": "weather", "arguments": '{"city": "Rome"}'}, '{"content":"Rain in Rome"}'),
+            ({"name": "die"}, '{"content":"error: '),
+            ({"arguments": "{}"}, '{"error":'),
+        ):
+            assert client.post("/tools", json=body).text.startswith(told)
+        answer = client.post("/v1/chat/completions", json={"messages": HELLO}).json()
         assert answer["choices"][0]["message"]["content"] == "Hello, world!"
-        assert httpx.post(f"{address}/tools", json={"name": "weather"}).status_code == 401
-
-
-def test_tools_end_with_their_server(start: Start) -> None:
-    from edgespec.decode.engine import Engine
-    from edgespec.serve.server import Server
-
-    servers = start()
-    (process,) = servers._servers[0]._started
-    with Engine(Speaker()) as engine, Server(engine, tools=servers):
-        pass
-    assert not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    assert httpx.post(f"{address}/tools", json={"name": "weather"}).status_code == 401
 
 
 @pytest.mark.parametrize(
@@ -199,7 +180,7 @@ def test_no_page_of_the_internet_calls_tools(
 ) -> None:
     """One that may come in without a key is refused from the start."""
     servers = start()
-    with pytest.raises(UnsupportedError) as caught:
+    with pytest.raises(UnsupportedError, match=option) as caught:
         serve(Speaker(), tools=servers, **how)
-    assert option in str(caught.value) and "--api-key" in caught.value.hint
+    assert "--api-key" in caught.value.hint
     serve(Speaker(), tools=servers, keys=["secret"], **how)

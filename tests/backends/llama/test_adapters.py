@@ -19,26 +19,27 @@ from edgespec.errors import UnsupportedError
 
 pytestmark = pytest.mark.model
 TEXT = [5, 9, 40, 3, 77, 12, 9, 40, 3]
+ASKED: Any = {"context_size": 256, "threads": 1}
 Made = dict[str, Path]
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     folder = tmp_path_factory.mktemp("lora")
-    found = {"f32": write_model(folder / "f32.gguf", "llama", F32)}
-    found["q8_0"] = write_model(folder / "q8_0.gguf", "llama", Q8_0)
+    found = {
+        name: write_model(folder / f"{name}.gguf", "llama", kind)
+        for name, kind in (("f32", F32), ("q8_0", Q8_0))
+    }
     for seed, name in enumerate(("first", "second")):
         found[name] = write_adapter(folder / f"{name}.gguf", found["f32"], seed)
     return found
 
 
 def load(path: Path, *lora: object, **options: Any) -> edgespec.Engine:
-    named = [str(one) for one in lora]
-    options = {"context_size": 256, "threads": 1, **options}
-    return edgespec.load(path, lora=named, **options)
+    return edgespec.load(path, lora=[str(one) for one in lora], **ASKED, **options)
 
 
-def rows_of(engine: edgespec.Engine, scales: tuple[float, ...]) -> Any:
+def rows_of(engine: edgespec.Engine, *scales: float) -> Any:
     """Logits behind a prompt, and of a chain of three."""
     backend: Any = engine.backend
     if scales:
@@ -51,18 +52,16 @@ def rows_of(engine: edgespec.Engine, scales: tuple[float, ...]) -> Any:
 
 
 def test_logits_are_those_of_merged_weights(made: Made, tmp_path: Path) -> None:
+    cases = ((0.0, 0.0), (1.0, 0.0), (0.5, -2.0))
     with load(made["f32"], made["first"], f"{made['second']}=0.5") as engine:
-        adapted = {
-            scales: rows_of(engine, scales) for scales in ((0.0, 0.0), (1.0, 0.0), (0.5, -2.0))
-        }
-        plain = rows_of(engine, (0.0, 0.0))
-    for (one, other), rows in adapted.items():
+        plain, *others = (rows_of(engine, *scales) for scales in cases)
+    for (one, other), rows in zip(cases, (plain, *others), strict=True):
         merged = write_merged(tmp_path / "merged.gguf", made["f32"], made["first"], one)
         both = write_merged(tmp_path / "both.gguf", merged, made["second"], other)
         with load(both) as engine:
-            expected = rows_of(engine, ())
-        assert np.abs(rows - expected).max() < 0.03  # logits of up to 25, and a cache of f16
-        assert (one, other) == (0.0, 0.0) or np.abs(rows - plain).max() > 0.5
+            # Of logits up to 25, and a cache of f16.
+            assert np.abs(rows - rows_of(engine)).max() < 0.03
+    assert all(np.abs(rows - plain).max() > 0.5 for rows in others)
 
 
 def test_packed_weights_are_added_to(made: Made) -> None:
@@ -71,19 +70,19 @@ def test_packed_weights_are_added_to(made: Made) -> None:
     for kernels in ("on", "off"):
         with load(made["q8_0"], made["first"], kernels=kernels) as engine:
             assert engine.backend.settings.kernels == (kernels == "on")  # type: ignore[attr-defined]
-            found[kernels] = [rows_of(engine, (scale,)) for scale in (0.0, 1.0)]
+            found[kernels] = [rows_of(engine, scale) for scale in (0.0, 1.0)]
     plain, adapted = (np.abs(one - other).max() for one, other in zip(*found.values(), strict=True))
     assert adapted < 3 * plain + 0.2 < np.abs(found["on"][1] - found["on"][0]).max()
 
 
 def test_bytes_are_planned(made: Made) -> None:
-    asked: Any = {"context_size": 256, "threads": 1, "lora": [str(made["first"])]}
-    planned = edgespec.plan(made["q8_0"], **asked).component_bytes
-    without = edgespec.plan(made["q8_0"], **{**asked, "lora": ()}).component_bytes
+    asked = [str(made["first"])]
+    planned = edgespec.plan(made["q8_0"], lora=asked, **ASKED).component_bytes
+    without = edgespec.plan(made["q8_0"], **ASKED).component_bytes
     assert planned["adapters"] > 0 == without.get("adapters", 0)
-    with edgespec.load(made["q8_0"], **asked) as engine:
-        engine.generate(TEXT, max_tokens=20)
-        engine.generate(TEXT, max_tokens=20, lora={0: 0.25})
+    with load(made["q8_0"], *asked) as engine:
+        for lora in (None, {0: 0.25}):
+            engine.generate(TEXT, max_tokens=20, lora=lora)
         held = engine.memory_bytes()
     for name in ("adapters", "kv_cache"):
         assert held[name] == pytest.approx(planned[name], abs=1 << 14)
@@ -110,8 +109,7 @@ def test_each_request_has_its_own_scales(made: Made, monkeypatch: pytest.MonkeyP
         assert ask(lora={0: 0.25}).counters.reused_tokens == 0
         monkeypatch.setattr(LlamaContext, "_compute", noted)
         with ThreadPoolExecutor(6) as threads:
-            told = list(threads.map(lambda one: ask(lora=one).token_ids, 2 * scales))
-        assert told == 2 * alone
+            assert [*threads.map(lambda one: ask(lora=one).token_ids, 2 * scales)] == 2 * alone
         assert seen == {(0.0,), (0.5,), (1.0,)}
         with pytest.raises(UnsupportedError, match="there is no adapter 1"):
             ask(lora={1: 1.0})

@@ -18,9 +18,8 @@ CHANGED = ("attn_q.weight", "attn_output.weight", "ffn_down.weight")
 def write_adapter(path: Path, model: Path, seed: int = 3, **changes: Any) -> Path:
     """An adapter of some matrices of each block.
 
-    Args:
-        changes: `arch` and `kind` that the file says, tensors to `leave` out by the end of their
-            names, a `row` more in those of a name.
+    With `changes`: the `arch` and `kind` that it says, tensors to `leave` out by the ends of their
+    names, a `row` more in those of a name.
     """
     spec, source = read_model_spec(model), np.random.default_rng(seed)
     writer = gguf.GGUFWriter(path, changes.get("arch", spec.arch))
@@ -35,7 +34,7 @@ def write_adapter(path: Path, model: Path, seed: int = 3, **changes: Any) -> Pat
         for end, shape in ((".lora_a", (RANK, columns)), (".lora_b", (rows, RANK))):
             if not (name + end).endswith(changes.get("leave", "nothing")):
                 values = source.normal(0.0, 0.15, shape).astype(np.float32)
-                writer.add_tensor(changes.get("called", name) + end, values)
+                writer.add_tensor(name + end, values)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

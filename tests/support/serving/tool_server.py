@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 from mcp.server.mcpserver import MCPServer
 
@@ -18,24 +19,18 @@ def weather(city: str) -> str:
 
 
 def read_file(path: str) -> str:
-    """The text of a file."""
-    with open(path, encoding="utf-8") as file:
-        return file.read()
+    return Path(path).read_text(encoding="utf-8")
 
 
-def hang() -> str:
-    """Never answers."""
+def hang() -> None:
     time.sleep(600)
-    return ""
 
 
-def die() -> str:
-    """Ends the server."""
+def die() -> None:
     os._exit(1)
 
 
 def flood() -> str:
-    """Sends far more than anybody wants."""
     return "x" * (200 << 20)
 
 
