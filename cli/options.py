@@ -291,6 +291,34 @@ class ModelsOptions(_Named):
         return [model_path(one, plan_options) for one in self.names or (None,)]
 
 
+@dataclass(frozen=True)
+class PoolOptions(Group):
+    """Which models answer, and how long each stays.
+
+    Args:
+        folder: Folder of GGUF files, which are loaded when asked for.
+        any_here: Load any model that `models list` knows when asked for.
+        keep_alive: How long an idle model stays: 5m, 0 or always; for one model NAME=5m. Default:
+            until others need its memory.
+        pin: Name of a model that is loaded at once and stays.
+        alias: Name of the model for clients; of several models NAME=ALIAS. Default: the file's
+            name.
+    """
+
+    TITLE: ClassVar[str] = SERVER
+
+    folder: Path | None = option(None, called="--models")
+    any_here: bool = option(False, called="--any")
+    keep_alive: list[str] | None = option(None)
+    pin: list[str] | None = option(None)
+    alias: list[str] | None = option(None)
+
+    def is_pool(self, named: Sequence[str]) -> bool:
+        """Whether models are loaded when they are asked for: not one model that stays."""
+        is_chosen = self.folder or self.any_here or self.keep_alive or self.pin
+        return len(named) > 1 or bool(is_chosen)
+
+
 # -- how to load it --------------------------------------------------------------------------------
 
 
@@ -364,7 +392,8 @@ class PlanOptions(Given):
 def drafters_of(text: str) -> str:
     """A list of drafters, "auto", "none" or "plain"; another name is misuse."""
     for name in text.split(","):
-        one_of("--drafter", name.strip(), ("auto", "none", PLAIN, *DRAFTERS))
+        if name.strip() not in (known := ("auto", "none", PLAIN, *DRAFTERS)):
+            raise typer.BadParameter(f"--drafter {name.strip()} is none of {', '.join(known)}")
     return "none" if text == PLAIN else text
 
 
@@ -422,25 +451,20 @@ class SettingsInTurns(Group):
         return found
 
 
-def one_of(option: str, value: str, values: tuple[str, ...]) -> None:
-    """Misuse unless `value` is one of `values`."""
-    if value not in values:
-        raise typer.BadParameter(f"{option} {value} is none of {', '.join(values)}")
-
-
 def model_path(model: str | None, plan_options: PlanOptions | None = None) -> Path:
     """The file or folder that was named, or the embedded model.
 
     One of the hub is fetched where it is not here, if what is planned with it fits.
     Raises ModelNotFoundError, and DoesNotFitError or DownloadError for what is fetched.
     """
-    from edgespec.cli.hub import fetcher
+    from edgespec.cli.hub import pull
     from edgespec.models.embedded import embedded_model
     from edgespec.models.hub.resolve import model_file
 
     if model is None:
         return embedded_model()
-    return model_file(model, fetcher((plan_options or DEFAULTS).request))
+    asked = plan_options or DEFAULTS
+    return model_file(model, lambda repository, tag: pull(repository, tag, asked.request()))
 
 
 # Values of a load that are more than their texts say.

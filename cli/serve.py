@@ -17,7 +17,6 @@ import typer
 from edgespec.cli import options
 from edgespec.cli.embed import PoolingOption
 from edgespec.cli.options import SamplingOptions, load_option, read_text
-from edgespec.cli.pool_options import PoolOptions
 from edgespec.cli.render import note
 from edgespec.cli.start import cancel_on_interrupt, load_engine, start_tools
 from edgespec.errors import UnsupportedError
@@ -105,7 +104,7 @@ class ServeOptions(options.Group):
 def serve(
     context: typer.Context,
     models: options.ModelsOptions,
-    pool_options: PoolOptions,
+    pool_options: options.PoolOptions,
     wanted: ServeOptions,
     plan_options: options.PlanOptions,
     sampling_options: SamplingOptions,
@@ -122,7 +121,8 @@ def serve(
     require_packages()
     use_one_arena()
     from edgespec.cli.serve_pool import make_pool
-    from edgespec.memory.plan.embedding import embeds
+    from edgespec.memory.plan.embedding import check_options, embeds
+    from edgespec.models.onnx.folder import read_model
     from edgespec.serve.parsing import Defaults
     from edgespec.serve.server import Server, bind
 
@@ -143,31 +143,21 @@ def serve(
         is_pool = pool_options.is_pool(models.names)
         if is_pool and wanted.pooling is not None:
             raise typer.BadParameter("--pooling serves one model")
-        spec = None if is_pool else _one_model(models.paths(plan_options)[0], request)
+        spec = None if is_pool else read_model(models.paths(plan_options)[0])
         if spec is None or embeds(spec, request.pooling):
-            if spec is not None:  # its texts need no engine
+            if spec is not None:  # its texts need no engine, and most options mean nothing to it
+                check_options(spec, request)
                 pool_options = replace(pool_options, keep_alive=["always"])
-            pool, shared = make_pool(
+            pool = make_pool(
                 models.names, pool_options, request, plan_options, defaults, wanted.any_model
             )
-            _run(opened.enter_context(Server.of_pool(pool, shared, **access)), listener)
+            _run(opened.enter_context(Server(pool, **access)), listener)
             return
         plan, engine = load_engine(spec, request, cancel_on_interrupt(), quiet=False)
         opened.enter_context(engine)
         access |= {"names": pool_options.alias or [spec.path.stem], "defaults": defaults(spec)}
         access |= {"any_model": wanted.any_model, "file_name": spec.path.name, "plan": plan}
         _run(opened.enter_context(Server(engine, **access)), listener)
-
-
-def _one_model(path: Path, request: Request) -> ModelSpec:
-    """The only model. Raises UnsupportedError for options that mean nothing to it."""
-    from edgespec.memory.plan.embedding import check_options, embeds
-    from edgespec.models.onnx.folder import read_model
-
-    spec = read_model(path)
-    if embeds(spec, request.pooling):
-        check_options(spec, request)
-    return spec
 
 
 def _run(server: Server, listener: socket.socket) -> None:

@@ -9,15 +9,12 @@ from math import inf
 from pathlib import Path
 
 from edgespec.cli import options
-from edgespec.cli.pool_options import PoolOptions
 from edgespec.cli.render import note, printable, size_text
-from edgespec.decode.engine import Engine
 from edgespec.errors import DoesNotFitError, EdgespecError, UnsupportedError
 from edgespec.memory.bytes.footprint import RUNTIME_BYTES
 from edgespec.memory.bytes.requests import guests_bytes, requests_bytes
 from edgespec.memory.plan.embedding import EmbeddingPlan, embeds
 from edgespec.memory.plan.machine import Machine, this_machine
-from edgespec.memory.plan.plan import Plan
 from edgespec.memory.plan.request import Request
 from edgespec.models.hub.resolve import gguf_files, local_models
 from edgespec.models.onnx.folder import read_model
@@ -25,12 +22,9 @@ from edgespec.models.projector import is_projector
 from edgespec.models.spec import ModelSpec
 from edgespec.option_fields import options_of
 from edgespec.paths import expanded
-from edgespec.serve.embeddings import EmbeddingService
 from edgespec.serve.model_file import ModelFile
-from edgespec.serve.parsing import Defaults, Limits, ServedModel
-from edgespec.serve.pool import CHAT, Member, Pool, keep_alive_of
-from edgespec.serve.service import Service, Shared
-from edgespec.setup.embedding import Embedder
+from edgespec.serve.parsing import Defaults, Limits
+from edgespec.serve.pool import CHAT, Member, Pool, Shared, keep_alive_of
 from edgespec.setup.kernel_choice import prepare_kernels
 from edgespec.setup.model_sets import Capacity, largest_sets, plan_set
 
@@ -42,12 +36,12 @@ _LARGE_VOCABULARY = 262_144  # of a model that nobody has named yet: Gemma's
 
 def make_pool(
     named: Sequence[str],
-    choice: PoolOptions,
+    choice: options.PoolOptions,
     request: Request,
     plan_options: options.PlanOptions,
     defaults: Callable[[ModelSpec], Defaults],
     any_model: bool,
-) -> tuple[Pool, Shared]:
+) -> Pool:
     """The model pool of a command. Those that it names, and pinned ones, are planned now.
 
     Raises ModelNotFoundError, ModelFileError or DoesNotFitError for one that it names, and
@@ -60,47 +54,26 @@ def make_pool(
                 hint="serve that model alone, without --keep-alive and --pin",
             )
     shared, machine = Shared(Limits()), this_machine(request.workers)
-
-    def serve(model: ModelFile, engine: Engine | Embedder) -> Service | EmbeddingService:
-        if isinstance(engine, Embedder):
-            return EmbeddingService(engine, model.names[0])
-        assert model.planned is not None
-        assert isinstance(model.planned.plan, Plan)
-        return Service(
-            engine,
-            names=model.names,
-            defaults=defaults(model.planned.spec),
-            plan=model.planned.plan,
-            file_name=model.path.name,
-            any_model=any_model,
-            shared=shared,
-            owns_engine=True,
-        )
-
-    def setup(model: ModelFile, spec: ModelSpec) -> ServedModel:
-        size = model.about.get("context_length") or spec.context_length
-        return ServedModel(model.names, size, defaults(spec), shared.limits, any_model)
-
+    members, ranks, eager = list[Member](), dict[int, int](), list[Member]()
     found = list(_found(named, choice, plan_options))
-    files = [
-        ModelFile(names, path, request, machine, serve, setup=setup) for names, path, _ in found
-    ]
-    members = [Member(one) for one in files]
+    for names, path, _ in found:
+        file = ModelFile(names, path, request, machine, shared, defaults, any_model)
+        members.append(Member(file))
     _apply_options(members, choice)
-    is_named = [named for _, _, named in found]  # on the command line: they have to be there
-    each = list(zip(members, files, is_named, strict=True))
-    eager = [(one, file) for one, file, named in each if named or one.is_pinned]
+    for one, (_, _, is_named) in zip(members, found, strict=True):
+        if is_named or one.is_pinned:  # on the command line: it has to be there
+            eager.append(one)
+        ranks[id(one)] = -1 if is_named else _rank(one)
     capacity = _plan(eager, request, machine)
     # The first one is the default: of what was not named, one that holds conversations.
-    ranks = {id(one): -1 if named else _rank(one, file) for one, file, named in each}
     members.sort(key=lambda one: ranks[id(one)])
-    return Pool(members, capacity, limits=shared.limits, any_model=any_model), shared
+    return Pool(members, capacity, shared=shared, any_model=any_model)
 
 
-def _rank(member: Member, file: ModelFile) -> int:
+def _rank(member: Member) -> int:
     """0 where it has a chat format, 1 without one, 2 where it cannot be read, which is told."""
     try:
-        return int(file.kind != CHAT or file.spec.chat_template is None)
+        return int(member.model.kind != CHAT or member.model.spec.chat_template is None)
     except EdgespecError as problem:
         member.problem = str(problem)
         note(f"{printable(member.name)} cannot be loaded: {printable(str(problem))}", WARNING)
@@ -108,7 +81,7 @@ def _rank(member: Member, file: ModelFile) -> int:
 
 
 def _found(
-    named: Sequence[str], choice: PoolOptions, plan_options: options.PlanOptions
+    named: Sequence[str], choice: options.PoolOptions, plan_options: options.PlanOptions
 ) -> Iterator[tuple[list[str], Path, bool]]:
     """Names of each file, which are no other one's, its path, and whether it was named."""
     given: list[tuple[str | None, Path, bool]] = [
@@ -140,26 +113,22 @@ def _found(
         yield names, path, is_named
 
 
-def _apply_options(found: Sequence[Member], choice: PoolOptions) -> None:
+def _apply_options(found: Sequence[Member], choice: options.PoolOptions) -> None:
     """What options say of models: names, how long each stays, and which ones always do."""
     for text in choice.alias or ():
         one, alias = _split_named(found, text, "--alias", "NAME=ALIAS")
         one.model.names = (alias, *one.model.names)
     # That of all goes first.
     for text in sorted(choice.keep_alive or (), key=lambda text: "=" in text):
+        named, value = found, text
         if "=" in text:
             one, value = _split_named(found, text, "--keep-alive", "NAME=5m")
-            _set_keep_alive([one], value)
-        else:
-            _set_keep_alive(found, text)
+            named = [one]
+        for one in named:
+            one.is_pinned = value == _ALWAYS
+            one.keep_alive_s = inf if one.is_pinned else keep_alive_of(value, "--keep-alive")
     for text in choice.pin or ():
         _split_named(found, f"{text}=", "--pin", "NAME")[0].is_pinned = True
-
-
-def _set_keep_alive(models: Sequence[Member], value: str) -> None:
-    for one in models:
-        one.is_pinned = value == _ALWAYS
-        one.keep_alive_s = inf if one.is_pinned else keep_alive_of(value, "--keep-alive")
 
 
 def _split_named(found: Sequence[Member], text: str, option: str, form: str) -> tuple[Member, str]:
@@ -177,25 +146,23 @@ def _split_named(found: Sequence[Member], text: str, option: str, form: str) -> 
     return one, value
 
 
-def _plan(
-    eager: Sequence[tuple[Member, ModelFile]], request: Request, machine: Machine
-) -> Capacity:
+def _plan(eager: Sequence[Member], request: Request, machine: Machine) -> Capacity:
     """Plan the models that have to be there; what there is for all.
 
     Says what each adds, and which sets fit together. Raises as `make_run_plan`, and DoesNotFitError
     where pinned ones do not fit together.
     """
-    specs = [read_model(file.path) for _, file in eager]
+    specs = [read_model(one.model.path) for one in eager]
     for spec in specs:
         if not embeds(spec, request.pooling):
             prepare_kernels(spec, request)
-    pinned = [number for number, (one, _) in enumerate(eager) if one.is_pinned]
+    pinned = [number for number, one in enumerate(eager) if one.is_pinned]
     planned, capacity = plan_set(specs, request, machine, pinned)
-    for (one, file), plan in zip(eager, planned, strict=True):
+    for one, plan in zip(eager, planned, strict=True):
         if plan.problem is not None:
             raise plan.problem
         assert plan.plan is not None
-        file.planned = plan
+        one.model.planned = plan
         size = f"{plan.plan.context_size} tokens of context"
         if isinstance(plan.plan, EmbeddingPlan):
             size = f"embeddings of up to {plan.plan.context_size} tokens"
@@ -213,7 +180,7 @@ def _plan(
         )
     if len(eager) > 1:
         for together in list(largest_sets([one.sizes for one in planned], capacity))[:_SETS]:
-            names = " + ".join(printable(eager[number][0].name) for number in together)
+            names = " + ".join(printable(eager[number].name) for number in together)
             note(f"at once: {names}")
     if not capacity.shared_bytes:  # nothing was planned yet
         once = request.interface_bytes + requests_bytes(0) + guests_bytes(_LARGE_VOCABULARY, 0)

@@ -178,8 +178,15 @@ class AnswerReader:
         return delta
 
     def _read(self) -> Steps[None]:
-        if HARMONY in self._formats:
-            return (yield from self._channels())
+        if HARMONY in self._formats:  # messages, each on its channel
+            kind: str = TEXT if self._is_text else (yield from self._header())
+            self._thinks = kind == THOUGHT
+            while (marker := (yield from self._until(_ENDS, kind))) is not None:
+                self._place = yield from self._skip(self._place)
+                self._place += 0 if marker == _CHANNEL else len(marker)
+                kind = yield from self._header()
+                self._thinks = kind == THOUGHT
+            return
         if not self._is_calls:
             yield from self._thought()
         if self._schemas and not self._is_marked:
@@ -234,17 +241,13 @@ class AnswerReader:
         while True:
             found = pattern.match(self._text, place)
             end = found.end() if found else place
-            if self._is_whole or not self._may_go_on(end, pattern):
+            # More text may be more of what it matches, as of a fence.
+            fence = _FENCE if self._text.endswith(_FENCE, 0, end) else ""
+            rest = fence + self._text[end : end + len(_JSON_FENCE)]
+            may_go_on = pattern is _BETWEEN and _JSON_FENCE.startswith(rest)
+            if self._is_whole or not (end == len(self._text) or may_go_on):
                 return end
             yield
-
-    def _may_go_on(self, end: int, pattern: re.Pattern[str]) -> bool:
-        """Whether a pattern that ends here may have more with more text."""
-        if end == len(self._text):
-            return True
-        fence = _FENCE if self._text.endswith(_FENCE, 0, end) else ""
-        rest = fence + self._text[end : end + len(_JSON_FENCE)]
-        return pattern is _BETWEEN and _JSON_FENCE.startswith(rest)
 
     def _pass(self, markers: str, place: int) -> Steps[int]:
         """The place after markers, of which each may be missing."""
@@ -351,41 +354,32 @@ class AnswerReader:
         place = yield from self._skip(start + len(_CODE_FENCE if is_code else ""), _SPACE)
         if is_fenced:
             place = yield from self._skip(start, _BETWEEN)
-        if is_code or (yield from self._names_call(place)):
-            calls = yield from self._python_alone(place)
+        is_python = is_code
+        if not is_code and (yield from self._has("[", place)):
+            inner = yield from self._skip(place + 1)
+            if re.match(r"[A-Za-z_]", self._text[inner : inner + 1]):
+                names = rf"{NAME}\(|.{{161}}|{NAME_CHARS}*[^(]"
+                found = yield from self._match(names, inner)
+                is_python = found is not None and self._known(found["name"] or "") is not None
+        calls = list[ToolCall]()
+        if is_python:
+            end = yield from self._find(_FENCE, place)
+            end = end if end >= 0 else len(self._text)
+            if not self._text[max(end, place) :].strip().strip("`"):
+                calls = self._of_python(self._text[place:end])
         else:
-            calls = yield from self._json_alone(place)
+            while self._text[place : place + 1] in ("{", "["):
+                end = yield from self._balanced(place, _JSON)
+                more = self._of_document(self._text[place:end], ("name", "arguments"))
+                if end < 0 or not more:
+                    return
+                calls += more
+                place = yield from self._skip(end, _BETWEEN)
+            if place < len(self._text):
+                return
         if calls:
             self._give(calls)
             self._place = len(self._text)
-
-    def _names_call(self, place: int) -> Steps[bool]:
-        """Whether there is a call in Python's notation."""
-        if not (yield from self._has("[", place)):
-            return False
-        place = yield from self._skip(place + 1)
-        if not re.match(r"[A-Za-z_]", self._text[place : place + 1]):
-            return False
-        found = yield from self._match(rf"{NAME}\(|.{{161}}|{NAME_CHARS}*[^(]", place)
-        return found is not None and self._known(found["name"] or "") is not None
-
-    def _json_alone(self, place: int) -> Steps[list[ToolCall]]:
-        calls = list[ToolCall]()
-        while self._text[place : place + 1] in ("{", "["):
-            end = yield from self._balanced(place, _JSON)
-            more = self._of_document(self._text[place:end], ("name", "arguments"))
-            if end < 0 or not more:
-                return []
-            calls += more
-            place = yield from self._skip(end, _BETWEEN)
-        return [] if place < len(self._text) else calls
-
-    def _python_alone(self, place: int) -> Steps[list[ToolCall]]:
-        end = yield from self._find(_FENCE, place)
-        rest = self._text[max(end, place) :] if end >= 0 else ""
-        if rest.strip().strip("`"):
-            return []
-        return self._of_python(self._text[place : end if end >= 0 else len(self._text)])
 
     def _called(self, how: ToolFormat, opening: str) -> Steps[bool]:
         """Take calls that begin with an opening; whether there are any."""
@@ -403,7 +397,13 @@ class AnswerReader:
         if is_json:
             place = yield from self._json_calls(how, inner)
         elif how.kind == "python":
-            place = yield from self._python_calls(how, inner)
+            if (yield from self._has("[", inner)):
+                end = yield from self._balanced(inner, _PYTHON)
+            else:
+                end = yield from self._find(how.closing or _FENCE, inner)
+            end = end if end >= 0 else len(self._text)
+            self._give(calls := self._of_python(self._text[inner:end]))
+            place = (yield from self._pass(how.closing, end)) if calls else inner
         else:
             place = yield from self._headed_calls(how, start)
         if self._found == before:
@@ -473,7 +473,11 @@ class AnswerReader:
                     continue
                 is_named = key in (how.fields[1], "arguments", "parameters")
                 known = name if is_named else None if how.fields[0] else self._known(key)
-                return (known, place) if known and (yield from self._opens(place)) else None
+                if known is None:
+                    return None
+                inner = yield from self._skip(place + len("{"))
+                opens = self._text[inner : inner + 1] in ('"', "}")  # a key, or the end
+                return (known, place) if opens else None
             value, place = yield from self._string(place)
             if value is None:
                 return None
@@ -488,11 +492,6 @@ class AnswerReader:
         marker = first_piece(how.closing)
         has_marker = bool(marker) and (yield from self._has(marker, end))
         return end if is_end or has_marker else place
-
-    def _opens(self, place: int) -> Steps[bool]:
-        """Whether an object in JSON begins: with a key, or its end."""
-        inner = yield from self._skip(place + len("{"))
-        return self._text[inner : inner + 1] in ('"', "}")
 
     def _string(self, place: int) -> Steps[tuple[str | None, int]]:
         """A short text in JSON and the place after it; None for anything else."""
@@ -566,24 +565,18 @@ class AnswerReader:
         calls = [call_of(name, arguments) for name, arguments in named if name]
         return calls if len(calls) == len(named) else []
 
-    def _python_calls(self, how: ToolFormat, place: int) -> Steps[int]:
-        """The place after calls in Python's notation."""
-        if (yield from self._has("[", place)):
-            end = yield from self._balanced(place, _PYTHON)
-        else:
-            end = yield from self._find(how.closing or _FENCE, place)
-        end = end if end >= 0 else len(self._text)
-        calls = self._of_python(self._text[place:end])
-        self._give(calls)
-        return (yield from self._pass(how.closing, end)) if calls else place
-
     def _headed_calls(self, how: ToolFormat, place: int) -> Steps[int]:
         """The place after calls whose names stand before their arguments."""
-        header = header_pattern(how, first=True)
+        header, follows = header_pattern(how, first=True), followed_by(how)
         while True:
-            end = yield from self._headed_call(how, header, place)
-            if end is None:
+            found = yield from self._match(f"{header}(?={follows})", place)
+            pattern = re.compile(once(header))
+            found = found or pattern.match(self._text, place, place + 2 * _LONGEST_HEADER)
+            name = self._known(found["name"]) if found else None
+            if found is None or name is None:
                 return place
+            read = self._tagged if how.kind == "tags" else self._braced
+            end = yield from read(how, name, found.end())
             place = yield from self._pass(how.closing, end)
             start = yield from self._skip(place)
             if how.last and (yield from self._has(how.last, start)):
@@ -591,19 +584,6 @@ class AnswerReader:
             if not how.begin or not (yield from self._has(first_piece(how.begin), start)):
                 return place
             header = header_pattern(how, first=False)
-
-    def _headed_call(self, how: ToolFormat, header: str, place: int) -> Steps[int | None]:
-        """The place after the arguments of a call; None where there is no call."""
-        follows = followed_by(how)
-        found = yield from self._match(f"{header}(?={follows})", place)
-        header = once(header)
-        found = found or re.compile(header).match(self._text, place, place + 2 * _LONGEST_HEADER)
-        name = self._known(found["name"]) if found else None
-        if found is None or name is None:
-            return None
-        if how.kind == "tags":
-            return (yield from self._tagged(how, name, found.end()))
-        return (yield from self._braced(how, name, found.end()))
 
     def _braced(self, how: ToolFormat, name: str, place: int) -> Steps[int]:
         """The place after arguments in braces."""
@@ -700,16 +680,6 @@ class AnswerReader:
         self._forget()
 
     # -- harmony ---------------------------------------------------------------------------
-
-    def _channels(self) -> Steps[None]:
-        """Messages, each on its channel."""
-        kind: str = TEXT if self._is_text else (yield from self._header())
-        self._thinks = kind == THOUGHT
-        while (marker := (yield from self._until(_ENDS, kind))) is not None:
-            self._place = yield from self._skip(self._place)
-            self._place += 0 if marker == _CHANNEL else len(marker)
-            kind = yield from self._header()
-            self._thinks = kind == THOUGHT
 
     def _header(self) -> Steps[str]:
         """Pass the header of a message by, or its call; what it is a message of."""

@@ -32,7 +32,7 @@ from edgespec.serve.parsing import (
     openai_error,
     read_json,
 )
-from edgespec.serve.pool import CHAT, EMBED, Lease, Member, Pool, Stops, keep_alive_of
+from edgespec.serve.pool import CHAT, EMBED, Lease, Member, Pool, keep_alive_of
 from edgespec.serve.service import AnswerJob, Task
 
 Made = TypeVar("Made")
@@ -127,11 +127,6 @@ class Admission:
         return await anyio.to_thread.run_sync(do, limiter=self._threads[kind or CHAT])
 
 
-def most_size(body: bytearray, encoding: str, most: int) -> int:
-    """Bytes that a body may come to: of a compressed one that is not known before."""
-    return len(body) if encoding.strip().lower() in ("", "identity") else most
-
-
 _DONE = b"data: [DONE]\n\n"
 _COMMENT = b": waiting\n\n"  # which every client skips
 _READING_S = 0.5  # between two events that say how much of a prompt was read
@@ -165,26 +160,29 @@ class Interface(NamedTuple):
     lines: bool = False
 
 
+class Endpoint(NamedTuple):
+    """An application by ASGI, which Starlette tells from a function that handles requests."""
+
+    interface: Interface
+    pool: Pool
+    admission: Admission
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await Answer(self, scope, receive, send).run()
+
+
 class Answer:
     """One request: received, checked, given its model, watched, answered.
 
     All routes that take a document go this way. Whoever closes the connection leaves every queue,
     and what was begun for him ends. A server that stops tells each of them so.
 
-    Args:
-        interface: what the request is for.
-        pool: has the models.
-        admission: what is read at once.
-        underway: all answers, so that they can be told that the server stops.
     """
 
-    def __init__(
-        self, interface: Interface, pool: Pool, admission: Admission, underway: set[Stops],
-        scope: Scope, receive: Receive, send: Send,
-    ) -> None:  # fmt: skip
-        self._interface, self._pool, self._admission = interface, pool, admission
-        self._underway, self._scope = underway, scope
-        self._receive, self._send = receive, send
+    def __init__(self, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send) -> None:
+        self._interface, self._pool, self._admission = endpoint
+        self._underway = self._pool.shared.underway
+        self._scope, self._receive, self._send = scope, receive, send
         loop = asyncio.get_running_loop()
         self._over: asyncio.Future[ApiError | None] = loop.create_future()  # None: the client left
         self._loop, self._cancel = loop, threading.Event()
@@ -193,7 +191,7 @@ class Answer:
         self._document: Any = None
         self._streams, self._has_begun = False, False
         self._began_s = perf_counter()
-        self._event = _line if interface.lines else _event
+        self._event = _line if self._interface.lines else _event
 
     async def run(self) -> None:
         """By ASGI."""
@@ -265,7 +263,8 @@ class Answer:
         kind = self._interface.kind
         encoding = Request(self._scope).headers.get("content-encoding", "")
         most = self._admission.most_bytes(kind)
-        size = most_size(body, encoding, most)
+        # Bytes that it may come to: of a compressed one that is not known before.
+        size = len(body) if encoding.strip().lower() in ("", "identity") else most
         read = partial(read_json, body, self._pool.limits, encoding, most)
         async with self._admission.turn(kind, size):
             wanted = await self._admission.run(kind, lambda: self._begin(read()))

@@ -26,7 +26,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from edgespec.decode.generation import ToolCall
 from edgespec.log import REQUEST_ID
 from edgespec.serve.access import CACHE_SALT, HISTORY, AuthSettings, history_of, host_name
-from edgespec.serve.answers import Admission, Answer, Interface, send_error, wanted_model
+from edgespec.serve.answers import Admission, Endpoint, Interface, send_error, wanted_model
 from edgespec.serve.chat import (
     apply_template,
     count_chat,
@@ -72,7 +72,7 @@ from edgespec.serve.parsing import (
     read_json,
     scales_of,
 )
-from edgespec.serve.pool import ANY, CHAT, EMBED, Member, Pool
+from edgespec.serve.pool import ANY, CHAT, EMBED, Member, Pool, Shared
 from edgespec.serve.responses import (
     ResponsesSerializer,
     count_response,
@@ -80,7 +80,7 @@ from edgespec.serve.responses import (
     read_response,
 )
 from edgespec.serve.serializers import new_id
-from edgespec.serve.service import Shared, Task
+from edgespec.serve.service import Task
 from edgespec.serve.status import adapters, metrics, props, status
 
 # For everybody: they tell nothing of anybody.
@@ -129,7 +129,10 @@ class AuthMiddleware:
         try:
             path = scope["path"].removeprefix(scope.get("root_path", ""))
             if self._access.keys and path not in _OPEN_PATHS:
-                key = _sent_key(Headers(scope=scope))
+                headers = Headers(scope=scope)
+                kind, _, token = headers.get("authorization", "").partition(" ")
+                sent = token if kind.lower() == "bearer" else headers.get("x-api-key", "")
+                key = sent.strip()
                 if not self._access.has_key(key):
                     problem = "the API key is missing or wrong"
                     raise ApiError(problem, status=401, code="invalid_api_key")
@@ -174,12 +177,6 @@ async def _refuse(scope: Scope, send: Send, problem: Exception) -> None:
         error = api_error_of(problem)
     if scope["exchange"].status is None:
         await send_error(send, error, error_form(scope["path"]))
-
-
-def _sent_key(headers: Headers) -> str:
-    kind, _, token = headers.get("authorization", "").partition(" ")
-    sent = token if kind.lower() == "bearer" else headers.get("x-api-key", "")
-    return sent.strip()
 
 
 class _Origins(CORSMiddleware):
@@ -267,7 +264,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 def _read_nothing(fields: Fields, _setup: ServedModel) -> None:
-    fields.skip()
+    fields.take()
 
 
 def _told(answer: Callable[[Any, Any], Any]) -> Callable[[Any, Any, Task], Any]:
@@ -299,7 +296,7 @@ _ASKED: dict[str, tuple[str, Read, Prepare]] = {
 # What fails before there is an answer, as an event, where it is another one.
 _FAILING = {"/v1/responses": lambda problem: ResponsesSerializer("", {}).failed(problem)}
 # What is told at once, from the models that there are.
-_TELLING: dict[str, Callable[[Pool, Shared, Member], Any]] = {
+_TELLING: dict[str, Callable[[Pool, Member], Any]] = {
     "/props": props,
     "/status": status,
     "/lora-adapters": adapters,
@@ -314,7 +311,7 @@ _CALLS_AT_ONCE = 8  # of tools, each of which has a thread
 _ANTHROPIC_HEADER = "anthropic-version"  # which all of its clients send
 
 
-def make_app(pool: Pool, shared: Shared, access: AuthSettings | None = None) -> ASGIApp:
+def make_app(pool: Pool, access: AuthSettings | None = None) -> ASGIApp:
     """The application of some models, which it closes when it is shut down."""
 
     @asynccontextmanager
@@ -325,20 +322,20 @@ def make_app(pool: Pool, shared: Shared, access: AuthSettings | None = None) -> 
         finally:
             await anyio.to_thread.run_sync(pool.close)
 
-    routes = Router(Routes(pool, shared).all(), lifespan=lifespan)
-    return AuthMiddleware(routes, access or AuthSettings(), shared)
+    routes = Router(Routes(pool).all(), lifespan=lifespan)
+    return AuthMiddleware(routes, access or AuthSettings(), pool.shared)
 
 
 class Routes:
     """Everything that is answered."""
 
-    def __init__(self, pool: Pool, shared: Shared) -> None:
-        self._pool, self._shared, self._admission = pool, shared, Admission(pool)
+    def __init__(self, pool: Pool) -> None:
+        self._pool, self._shared, self._admission = pool, pool.shared, Admission(pool)
         self._calls = anyio.CapacityLimiter(_CALLS_AT_ONCE)
 
     def all(self) -> list[Route]:
         """The routes of the application."""
-        handlers: list[tuple[str, str, Handler]] = [
+        handlers: list[tuple[str, str, Any]] = [
             ("/health", "GET", self._health),
             ("/v1/models", "GET", self._models),
             ("/v1/models/unload", "POST", self._unload_model),
@@ -349,44 +346,29 @@ class Routes:
             ("/v1/models/{name:path}", "GET", self._model),
         ]
         handlers += [(path, "GET", self._told(tell)) for path, tell in _TELLING.items()]
-        handlers += [(path, "GET", _of_page(path)) for path in page_files()]
+        for path, (kind, content) in page_files().items():
+            handlers.append((path, "GET", Response(content, media_type=kind, headers=PAGE_HEADERS)))
         asked = {**_ASKED, "/v1/models/load": (ANY, _read_nothing, self._loaded)}
-        interfaces = {
-            path: Interface(
+        for path, (kind, read, prepare) in asked.items():
+            interface = Interface(
                 *(kind, read, prepare, error_form(path), _FAILING.get(path)),
                 lines=path.startswith(OLLAMA),
             )
-            for path, (kind, read, prepare) in asked.items()
-        }
+            handlers.append((path, "POST", Endpoint(interface, self._pool, self._admission)))
         return [
-            *(
-                Route(one, _Endpoint(self, interface), methods=["POST"])
-                for path, interface in interfaces.items()
-                for one in _places(path)
-            ),
-            *(
-                Route(one, handler, methods=[method])
-                for path, method, handler in handlers
-                for one in _places(path)
-            ),
+            Route(one, handler, methods=[method])
+            for path, method, handler in handlers
+            for one in _places(path)
         ]
-
-    async def answer(
-        self, interface: Interface, scope: Scope, receive: Receive, send: Send
-    ) -> None:
-        """A request that has a document."""
-        underway = self._shared.underway
-        one = Answer(interface, self._pool, self._admission, underway, scope, receive, send)
-        await one.run()
 
     async def _health(self, _request: Request) -> Response:
         self._pool.check()
         return JSONResponse({"status": "ok"})
 
-    def _told(self, tell: Callable[[Pool, Shared, Member], Any]) -> Handler:
+    def _told(self, tell: Callable[[Pool, Member], Any]) -> Handler:
         async def handle(request: Request) -> Response:
             member = self._pool.find(request.query_params.get("model"), ANY)
-            found = tell(self._pool, self._shared, member)
+            found = tell(self._pool, member)
             return PlainTextResponse(found) if isinstance(found, str) else JSONResponse(found)
 
         return handle
@@ -428,7 +410,7 @@ class Routes:
         """Scales of a model's adapters for requests that say none, from now on."""
         _, values = await self._named(request)
         member = self._pool.find(request.query_params.get("model"), CHAT)
-        count = len(adapters(self._pool, self._shared, member))
+        count = len(adapters(self._pool, member))
         given = {"body": values if isinstance(values, list) else [values]}
         found = scales_of(Fields(given), "body")
         if unknown := [one for one in found if one >= count]:
@@ -438,9 +420,9 @@ class Routes:
 
     async def _tools(self, _request: Request) -> Response:
         """The tools of MCP servers, and the names of those that need no asking."""
-        tools = self._shared.tools
-        found = ([], []) if tools is None else (tools.tools, sorted(tools.allowed))
-        return JSONResponse(dict(zip(("tools", "allowed"), found, strict=True)))
+        if (tools := self._shared.tools) is None:
+            return JSONResponse({"tools": [], "allowed": []})
+        return JSONResponse({"tools": tools.tools, "allowed": sorted(tools.allowed)})
 
     async def _call_tool(self, request: Request) -> Response:
         """The result of a call that a person has agreed to, as OpenAI's interface names it."""
@@ -464,30 +446,12 @@ class Routes:
         return wanted_model(self._pool, document, ANY)[0], document
 
     async def _show(self, request: Request) -> Response:
-        return JSONResponse(show(self._shared, *await self._named(request)))
+        return JSONResponse(show(self._pool, *await self._named(request)))
 
     async def _unload_model(self, request: Request) -> Response:
         member, _ = await self._named(request)
         await self._pool.unload(member)
         return JSONResponse({"success": True, **self._card(member)})
-
-
-class _Endpoint:
-    """Starlette takes a function for a handler of requests, and an object for an application."""
-
-    def __init__(self, routes: Routes, interface: Interface) -> None:
-        self._routes, self._interface = routes, interface
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._routes.answer(self._interface, scope, receive, send)
-
-
-def _of_page(path: str) -> Handler:
-    async def handle(_request: Request) -> Response:
-        kind, content = page_files()[path]
-        return Response(content, media_type=kind, headers=PAGE_HEADERS)
-
-    return handle
 
 
 def _places(path: str) -> set[str]:

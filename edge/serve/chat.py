@@ -1,6 +1,6 @@
 """`/v1/chat/completions`: from the fields of a request to generations, and its answers.
 
-The other interfaces for conversations make of theirs what a chat is, and go the same way.
+The other interfaces for conversations write the chat that theirs is, and go the same way.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ from edgespec.serve.serializers import (
     Serializer,
     ToldTokens,
     ToolCall,
+    choice_of,
     timings,
 )
 from edgespec.serve.service import AnswerJob, Prompts, Service, Task
@@ -58,7 +59,7 @@ from edgespec.serve.tool_formats import (
     pieces,
     think_tags,
 )
-from edgespec.serve.tools import Tools, call_arguments, instructions, parse_tools
+from edgespec.serve.tools import Tools, instructions, object_or_text, parse_tools
 
 _MOST_CALLS = 128
 # Fields that change no answer here, whatever they say.
@@ -67,6 +68,8 @@ NO_EFFECT = (
     *("store", "service_tier", "verbosity", "cache_prompt", "reasoning_format", "keep_alive"),
     *("extra_body", "provider", "transforms", "route", "usage", "include_reasoning", "plugins"),
     *("parse_tool_calls", "timings_per_token", "id_slot", "continue_final_message"),
+    *("client_metadata", "truncation", "max_tool_calls", "context_management", "betas", "speed"),
+    *("inference_geo", "diagnostics"),
 )
 # What an answer would lack, unless these are false or empty; and what to do instead.
 NOT_THERE = {
@@ -102,7 +105,6 @@ class ChatRequest:
     tools: Tools = field(default_factory=Tools)
     think_budget: int | None = None  # tokens of a thought; None is no limit
     writes: bool = True  # else its prompt is read, and nothing is answered
-    field: str = "messages"  # that has them, for what is wrong with all of them
 
 
 def read_chat(fields: Fields, setup: ServedModel) -> ChatRequest:
@@ -116,13 +118,13 @@ def read_chat(fields: Fields, setup: ServedModel) -> ChatRequest:
     options = parse_options(
         *(fields, setup, most),
         ahead=prewarms,
-        logprobs=parse_logprobs(fields, setup.limits),
+        logprobs=_logprobs(fields, setup.limits),
         prediction=parse_prediction(fields),
         lora=parse_lora(fields),
         **parse_format(fields, setup.limits),
     )
     tools = parse_tools(fields, setup.limits)
-    budget, variables = parse_thinking(fields, setup)
+    budget, variables = _thinking(fields, setup)
     fields.only("modalities", ["text"], [])
     fields.ignore(*NO_EFFECT)
     fields.refuse_set(NOT_THERE)
@@ -131,12 +133,12 @@ def read_chat(fields: Fields, setup: ServedModel) -> ChatRequest:
     )
 
 
-def parse_logprobs(fields: Fields, limits: Limits) -> int | None:
+def _logprobs(fields: Fields, limits: Limits) -> int | None:
     """Best tokens to be told at each place; None for no logprobs at all."""
     is_asked = fields.flag("logprobs")
     count = fields.whole("top_logprobs", 0, 0, limits.logprobs)
     if count and not is_asked:
-        fields.refuse("top_logprobs", "needs logprobs: set it to true as well")
+        fields.refuse("top_logprobs", "needs logprobs: ask for them as well")
     return count if is_asked else None
 
 
@@ -146,13 +148,13 @@ def parse_prediction(fields: Fields) -> str:
         return ""
     inner = fields.object("prediction")
     inner.only("type", "content")
-    return text_of(inner, "content")
+    return joined(_parts(inner, sees=False, may_lack=False, thoughts=[]))
 
 
 # -- thoughts ------------------------------------------------------------------------------
 
 
-def parse_thinking(fields: Fields, setup: ServedModel) -> tuple[int | None, dict[str, Any]]:
+def _thinking(fields: Fields, setup: ServedModel) -> tuple[int | None, dict[str, Any]]:
     """How many tokens a model may think for, None for no limit, and a template's variables.
 
     Clients say it in several ways; the fewest tokens hold.
@@ -160,16 +162,16 @@ def parse_thinking(fields: Fields, setup: ServedModel) -> tuple[int | None, dict
     variables = fields.pop("chat_template_kwargs", {})
     if not isinstance(variables, dict) or len(variables) > setup.limits.stops:
         fields.refuse("chat_template_kwargs", f"must be a small object, not {shown(variables)}")
-    effort = parse_effort(fields, "reasoning_effort")
+    effort = _effort(fields, "reasoning_effort")
     budgets, thinks = list[int](), None
     if isinstance(fields.peek("think"), str):
-        effort = parse_effort(fields, "think") or effort
+        effort = _effort(fields, "think") or effort
     elif "think" in fields:
         thinks = fields.flag("think")
     for name in ("reasoning", "thinking"):
         if name in fields:
             inner = fields.object(name)
-            effort = parse_effort(inner, "effort") or effort
+            effort = _effort(inner, "effort") or effort
             if (budget := inner.whole("budget_tokens", -1, -1, _MOST_BUDGET)) >= 0:
                 budgets.append(budget)
             kind = inner.pop("type")
@@ -177,36 +179,23 @@ def parse_thinking(fields: Fields, setup: ServedModel) -> tuple[int | None, dict
                 inner.refuse("type", f"must be enabled, adaptive or disabled, not {shown(kind)}")
             thinks = kind != "disabled" if kind is not None else thinks
             inner.ignore("summary", "generate_summary", "exclude", "display", "encrypted_content")
-    return _thinking(setup, variables, effort, budgets, thinks)
-
-
-def _thinking(
-    setup: ServedModel,
-    variables: dict[str, Any],
-    effort: str,
-    budgets: list[int],
-    thinks: bool | None,
-) -> tuple[int | None, dict[str, Any]]:
     said = variables.get("enable_thinking", thinks)
-    of_effort = _EFFORTS.get(effort)
-    if of_effort is not None:
-        budgets = [*budgets, of_effort]
-    budget = min(budgets) if budgets else setup.defaults.think_budget
-    if said is True and not budgets and budget == 0:
-        budget = None  # a request that asks for thoughts gets them
-    if said is False or budget == 0:
-        return 0, {"enable_thinking": False, **_told(effort), **variables}
-    told = {} if said is None else {"enable_thinking": said}
-    return budget, {**told, **_told(effort), **variables}
-
-
-def _told(effort: str) -> dict[str, str]:
-    """What templates that have efforts know: low, medium and high."""
+    if (of_effort := _EFFORTS.get(effort)) is not None:
+        budgets.append(of_effort)
+    most = min(budgets) if budgets else setup.defaults.think_budget
+    if said is True and not budgets and most == 0:
+        most = None  # a request that asks for thoughts gets them
+    if said is False or most == 0:
+        most, said = 0, False
+    told: dict[str, Any] = {} if said is None else {"enable_thinking": said}
+    # What templates that have efforts know: low, medium and high.
     known = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}.get(effort, effort)
-    return {"reasoning_effort": known} if known in ("low", "medium", "high") else {}
+    if known in ("low", "medium", "high"):
+        told["reasoning_effort"] = known
+    return most, {**told, **variables}
 
 
-def parse_effort(fields: Fields, field: str) -> str:
+def _effort(fields: Fields, field: str) -> str:
     """How hard a model shall think; "" where nothing is said."""
     effort = fields.text(field, "")
     if effort and effort not in _EFFORTS:
@@ -214,7 +203,9 @@ def parse_effort(fields: Fields, field: str) -> str:
     return effort
 
 
-_THOUGHTS = ("thinking", "reasoning")  # parts of an assistant's message
+# Kinds of parts: texts, by OpenAI's two interfaces, and thoughts of an assistant's message.
+_TEXTS = ("text", "input_text", "output_text")
+_THOUGHTS = ("thinking", "reasoning")
 _ROLES = {
     "system": "system",
     "developer": "system",
@@ -233,50 +224,33 @@ def parse_messages(fields: Fields, limits: Limits) -> list[dict[str, Any]]:
     return found
 
 
-def text_of(
-    fields: Fields, field: str, kinds: tuple[str, ...] = ("text",), *, may_lack: bool = False
-) -> str:
-    """A text, or a list of parts that are texts, which become lines.
+def _parts(fields: Fields, *, sees: bool, may_lack: bool, thoughts: list[str]) -> list[str | Image]:
+    """The texts of the field `content`, a text or a list of parts, and its images.
 
     Args:
-        may_lack: "" where there is none; else that is refused.
+        sees: it may have images.
+        may_lack: "" where there is none, which is refused else.
+        thoughts: what is thought in it is added to these.
     """
-    return joined(parse_parts(fields, field, kinds, may_lack=may_lack))
-
-
-def parse_parts(
-    fields: Fields,
-    field: str,
-    kinds: tuple[str, ...] = ("text",),
-    *,
-    may_lack: bool = False,
-    thoughts: list[str] | None = None,
-) -> list[str | Image]:
-    """The texts of a field, and its images where `kinds` has theirs.
-
-    Thoughts are put into `thoughts`.
-    """
-    value = fields.pop(field, "" if may_lack else None)
+    value = fields.pop("content", "" if may_lack else None)
     if isinstance(value, str):
         return [value]
     if not isinstance(value, list):
-        fields.refuse(field, f"must be a text or a list of text parts, not {shown(value)}")
+        fields.refuse("content", f"must be a text or a list of text parts, not {shown(value)}")
     texts: list[str | Image] = []
     for index, part in enumerate(value):
         if isinstance(part, str):
             texts.append(part)
             continue
-        inner = Fields(part, f"{fields.name(field)}[{index}]")
+        inner = Fields(part, f"{fields.name('content')}[{index}]")
         kind = inner.text("type", "text")
         if kind in _THOUGHTS and may_lack:
-            thought = inner.text(kind, "") or inner.text("text", "")
-            if thoughts is not None:
-                thoughts.append(thought)
+            thoughts.append(inner.text(kind, "") or inner.text("text", ""))
         elif kind == "refusal" and may_lack:
             texts.append(inner.text("refusal", ""))
-        elif kind in IMAGES and kind in kinds:
-            texts.append(parse_image(inner))
-        elif kind in kinds:
+        elif kind in IMAGES and sees:
+            texts.append(_image(inner))
+        elif kind in _TEXTS:
             texts.append(inner.text("text", ""))
         else:
             inner.refuse("type", f"{shown(kind)} is not supported", code="unsupported_value")
@@ -285,7 +259,7 @@ def parse_parts(
     return texts
 
 
-def parse_image(part: Fields) -> Image:
+def _image(part: Fields) -> Image:
     """The image of a part, in any interface's form. Raises ApiError."""
     names = (name for name in ("source", "input_audio") if name in part)
     name = next(names, "image_url")
@@ -298,12 +272,6 @@ def parse_image(part: Fields) -> Image:
     return image
 
 
-def content_of(parts: list[str | Image]) -> dict[str, Any]:
-    """What a message says, with marks where it shows images, and these."""
-    images = [one for one in parts if isinstance(one, Image)]
-    return {"content": joined(parts), **({"images": images} if images else {})}
-
-
 def _message(fields: Fields, limits: Limits) -> dict[str, Any]:
     role = fields.text("role")
     if role not in _ROLES:
@@ -311,14 +279,22 @@ def _message(fields: Fields, limits: Limits) -> dict[str, Any]:
     message: dict[str, Any] = {"role": _ROLES[role]}
     is_answer, thoughts = role == "assistant", list[str]()
     may_lack = _ROLES[role] in ("assistant", "tool")
-    kinds = ("text",) if is_answer else ("text", *IMAGES)
-    parts = parse_parts(fields, "content", kinds, may_lack=may_lack, thoughts=thoughts)
-    message |= content_of(parts)
+    parts = _parts(fields, sees=not is_answer, may_lack=may_lack, thoughts=thoughts)
+    message["content"] = joined(parts)  # with marks where it shows images
+    if images := [one for one in parts if isinstance(one, Image)]:
+        message["images"] = images
     if is_answer:
-        if calls := _calls(fields, limits):
+        calls = [_call(one) for one in fields.objects("tool_calls", limits.tools)]
+        if function := fields.pop("function_call"):  # as it was before there were tools
+            calls.append(_call(fields.within({"function": function}, fields.path)))
+        if calls:
             message["tool_calls"] = calls
         message["content"] = message["content"] or fields.text("refusal", "")
-        if thought := _thought_of(fields) or "\n".join(thoughts):
+        fields.ignore("reasoning_details", "thinking_blocks", "reasoning_signature")
+        # What was thought before an answer that is sent back, under any of its names.
+        names = ("reasoning_content", "reasoning", "thinking")
+        found = [value for name in names if isinstance(value := fields.pop(name), str)]
+        if thought := next(filter(None, found), "") or "\n".join(thoughts):
             message["reasoning_content"] = thought
     if may_lack and not is_answer:
         message["tool_call_id"] = fields.text("tool_call_id", "")
@@ -331,28 +307,13 @@ def _message(fields: Fields, limits: Limits) -> dict[str, Any]:
     return message
 
 
-def _thought_of(fields: Fields) -> str:
-    """What was thought before an answer that is sent back, under any of its names."""
-    fields.ignore("reasoning_details", "thinking_blocks", "reasoning_signature")
-    names = ("reasoning_content", "reasoning", "thinking")
-    found = [value for name in names if isinstance(value := fields.pop(name), str)]
-    return next(filter(None, found), "")
-
-
-def _calls(fields: Fields, limits: Limits) -> list[dict[str, Any]]:
-    calls = [_call(one) for one in fields.objects("tool_calls", limits.tools)]
-    if function := fields.pop("function_call"):  # as it was before there were tools
-        calls.append(_call(fields.within({"function": function}, fields.path)))
-    return calls
-
-
 def _call(fields: Fields) -> dict[str, Any]:
     """A call of a tool; templates take its arguments as an object, clients send their text."""
     fields.only("type", "function")
     fields.ignore("index")
     identity = fields.text("id", "")
     function = fields.object("function")
-    called = {"name": function.text("name"), "arguments": call_arguments(function)}
+    called = {"name": function.text("name"), "arguments": object_or_text(function.pop("arguments"))}
     return {"type": "function", "id": identity, "function": called}
 
 
@@ -380,10 +341,15 @@ def conversation_of(asked: ChatRequest, prompts: Prompts, template: str) -> Conv
     try:
         text = prompts.text_of(messages, variables)
     except (UnsupportedError, ModelFileError) as problem:
-        raise api_error_of(problem, asked.field) from problem
+        raise api_error_of(problem, "messages") from problem
     tags = think_tags(template, formats)
     form = dict[str, Any]()  # of the answer
-    within = text.rstrip().endswith(tags.opening) or _is_thought(messages)
+    # Whether what is continued is a thought, and no answer yet.
+    within = text.rstrip().endswith(tags.opening) or (
+        continues(messages)
+        and bool(messages[-1].get("reasoning_content"))
+        and not messages[-1]["content"]
+    )
     begun, header = "", formats[0].text and formats[0].opening
     if tools.required:
         begun, schema = _required(tools, formats[0])
@@ -395,16 +361,24 @@ def conversation_of(asked: ChatRequest, prompts: Prompts, template: str) -> Conv
     is_text = not begun and HARMONY in formats and not text.endswith("assistant")
     thinks = not tools.required and not is_text
     if thinks and asked.options.answer_format:
-        before = _before_form(text, template, formats, tags, within=within)
+        # What a thought stands between before it; None for no thought.
+        may_think = HARMONY in formats or tags.closing in template
+        before = None
+        if may_think and not text.rstrip().endswith(tags.closing):
+            before = ("" if within else tags.opening, tags.closing + tags.after)
         marker = _call_marker(formats[0]) if tools.offered else ""
         form, thinks = {"think_tags": before, "free_after": marker}, before is not None
     budget = asked.think_budget if thinks else None
+    # Control tokens that a reader has to see.
+    markers = set[str]() if tools.required else markers_in(*THINK, *tags)
+    for how in formats:
+        markers |= how.markers if tools.offered or how is HARMONY else set()
     options = replace(
         asked.options,
         **form,
         images=images_of(asked.messages),
         thought=None if budget is None else ThoughtLimit(budget, within, *tags[:3]),
-        markers=_markers(tools, formats, None if tools.required else tags),
+        markers=tuple(sorted(markers)),
     )
 
     def make_reader() -> AnswerReader:
@@ -414,16 +388,6 @@ def conversation_of(asked: ChatRequest, prompts: Prompts, template: str) -> Conv
         return reader
 
     return Conversation(text, options, make_reader)
-
-
-def _before_form(
-    text: str, template: str, formats: Sequence[ToolFormat], tags: ThinkTags, *, within: bool
-) -> tuple[str, str] | None:
-    """What a thought stands between before an answer of a given form; None for no thought."""
-    if HARMONY not in formats and tags.closing not in template:
-        return None
-    is_over = text.rstrip().endswith(tags.closing)
-    return None if is_over else ("" if within else tags.opening, tags.closing + tags.after)
 
 
 def _call_marker(how: ToolFormat) -> str:
@@ -449,23 +413,6 @@ def _reader(
         tags=tags,
         **more,
     )
-
-
-def _markers(
-    tools: Tools, formats: Sequence[ToolFormat], tags: ThinkTags | None
-) -> tuple[str, ...]:
-    """Control tokens that a reader has to see."""
-    found = markers_in(*THINK, *tags) if tags else set[str]()
-    for how in formats:
-        if tools.offered or how is HARMONY:
-            found |= how.markers
-    return tuple(sorted(found))
-
-
-def _is_thought(messages: Sequence[dict[str, Any]]) -> bool:
-    """Whether what is continued is a thought, and no answer yet."""
-    last = messages[-1]
-    return continues(messages) and bool(last.get("reasoning_content")) and not last["content"]
 
 
 def _required(tools: Tools, how: ToolFormat) -> tuple[str, str]:
@@ -494,27 +441,24 @@ def _required(tools: Tools, how: ToolFormat) -> tuple[str, str]:
 
 def _without_tools(messages: Sequence[Message], tools: Tools) -> list[dict[str, Any]]:
     """Messages for a template that knows no tools: all of it is text."""
-    made = [_as_text(message) for message in in_call_order(messages)]
+    made = list[dict[str, Any]]()
+    for message in in_call_order(messages):
+        if message["role"] == "tool":
+            response = f"<tool_response>\n{message['content']}\n</tool_response>"
+            message = {"role": "user", "content": response}
+        elif calls := message.get("tool_calls"):
+            texts = [json.dumps(call["function"], ensure_ascii=False) for call in calls]
+            written = [f"{HERMES.opening}{text}{HERMES.closing}" for text in texts]
+            content = "\n".join([message["content"], *written]).lstrip()
+            message = {"role": "assistant", "content": content}
+        made.append(dict(message))
     if not tools.offered:
         return made
     about = instructions(tools.offered)
     if made[0]["role"] == "system":
-        made[0] = {**made[0], "content": f"{made[0]['content']}\n\n{about}"}
+        made[0]["content"] += f"\n\n{about}"
         return made
     return [{"role": "system", "content": about}, *made]
-
-
-def _as_text(message: Message) -> dict[str, Any]:
-    if message["role"] == "tool":
-        response = f"<tool_response>\n{message['content']}\n</tool_response>"
-        return {"role": "user", "content": response}
-    calls = message.get("tool_calls", [])
-    if not calls:
-        return dict(message)
-    texts = [json.dumps(call["function"], ensure_ascii=False) for call in calls]
-    written = [f"{HERMES.opening}{text}{HERMES.closing}" for text in texts]
-    content = "\n".join([message["content"], *written]).lstrip()
-    return {"role": "assistant", "content": content}
 
 
 # -- what is answered ----------------------------------------------------------------------
@@ -594,33 +538,24 @@ class ChatSerializer(OpenAISerializer):
         self._calls = dict[str, int]()  # of the answer that is being sent: numbers by identity
 
     def begin(self, index: int) -> list[dict[str, Any]]:
-        """The role."""
         self._calls = {}
-        return [self._event(_choice(index, {"role": "assistant", "content": ""}))]
+        return [self._event(choice_of(index, delta={"role": "assistant", "content": ""}))]
 
     def add(self, index: int, delta: Delta, chunks: Sequence[Chunk]) -> list[dict[str, Any]]:
-        """One event."""
-        values: dict[str, Any] = {}
-        if delta.reasoning:
-            values["reasoning_content"] = delta.reasoning
-        if delta.content:
-            values["content"] = delta.content
-        parts = [self._part(call) for call in delta.calls]
-        if parts:
-            values["tool_calls"] = parts
+        parts: dict[str, Any] = {"reasoning_content": delta.reasoning, "content": delta.content}
+        parts["tool_calls"] = [self._part(call) for call in delta.calls]
+        said = {name: value for name, value in parts.items() if value}
         more = self._more(chunks)
         told = self._tokens.chat([one for chunk in chunks for one in chunk.logprobs])
-        if not (values or more or told):
+        if not (said or more or told):
             return []
-        return [self._event(_choice(index, values, logprobs=told), **more)]
+        return [self._event(choice_of(index, None, told, delta=said), **more)]
 
     def end(self, choice: Choice) -> list[dict[str, Any]]:
-        """The reason, with the timings of this answer."""
-        last = _choice(choice.index, {}, choice.reason)
+        last = choice_of(choice.index, choice.reason, delta={})
         return [self._event(last, timings=timings([choice]))]
 
     def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
-        """All answers."""
         return self._document(self._kinds[1], [self._whole(one) for one in choices], choices)
 
     def _part(self, call: ToolCall) -> dict[str, Any]:
@@ -641,18 +576,8 @@ class ChatSerializer(OpenAISerializer):
             message["reasoning_content"] = choice.reasoning
         if choice.calls:
             message["tool_calls"] = [_call_document(call) for call in choice.calls]
-        return {
-            "index": choice.index,
-            "message": message,
-            "logprobs": self._tokens.chat(choice.result.logprobs),
-            "finish_reason": choice.reason,
-        }
-
-
-def _choice(
-    index: int, delta: Any, reason: str | None = None, logprobs: Any = None
-) -> dict[str, Any]:
-    return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
+        told = self._tokens.chat(choice.result.logprobs)
+        return choice_of(choice.index, choice.reason, told, message=message)
 
 
 def _call_document(call: ToolCall) -> dict[str, Any]:

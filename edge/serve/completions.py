@@ -32,6 +32,7 @@ from edgespec.serve.serializers import (
     OpenAISerializer,
     TextPlace,
     ToldTokens,
+    choice_of,
     timings,
     unwritten,
 )
@@ -115,13 +116,14 @@ def _is_ids(value: Any) -> bool:
 
 def prepare_completion(service: Service, asked: CompletionRequest, task: Task) -> AnswerJob:
     """Prompts as they are, continued. Raises ApiError, and as `Engine.stream`."""
-    generations, echoes = [], []
+    generations, echoes, text_of = [], [], service.told_tokens.text_of
     for prompt in asked.prompts:
-        ids = _completion_ids(service, asked, prompt)
-        options, echo = asked.options, _text_of(service, prompt) if asked.echo else ""
+        ids, options, echo = _completion_ids(service, asked, prompt), asked.options, ""
         if asked.scores:
-            options, echo = _scoring(service, asked, ids), _text_of(service, ids[:1])
+            options, echo = _scoring(service, asked, ids), text_of(ids[:1])
             ids = ids[:1]
+        elif asked.echo:
+            echo = prompt if isinstance(prompt, str) else text_of(prompt)
         generations += service.generations(task, "", ids, options, asked.output.choices)
         echoes += [Echo(echo, options.begun, ids[0] if asked.scores else -1)] * asked.output.choices
     serializer = CompletionSerializer(
@@ -151,17 +153,10 @@ def _completion_ids(
 ) -> list[int]:
     if isinstance(prompt, str):
         service.prompts.check_length(prompt, asked.suffix, param="prompt")
-    if asked.suffix and isinstance(prompt, str):
-        tokenizer = service.engine.backend.tokenizer
-        return fill_ids(tokenizer, Gap(prompt, asked.suffix), None, "suffix")[0]
+        if asked.suffix:
+            tokenizer = service.engine.backend.tokenizer
+            return fill_ids(tokenizer, Gap(prompt, asked.suffix), None, "suffix")[0]
     return service.engine.encode(prompt, raw=True)
-
-
-def _text_of(service: Service, prompt: str | list[int]) -> str:
-    if isinstance(prompt, str):
-        return prompt
-    tokenizer = service.engine.backend.tokenizer
-    return b"".join(map(tokenizer.token_bytes, prompt)).decode(errors="replace")
 
 
 class Echo(NamedTuple):
@@ -198,34 +193,29 @@ class CompletionSerializer(OpenAISerializer):
         self._places = [TextPlace() for _ in echoes]
 
     def begin(self, index: int) -> list[dict[str, Any]]:
-        """The prompt, where it was asked for."""
         echo = self._echoes[index].text
-        return [self._event(_choice(index, echo))] if echo else []
+        return [self._event(choice_of(index, text=echo))] if echo else []
 
     def add(self, index: int, delta: Delta, chunks: Sequence[Chunk]) -> list[dict[str, Any]]:
-        """One event."""
         if not self._writes:
             return []
         more = self._more(chunks)
         told = self._told(index, [one for chunk in chunks for one in chunk.logprobs])
         if not (delta.content or more or told):
             return []
-        return [self._event(_choice(index, delta.content, None, told), **more)]
+        return [self._event(choice_of(index, None, told, text=delta.content), **more)]
 
     def end(self, choice: Choice) -> list[dict[str, Any]]:
-        """The reason, with the timings of this answer."""
-        last = _choice(choice.index, "", choice.reason)
+        last = choice_of(choice.index, choice.reason, text="")
         return [self._event(last, timings=timings(self._counted([choice])))]
 
     def close(self, choices: Sequence[Choice]) -> list[dict[str, Any]]:
-        """The usage, where it was asked for."""
         return super().close(self._counted(choices))
 
     def _counted(self, choices: Sequence[Choice]) -> Sequence[Choice]:
         return choices if self._writes else list(map(unwritten, choices))
 
     def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
-        """All answers."""
         told_choices = [self._whole(one) for one in choices]
         document = self._document(self._kinds[1], told_choices, self._counted(choices))
         told = document["usage"]
@@ -245,16 +235,10 @@ class CompletionSerializer(OpenAISerializer):
             told = self._tokens.columns(
                 [TokenLogprob(echo.first, nan), *logprobs], TextPlace(), with_end=True
             )
-        return _choice(choice.index, echo.text + content, choice.reason, told)
+        return choice_of(choice.index, choice.reason, told, text=echo.text + content)
 
     def _told(self, index: int, logprobs: Sequence[TokenLogprob]) -> dict[str, Any] | None:
         return self._tokens.columns(logprobs, self._places[index]) if logprobs else None
-
-
-def _choice(
-    index: int, text: str, reason: str | None = None, logprobs: Any = None
-) -> dict[str, Any]:
-    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
 
 
 # -- filling in the middle ----------------------------------------------------------------
@@ -299,11 +283,15 @@ def fill_ids(
     begin = tokenizer.encode("")
     before, after = ids_of(gap.prefix), ids_of(gap.suffix)
     others = _files(gap.files, tokens, ids_of)
-    left = None if room is None else max(0, room - len(begin) - 3)
-    kept_before, kept_after, kept_others = _kept(before, after, others, left)
-    cut = [len(kept_before), len(kept_after), len(kept_others)]
-    ids = [*begin, *kept_others, tokens.prefix, *kept_before, tokens.suffix, *kept_after]
-    return [*ids, tokens.middle], cut != [len(before), len(after), len(others)]
+    whole = len(before) + len(after) + len(others)
+    left = whole if room is None else max(0, room - len(begin) - 3)
+    # The text before the gap has its part first, then that after it, then other files.
+    num_after = min(len(after), max(left // _SUFFIX_SHARE, left - len(before)))
+    num_before = min(len(before), left - num_after)
+    num_others = min(len(others), left - num_after - num_before)
+    ids = [*begin, *others[len(others) - num_others :], tokens.prefix]
+    ids += [*before[len(before) - num_before :], tokens.suffix, *after[:num_after], tokens.middle]
+    return ids, num_after + num_before + num_others < whole
 
 
 def _files(
@@ -321,19 +309,3 @@ def _files(
         else:
             ids += ids_of(f"{text}\n\n")
     return ids
-
-
-def _kept(
-    before: list[int], after: list[int], others: list[int], room: int | None
-) -> tuple[list[int], list[int], list[int]]:
-    """What is nearest to the gap: the text before it goes first, then that after it."""
-    if room is None:
-        return before, after, others
-    num_after = min(len(after), max(room // _SUFFIX_SHARE, room - len(before)))
-    num_before = min(len(before), room - num_after)
-    num_others = min(len(others), room - num_after - num_before)
-    return (
-        before[len(before) - num_before :],
-        after[:num_after],
-        others[len(others) - num_others :],
-    )

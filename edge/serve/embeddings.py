@@ -6,7 +6,7 @@ import base64
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from edgespec.errors import ContextFullError, UnsupportedError
 from edgespec.serve.parsing import (
@@ -75,12 +75,28 @@ class EmbeddingService:
             with self._lock:
                 self._running -= 1
 
+    def vectors(self, asked: Vectors, task: Task) -> Embeddings:
+        """Those of texts. Raises as `answering`, and as `Embedder.embed`."""
+        texts, dimensions, _, truncate = asked
+        with self.answering() as embedder:
+            return embedder.embed(
+                texts, dimensions=dimensions, truncate=truncate, cancel=task.cancel
+            )
+
     def close(self) -> None:
         """Free the model; safe to call twice."""
         self.embedder.close()
 
 
-Vectors = tuple[list[Text], int | None, str, bool]  # what is asked for
+class Vectors(NamedTuple):
+    """What is asked for; long texts are cut off, or refused."""
+
+    texts: list[Text]
+    dimensions: int | None
+    form: str
+    truncate: bool
+
+
 Scores = tuple[str, list[str], int, bool, bool]
 
 
@@ -89,22 +105,24 @@ def embeddings(service: EmbeddingService, asked: Vectors, task: Task) -> Iterato
 
     Raises ApiError, and as `Embedder.embed`.
     """
-    texts, dimensions, form, truncate = asked
-    with service.answering() as embedder:
-        made = embedder.embed(texts, dimensions=dimensions, truncate=truncate, cancel=task.cancel)
-    return _vectors(made, form, service.name)
+    return _vectors(service.vectors(asked, task), asked.form, service.name)
 
 
 def read_embeddings(fields: Fields, _setup: ServedModel) -> Vectors:
-    """Texts, how many dimensions, the form of vectors, and whether texts are cut off."""
-    fields.ignore("model")  # by which this one was found
-    texts = parse_texts(fields, "input")
-    dimensions = fields.whole("dimensions", 0, 1, 1 << 20) if "dimensions" in fields else None
+    """Texts; vectors are lists of numbers, or their bytes in base64."""
     form = fields.text("encoding_format", "float")
     if form not in ("float", "base64"):
         fields.refuse("encoding_format", f"must be float or base64, not {shown(form)}")
     fields.ignore("user")
-    return texts, dimensions, form, fields.flag("truncate")
+    return parse_vectors(fields, "input", form, truncate=False)
+
+
+def parse_vectors(fields: Fields, field: str, form: str, *, truncate: bool) -> Vectors:
+    """Texts of a field; whether they are `truncate`d where a request does not say so."""
+    fields.ignore("model")  # by which this one was found
+    texts = _texts(fields, field)
+    dimensions = fields.whole("dimensions", 0, 1, 1 << 20) if "dimensions" in fields else None
+    return Vectors(texts, dimensions, form, fields.flag("truncate", truncate))
 
 
 def _vectors(made: Embeddings, form: str, model: str) -> Iterator[bytes]:
@@ -157,7 +175,7 @@ def _usage(num_tokens: Sequence[int]) -> dict[str, int]:
     return {"prompt_tokens": total, "total_tokens": total}
 
 
-def parse_texts(fields: Fields, field: str) -> list[Text]:
+def _texts(fields: Fields, field: str) -> list[Text]:
     """One text or several, or their token ids."""
     value = fields.pop(field)
     one = isinstance(value, str) or (isinstance(value, list) and _is_id(next(iter(value), None)))

@@ -19,6 +19,7 @@ from edgespec.serve.parsing import (
     json_bytes,
     parse_format,
     parse_lora,
+    parse_max_tokens,
     parse_model,
     parse_options,
 )
@@ -82,7 +83,8 @@ def _asked(
     parse_model(fields, setup)
     limits = setup.limits
     count = fields.whole("n_probs" if "n_probs" in fields else "logprobs", 0, 0, limits.logprobs)
-    most = _most_tokens(fields, setup)
+    usual, size = setup.defaults.max_tokens, setup.context_size
+    most = parse_max_tokens(fields, usual, size, *_MAX_TOKENS, low=-2)
     most_ms = fields.whole("t_max_predict_ms", -1, -1, _MOST)
     options = parse_options(
         *(fields, setup, most),
@@ -91,6 +93,10 @@ def _asked(
         lora=parse_lora(fields),
         **parse_format(fields, limits),
     )
+    # Such as "content" and "timings/predicted_n", as llama.vim asks.
+    paths = fields.list("response_fields", _MOST_PATHS)
+    if not all(isinstance(path, str) and len(path) <= _MOST_PATH_CHARS for path in paths):
+        fields.refuse("response_fields", "must be a list of names")
     asked = LlamaRequest(
         options,
         prompts,
@@ -99,27 +105,12 @@ def _asked(
         never_ends=fields.flag("ignore_eos"),
         only_reads=most == 0,
         most_s=most_ms / 1e3 if most_ms > 0 else None,
-        paths=_paths(fields),
+        paths=paths,
     )
     for name, values in _NOTHING:
         fields.only(name, *values)
     fields.ignore(*_IGNORED)
     return asked
-
-
-def _most_tokens(fields: Fields, setup: ServedModel) -> int:
-    """Most tokens of an answer; what is below 0 goes on to the end of the context."""
-    found = [fields.whole(name, -1, -2, _MOST) for name in _MAX_TOKENS if name in fields]
-    most = found[0] if found else setup.defaults.max_tokens
-    return setup.context_size if most is None or most < 0 else most
-
-
-def _paths(fields: Fields) -> list[str]:
-    """`response_fields`, such as "content" and "timings/predicted_n", as llama.vim asks."""
-    paths = fields.list("response_fields", _MOST_PATHS)
-    if not all(isinstance(path, str) and len(path) <= _MOST_PATH_CHARS for path in paths):
-        fields.refuse("response_fields", "must be a list of names")
-    return paths
 
 
 class LlamaSerializer(Serializer):
@@ -144,7 +135,6 @@ class LlamaSerializer(Serializer):
         self._generations, self._is_cut = generations, is_cut
 
     def add(self, index: int, delta: Delta, chunks: Sequence[Chunk]) -> list[dict[str, Any]]:
-        """One event."""
         ids = [token for chunk in chunks for token in chunk.token_ids]
         if self._asked.only_reads or not (delta.content or ids):
             return []
@@ -152,11 +142,9 @@ class LlamaSerializer(Serializer):
         return [{"index": index, "content": delta.content, "tokens": ids, "stop": False, **told}]
 
     def end(self, choice: Choice) -> list[dict[str, Any]]:
-        """Everything but the text."""
         return [self._final(choice, "")]
 
     def whole(self, choices: Sequence[Choice]) -> Any:
-        """The answer, or a list of them for several prompts."""
         told = [
             self._final(one, one.content, **self._probabilities(one.result.logprobs))
             for one in choices
@@ -188,19 +176,16 @@ class LlamaSerializer(Serializer):
             "timings": timings([choice]),
             **more,
         }
-        return _picked(document, self._asked.paths) if self._asked.paths else document
-
-
-def _picked(document: dict[str, Any], paths: Sequence[str]) -> dict[str, Any]:
-    """Only what these name; "a/b" is b of a. Those that are not there are left out."""
-    found: dict[str, Any] = {}
-    for path in paths:
-        value: Any = document
-        for name in path.split("/"):
-            value = value.get(name) if isinstance(value, dict) else None
-        if value is not None:
-            found[path] = value
-    return found
+        if not self._asked.paths:
+            return document
+        found: dict[str, Any] = {}
+        for path in self._asked.paths:  # "a/b" is b of a; what is not there is left out
+            value: Any = document
+            for name in path.split("/"):
+                value = value.get(name) if isinstance(value, dict) else None
+            if value is not None:
+                found[path] = value
+        return found
 
 
 _ANSWER_SHARE = 4  # of the context, kept free for an answer whose length nobody said
@@ -220,22 +205,16 @@ def prepare_infill(service: Service, asked: LlamaRequest, task: Task) -> AnswerJ
     """`/infill`. Raises ApiError, also where the model cannot, and as `Engine.stream`."""
     assert asked.gap is not None
     size, most, gap = service.setup.context_size, service.prompts.bound.most_bytes, asked.gap
-    near = Gap(gap.prefix[-most:], gap.suffix[:most], _last(gap.files, most))
+    files, left = list[tuple[str, str]](), most  # the last ones: others never fit
+    for name, text in reversed(gap.files):
+        if left > 0:
+            files.insert(0, (name, text[-left:]))
+        left -= len(text)
+    near = Gap(gap.prefix[-most:], gap.suffix[:most], files)
     room = size - min(asked.options.max_tokens, size // _ANSWER_SHARE)
     ids, is_cut = fill_ids(service.engine.backend.tokenizer, near, room, "/infill")
     is_cut = is_cut or len(near.files) < len(gap.files)
     return _llama(service, asked, [ids], task, is_cut=is_cut)
-
-
-def _last(files: Sequence[tuple[str, str]], most: int) -> list[tuple[str, str]]:
-    """The last files, with at most so many characters of text: others never fit."""
-    found: list[tuple[str, str]] = []
-    for name, text in reversed(files):
-        if most <= 0:
-            break
-        found.insert(0, (name, text[-most:]))
-        most -= len(text)
-    return found
 
 
 def _llama(

@@ -1,47 +1,23 @@
-"""`/v1/messages`, Anthropic's interface: from a request to what it wants, and its answers."""
+"""`/v1/messages`, Anthropic's interface: the chat that a request stands for, and its answers."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
-from itertools import chain
+from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 from edgespec.decode.generation import Chunk, Result
-from edgespec.models.images import KINDS as IMAGES
-from edgespec.models.images import Image
-from edgespec.serve.chat import (
-    ChatRequest,
-    answer_job,
-    content_of,
-    parse_effort,
-    parse_image,
-    parse_parts,
-    parse_thinking,
-    prompt_of,
-    text_of,
-)
-from edgespec.serve.parsing import (
-    Fields,
-    Limits,
-    Output,
-    ServedModel,
-    format_within,
-    parse_max_tokens,
-    parse_model,
-    parse_options,
-    shown,
-    takes_prewarm,
-)
+from edgespec.serve.chat import ChatRequest, answer_job, prompt_of, read_chat
+from edgespec.serve.parsing import Fields, ServedModel
 from edgespec.serve.serializers import Choice, Delta, Serializer, ToolCall, new_id
 from edgespec.serve.service import AnswerJob, Service, Task
-from edgespec.serve.tools import Tools, check_schemas, is_kind, parse_function
 
-Messages = list[dict[str, Any]]
 _NOT_THERE = {
     "container": "nothing is run here: offer a tool that does",
     "mcp_servers": "offer their tools in tools",
 }
+_CHOICES = {"any": "required"}  # of tools, where a chat has another word
 
 
 def read_messages(fields: Fields, setup: ServedModel, *, counts: bool = False) -> ChatRequest:
@@ -50,23 +26,10 @@ def read_messages(fields: Fields, setup: ServedModel, *, counts: bool = False) -
     Args:
         counts: only the tokens of its prompt are asked for.
     """
-    parse_model(fields, setup)
-    messages = _messages(fields, setup.limits)
     if not counts and "max_tokens" not in fields:
         fields.refuse("max_tokens", "is missing", code="missing_required_parameter")
-    budget, variables = _thinking(fields, setup)
-    most = parse_max_tokens(fields, None, setup.context_size, "max_tokens")
-    prewarms = takes_prewarm(fields)
-    form = format_within(fields, "output_config", setup.limits)
-    options = parse_options(fields, setup, most, stop="stop_sequences", ahead=prewarms, **form)
-    tools = _tools(fields, setup.limits)
-    output = Output(streams=fields.flag("stream"))
-    fields.ignore("metadata", "service_tier", "context_management", "betas")
-    fields.ignore("speed", "inference_geo", "diagnostics")
     fields.refuse_set(_NOT_THERE)
-    return ChatRequest(
-        messages, options, output, variables, tools, budget, most > 0 and not prewarms
-    )
+    return read_chat(fields.within(as_chat(fields.take())), setup)
 
 
 def prepare_message(service: Service, asked: ChatRequest, task: Task) -> AnswerJob:
@@ -76,121 +39,75 @@ def prepare_message(service: Service, asked: ChatRequest, task: Task) -> AnswerJ
     return answer_job(service, asked, talk, ids, serializer, task, names_events=True)
 
 
-# -- messages ------------------------------------------------------------------------------
+def as_chat(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The chat that a request stands for; what is wrong in it stays, for the chat's reader."""
+    chat = {name: value for name, value in body.items() if name not in ("system", "n")}
+    messages, tools = body.get("messages"), body.get("tools")
+    if isinstance(messages, list) and messages:
+        system = [{"role": "system", "content": body["system"]}] if "system" in body else []
+        chat["messages"] = [*system, *(made for one in messages for made in _messages(one))]
+    if isinstance(tools, list):
+        chat["tools"] = [_tool(one) for one in tools]
+    if isinstance(choice := body.get("tool_choice"), dict):
+        kind = choice.get("type", "auto")
+        chat["tool_choice"] = _CHOICES.get(str(kind), kind)
+        if kind == "tool":
+            chat["tool_choice"] = {"type": "function", "name": choice.get("name")}
+        chat["parallel_tool_calls"] = not choice.get("disable_parallel_tool_use")
+    chat["stop"] = chat.pop("stop_sequences", None)
+    config = chat.pop("output_config", {})
+    is_object = isinstance(config, dict)
+    chat["reasoning_effort"] = config.get("effort") if is_object else None
+    chat["response_format"] = config.get("format") if is_object else config
+    return chat
 
 
-def _messages(fields: Fields, limits: Limits) -> Messages:
-    found: Messages = []
-    if "system" in fields:
-        found.append({"role": "system", "content": text_of(fields, "system", may_lack=True)})
-    said = [_message(one, limits) for one in fields.objects("messages", limits.messages)]
-    if not said:
-        fields.refuse("messages", "must have at least one message")
-    return [*found, *chain(*said)]
-
-
-def _message(fields: Fields, limits: Limits) -> Messages:
-    role = fields.text("role")
-    if role not in ("user", "assistant", "system"):
-        fields.refuse("role", f"must be user or assistant, not {shown(role)}")
-    content = fields.peek("content")
-    if isinstance(content, str):
-        return [{"role": role, "content": fields.text("content")}]
-    if not isinstance(content, list):
-        fields.refuse("content", f"must be a text or a list of blocks, not {shown(content)}")
-    blocks = fields.objects("content", limits.messages)
-    return [_of_assistant(blocks)] if role == "assistant" else _of_user(blocks, role)
-
-
-def _of_user(blocks: Iterable[Fields], role: str) -> Messages:
-    """Results of tools are messages of their own; what is between them is one each."""
-    found: list[tuple[dict[str, Any], list[str | Image]]] = []
-    for block in blocks:
-        kind = _kind(block, "text", "image", "tool_result")
-        if kind == "tool_result":
-            identity = block.text("tool_use_id", "")
-            block.flag("is_error")  # its text says what went wrong
-            parts = parse_parts(block, "content", ("text", *IMAGES), may_lack=True)
-            found.append(({"role": "tool", "tool_call_id": identity}, parts))
-        else:
-            if not found or found[-1][0]["role"] != role:
-                found.append(({"role": role}, []))
-            found[-1][1].append(parse_image(block) if kind == "image" else block.text("text"))
-        block.ignore("citations")
-    made = [{**message, **content_of(parts)} for message, parts in found]
-    return made or [{"role": role, "content": ""}]
-
-
-def _of_assistant(blocks: Iterable[Fields]) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": "assistant", "content": ""}
-    for block in blocks:
-        kind = _kind(block, "text", "tool_use", "thinking", "redacted_thinking")
-        if kind == "text":
-            text = block.text("text")
-            message["content"] += f"\n{text}" if message["content"] else text
-            block.ignore("citations")
-        elif kind == "thinking":
-            thought = message.get("reasoning_content", "") + block.text("thinking")
-            message["reasoning_content"] = thought
-            block.ignore("signature")
-        elif kind == "redacted_thinking":
-            block.ignore("data")  # nobody here can read it
-        else:
-            message.setdefault("tool_calls", []).append(_call(block))
-    return message
-
-
-def _call(block: Fields) -> dict[str, Any]:
-    identity, name, arguments = block.text("id", ""), block.text("name"), block.pop("input", {})
-    if not isinstance(arguments, dict):
-        block.refuse("input", f"must be an object, not {shown(arguments)}")
-    block.ignore("caller")
-    function = {"name": name, "arguments": arguments}
-    return {"type": "function", "id": identity, "function": function}
-
-
-def _kind(block: Fields, *kinds: str) -> str:
-    kind = block.text("type")
-    if kind not in kinds:
-        block.refuse("type", f"{shown(kind)} is not supported", code="unsupported_value")
-    return kind
-
-
-# -- how to answer -------------------------------------------------------------------------
-
-
-def _tools(fields: Fields, limits: Limits) -> Tools:
-    offered = []
-    for inner in fields.objects("tools", limits.tools):
-        if not is_kind(inner, "custom"):
+def _messages(message: Any) -> list[Any]:
+    """A chat's messages for one: results of tools are messages of their own."""
+    if not isinstance(message, dict) or not isinstance(message.get("content"), list):
+        return [message]
+    found = []
+    for is_result, blocks in groupby(message["content"], lambda one: _kind(one) == "tool_result"):
+        if is_result:
+            found += [
+                {
+                    "role": "tool",
+                    "content": one.get("content"),
+                    "tool_call_id": one.get("tool_use_id"),
+                }
+                for one in blocks
+            ]
             continue
-        inner.ignore("eager_input_streaming", "input_examples", "defer_loading", "allowed_callers")
-        offered.append(parse_function(inner, "input_schema"))
-    choice = fields.object("tool_choice")
-    kind, names = choice.text("type", "auto"), [one["function"]["name"] for one in offered]
-    parallel = not choice.flag("disable_parallel_tool_use")
-    required: tuple[str, ...] = ()
-    if kind == "any":
-        required = tuple(names)
-    elif kind == "tool":
-        required, parallel = (choice.text("name"),), False
-    elif kind not in ("auto", "none"):
-        choice.refuse("type", f"must be auto, any, tool or none, not {shown(kind)}")
-    if kind in ("any", "tool") and (not names or not set(required) <= set(names)):
-        fields.refuse("tool_choice", "requires a tool that is not there")
-    if kind == "none":
-        return Tools()
-    return check_schemas(Tools(tuple(offered), required, parallel), limits)
+        said = list(blocks)
+        made = {**message, "content": [one for one in said if _kind(one) not in _NO_PARTS]}
+        if calls := [_call(one) for one in said if _kind(one) == "tool_use"]:
+            made["tool_calls"] = calls
+        found.append(made)
+    return found or [{**message, "content": ""}]
 
 
-def _thinking(fields: Fields, setup: ServedModel) -> tuple[int | None, dict[str, Any]]:
-    """As `parse_thinking`; the effort is a part of how to answer here."""
-    value = fields.peek("output_config")
-    config = Fields(value if value is not None else {}, "output_config")
-    effort = parse_effort(config, "effort")
-    thinking = fields.pop("thinking")
-    told = {"thinking": thinking, "reasoning_effort": effort or None}
-    return parse_thinking(fields.within(told), setup)
+_NO_PARTS = ("tool_use", "redacted_thinking")  # what was encrypted nobody here can read
+
+
+def _kind(block: Any) -> Any:
+    return block.get("type") if isinstance(block, dict) else None
+
+
+def _call(block: Mapping[str, Any]) -> dict[str, Any]:
+    function = {"name": block.get("name"), "arguments": block.get("input")}
+    return {"type": "function", "id": block.get("id"), "function": function}
+
+
+def _tool(tool: Any) -> Any:
+    """A chat's tool for one; those of another kind are left, as the chat's reader skips them."""
+    if not isinstance(tool, dict) or tool.get("type") not in (None, "custom"):
+        return tool
+    return {
+        "type": "function",
+        "name": tool.get("name"),
+        "description": tool.get("description"),
+        "parameters": tool.get("input_schema"),
+    }
 
 
 Event = dict[str, Any]
@@ -216,13 +133,11 @@ class MessagesSerializer(Serializer):
         self._next = 0  # number of the next block
 
     def begin(self, index: int) -> list[Event]:
-        """A message without content."""
         usage = {"input_tokens": self._prompt_tokens, "output_tokens": 0}
         message = self._message([], None, None, usage)
         return [{"type": "message_start", "message": message}]
 
     def add(self, index: int, delta: Delta, chunks: Sequence[Chunk]) -> list[Event]:
-        """Thoughts, text and calls, each in a block of its own."""
         events = self._write(_THOUGHT, delta.reasoning) if delta.reasoning else []
         if delta.content:
             events += self._write(_TEXT, delta.content)
@@ -231,7 +146,6 @@ class MessagesSerializer(Serializer):
         return events
 
     def end(self, choice: Choice) -> list[Event]:
-        """The reason and the usage."""
         delta = {
             "stop_reason": _reason(choice),
             "stop_sequence": choice.result.stop_string,
@@ -240,7 +154,6 @@ class MessagesSerializer(Serializer):
         return [*self._close_block(), last, {"type": "message_stop"}]
 
     def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
-        """The answer, for who asked for no stream."""
         choice = choices[0]
         blocks: list[dict[str, Any]] = []
         if choice.reasoning:

@@ -7,7 +7,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from edgespec.decode.engine import Engine, sees_images
 from edgespec.errors import EdgespecError
 from edgespec.memory.plan.embedding import EmbeddingPlan, embeds
 from edgespec.memory.plan.machine import Machine
@@ -17,7 +16,7 @@ from edgespec.models.projector import projector_beside, read_projector
 from edgespec.models.spec import ModelSpec
 from edgespec.serve.embeddings import EmbeddingService
 from edgespec.serve.parsing import Defaults, Limits, ServedModel
-from edgespec.serve.pool import CHAT, EMBED
+from edgespec.serve.pool import CHAT, EMBED, Shared, about
 from edgespec.serve.service import Service
 from edgespec.setup.embedding import Embedder
 from edgespec.setup.kernel_choice import prepare_kernels
@@ -33,10 +32,13 @@ class ModelFile:
         path: of the file, or of a folder.
         request: how it is loaded.
         machine: as it is before any model is loaded.
-        serve: makes a service of what was loaded, which closes it.
-        planned: with others already; None plans it alone, when it is asked for.
-        setup: makes what requests are held against; None for a model without any.
+        shared: what all models of a server have in common.
+        defaults: settings of answers, by what the file says.
+        any_model: answer for every model that is asked for.
     """
+
+    planned: Planned | None = None  # with others already, or alone when it is asked for
+    _spec: ModelSpec | None = None
 
     def __init__(
         self,
@@ -44,14 +46,13 @@ class ModelFile:
         path: Path,
         request: Request,
         machine: Machine,
-        serve: Callable[[ModelFile, Engine | Embedder], Any],
-        planned: Planned | None = None,
-        setup: Callable[[ModelFile, ModelSpec], ServedModel] | None = None,
+        shared: Shared | None = None,
+        defaults: Callable[[ModelSpec], Defaults] = lambda _: Defaults(),
+        any_model: bool = False,
     ) -> None:
-        self.names, self.path, self.planned = tuple(names), path, planned
-        self._request, self._machine, self._serve = request, machine, serve
-        self._make_setup = setup
-        self._spec: ModelSpec | None = None if planned is None else planned.spec
+        self.names, self.path = tuple(names), path
+        self._request, self._machine, self._shared = request, machine, shared or Shared(Limits())
+        self._defaults, self._any_model = defaults, any_model
 
     @property
     def spec(self) -> ModelSpec:
@@ -70,10 +71,9 @@ class ModelFile:
     @property
     def setup(self) -> ServedModel:
         """What requests are held against. Raises as `read_model`."""
-        spec = self.spec
-        if self._make_setup is not None:
-            return self._make_setup(self, spec)
-        return ServedModel(self.names, spec.context_length, Defaults(), Limits())
+        spec, limits = self.spec, self._shared.limits
+        size = self.about.get("context_length") or spec.context_length
+        return ServedModel(self.names, size, self._defaults(spec), limits, self._any_model)
 
     @property
     def sizes(self) -> Sizes | None:
@@ -113,64 +113,27 @@ class ModelFile:
         except EdgespecError:  # which its load will tell
             return None
 
-    def load(self, others: Sequence[Sizes], report: Callable[[str, float], None]) -> Any:
-        """Raises as `load_plan`."""
+    def load(
+        self, others: Sequence[Sizes], report: Callable[[str, float], None]
+    ) -> Service | EmbeddingService:
+        """What answers requests beside other models. Raises as `load_plan`."""
         one = self.planned
         assert one is not None and one.plan is not None, "it was planned"
-        model: Engine | Embedder
         if isinstance(one.plan, EmbeddingPlan):
-            model = Embedder(beside(one.plan, others), progress=report)
-        else:
-            model = load_plan(one.spec, beside(one.plan, others), progress=report)
+            embedder = Embedder(beside(one.plan, others), progress=report)
+            return EmbeddingService(embedder, self.names[0])
+        engine = load_plan(one.spec, beside(one.plan, others), progress=report)
         try:
-            return self._serve(self, model)
+            return Service(
+                engine,
+                names=self.names,
+                defaults=self._defaults(one.spec),
+                plan=one.plan,
+                file_name=self.path.name,
+                any_model=self._any_model,
+                shared=self._shared,
+                owns_engine=True,
+            )
         except BaseException:
-            model.close()
+            engine.close()
             raise
-
-    def unload(self, loaded: Service | EmbeddingService) -> None:
-        """Close what was loaded: its next load reads prompts again."""
-        loaded.close()
-
-
-def about(
-    context_size: int | None, vocab_size: int | None, senses: Mapping[str, bool] | None = None
-) -> dict[str, Any]:
-    """What a list of models says of one that answers chats."""
-    return {
-        "modalities": senses or {"vision": False, "audio": False},
-        "context_length": context_size,
-        "max_model_len": context_size,
-        "meta": {"n_ctx": context_size, "n_vocab": vocab_size},
-    }
-
-
-class LoadedModel:
-    """A service whose engine is loaded already, and stays: the pool of one model."""
-
-    kind = CHAT
-
-    def __init__(self, service: Service) -> None:
-        self.names, self._service = service.setup.names, service
-        self.setup, self.spec = service.setup, service.engine.spec
-        plan = service.plan
-        allocated = sum(service.memory_bytes().values())
-        self.sizes: Sizes = {"process": allocated if plan is None else plan.predicted_peak_bytes}
-
-    @property
-    def about(self) -> Mapping[str, Any]:
-        """What is told of it."""
-        service = self._service
-        backend = service.engine.backend
-        senses = backend.modalities if sees_images(backend) else None
-        return about(service.setup.context_size, service.engine.vocab_size, senses)
-
-    def plan(self, pinned: Sequence[Sizes]) -> None:
-        """It is loaded."""
-
-    def load(self, others: Sequence[Sizes], report: Callable[[str, float], None]) -> Any:
-        """It is loaded."""
-        return self._service
-
-    def unload(self, loaded: Any) -> None:
-        """It stays."""

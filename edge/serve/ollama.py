@@ -7,7 +7,7 @@ Names of models may end with `:latest`, as its clients write them. What Ollama d
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timezone
 from importlib.metadata import version
@@ -18,31 +18,14 @@ from typing import Any
 from edgespec.decode.generation import Chunk
 from edgespec.errors import EdgespecError
 from edgespec.models.spec import ModelSpec
-from edgespec.serve.chat import (
-    ChatRequest,
-    answer_job,
-    parse_logprobs,
-    parse_messages,
-    parse_thinking,
-    prompt_of,
-)
+from edgespec.serve.chat import ChatRequest, answer_job, prompt_of, read_chat
 from edgespec.serve.completions import Gap, fill_ids
-from edgespec.serve.embeddings import EmbeddingService, parse_texts
-from edgespec.serve.parsing import (
-    Fields,
-    Output,
-    ServedModel,
-    json_bytes,
-    parse_model,
-    parse_options,
-    schema_text,
-)
+from edgespec.serve.embeddings import EmbeddingService, Vectors, parse_vectors
+from edgespec.serve.parsing import Fields, ServedModel, json_bytes, parse_model
 from edgespec.serve.pool import EMBED, Member, Pool
 from edgespec.serve.serializers import Choice, Delta, Serializer, ToolCall, joined
-from edgespec.serve.service import AnswerJob, Service, Shared, Task
+from edgespec.serve.service import AnswerJob, Service, Task
 from edgespec.serve.tool_formats import HARMONY, format_of, think_tags
-from edgespec.serve.tools import parse_tools
-from edgespec.setup.embedding import Text
 
 # The interface's, and not this program's: clients refuse to talk to what is too old for them.
 _VERSION = "0.13.0"
@@ -59,24 +42,17 @@ def read_ollama_chat(fields: Fields, setup: ServedModel) -> ChatRequest | None:
 
     That is what a request without messages asks for.
     """
-    told = [_in_parts(one) for one in fields.objects("messages", setup.limits.messages)]
-    messages = parse_messages(fields.within({"messages": told}), setup.limits) if told else []
-    asked = _asked(fields, setup, messages)
-    return asked if messages else None
+    if messages := fields.list("messages", setup.limits.messages):
+        return _read(fields, setup, messages)
+    parse_model(fields, setup)
+    fields.take()
+    return None
 
 
-def _in_parts(message: Fields) -> dict[str, Any]:
-    """A message as OpenAI's interface has it, whose images are parts of its content."""
-    told = {name: message.pop(name) for name in ("role", "content", "thinking", "tool_calls")}
-    told["name"], told["tool_call_id"] = message.pop("tool_name"), message.pop("tool_call_id")
-    if images := message.list("images", 64):
-        sources = ({"type": "base64", "data": one} for one in images)
-        parts = [{"type": "image", "source": one} for one in sources]
-        told["content"] = [*parts, {"type": "text", "text": told["content"] or ""}]
-    return told
+Prompt = tuple[ChatRequest, Gap, bool]
 
 
-def read_ollama_prompt(fields: Fields, setup: ServedModel) -> tuple[ChatRequest, Gap, bool] | None:
+def read_ollama_prompt(fields: Fields, setup: ServedModel) -> Prompt | None:
     """What `/api/generate` is asked for; None where there is no prompt, as above.
 
     A prompt to be answered; or where it is raw, as the last value says, or has a text behind it, to
@@ -88,28 +64,48 @@ def read_ollama_prompt(fields: Fields, setup: ServedModel) -> tuple[ChatRequest,
     if system and (raw or suffix):
         fields.refuse("system", "has no place in a prompt that is raw, or has a suffix")
     told = [{"role": "system", "content": system}] if system else []
-    shown = {"role": "user", "content": prompt, "images": images}
-    told.append(_in_parts(fields.within(shown)))
-    messages = parse_messages(fields.within({"messages": told}), setup.limits)
-    asked = _asked(fields, setup, messages)
+    told.append({"role": "user", "content": prompt, "images": images})
+    asked = _read(fields, setup, told)
     return (asked, Gap(prompt, suffix), raw) if prompt or suffix or images else None
 
 
-def _asked(fields: Fields, setup: ServedModel, messages: Sequence[dict[str, Any]]) -> ChatRequest:
-    parse_model(fields, setup)
-    limits, form = setup.limits, fields.pop("format", "")
-    inner = fields.object("options")  # how a model is loaded (num_ctx) is the server's business
-    schema = {"type": "object"} if form == "json" else form
-    usual = setup.defaults.max_tokens
-    most = inner.whole("num_predict", -1 if usual is None else usual, -2, 1 << 31)
-    most = setup.context_size if most < 0 else most
-    told = {"json_schema": schema_text(schema, "format", limits)} if schema != "" else {}
-    options = parse_options(inner, setup, most, logprobs=parse_logprobs(fields, limits), **told)
-    tools = parse_tools(fields, limits)
-    budget, variables = parse_thinking(fields, setup)
-    output = Output(streams=fields.flag("stream", True))
+def _read(fields: Fields, setup: ServedModel, messages: Sequence[Any]) -> ChatRequest:
     fields.refuse_set(_NOT_THERE)
-    return ChatRequest(messages, options, output, variables, tools, budget, most != 0)
+    options = fields.object("options").take()
+    return read_chat(fields.within(as_chat(fields.take(), options, messages)), setup)
+
+
+def as_chat(
+    body: Mapping[str, Any], options: Mapping[str, Any], messages: Sequence[Any]
+) -> dict[str, Any]:
+    """The chat that a request stands for; what is wrong in it stays, for the chat's reader."""
+    most, form = options.get("num_predict"), body.get("format", "")
+    if form == "json":
+        form = {"type": "json_object"}
+    elif form != "":
+        form = {"type": "json_schema", "schema": form}
+    return {
+        **{name: value for name, value in options.items() if name != "num_predict"},
+        "stream": True,
+        **{name: value for name, value in body.items() if name != "format"},
+        "messages": [*map(_message, messages)],
+        "max_tokens": -1 if isinstance(most, int) and most < 0 else most,
+        "response_format": form or None,
+        "n": None,
+    }
+
+
+def _message(message: Any) -> Any:
+    """One as a chat has it, whose images are parts of its content."""
+    if not isinstance(message, dict):
+        return message
+    made = {name: value for name, value in message.items() if name != "tool_name"}
+    made["name"] = message.get("tool_name")
+    if isinstance(images := message.get("images"), list):
+        parts = [{"type": "image", "source": {"type": "base64", "data": one}} for one in images]
+        text = {"type": "text", "text": message.get("content")}
+        made |= {"content": [*parts, text], "images": None}
+    return made
 
 
 # -- what is answered ----------------------------------------------------------------------
@@ -124,7 +120,7 @@ def prepare_ollama_chat(
 
 
 def prepare_ollama_prompt(
-    service: Service, found: tuple[ChatRequest, Gap, bool] | None, task: Task
+    service: Service, found: Prompt | None, task: Task
 ) -> AnswerJob | dict[str, Any]:
     """An answer to a prompt, or its continuation. Raises ApiError, and as `Engine.stream`."""
     serializer = OllamaSerializer(service, task, is_chat=False)
@@ -171,7 +167,6 @@ class OllamaSerializer(Serializer):
         return {**self._part(Delta()), "done": True, "done_reason": reason}
 
     def add(self, index: int, delta: Delta, chunks: Sequence[Chunk]) -> list[dict[str, Any]]:
-        """One line."""
         self._begun = joined([*self._begun, *delta.calls])
         over = tuple(one for one in self._begun if not one.is_open)
         self._begun = tuple(one for one in self._begun if one.is_open)
@@ -180,11 +175,9 @@ class OllamaSerializer(Serializer):
         return [self._part(part, told)] if part or told else []
 
     def end(self, choice: Choice) -> list[dict[str, Any]]:
-        """The reason, and what was counted."""
         return [self._final(choice, Delta())]
 
     def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
-        """All of it at once."""
         one = choices[0]
         part = Delta(one.content, one.reasoning, one.calls)
         return self._final(one, part, self._tokens.entries(one.result.logprobs))
@@ -223,20 +216,15 @@ def _ns(seconds: float) -> int:
 # -- embeddings ----------------------------------------------------------------------------
 
 
-Vectors = tuple[list[Text], int | None, bool, bool]  # what is asked for
-
-
 def embed(service: EmbeddingService, asked: Vectors, task: Task) -> Iterator[bytes]:
     """Vectors of texts; of a `prompt`, as `/api/embeddings` has it, the only one.
 
     The answer in pieces. Raises ApiError, and as `Embedder.embed`.
     """
-    texts, dimensions, truncate, is_single = asked
     load_s = perf_counter() - task.began_s
-    with service.answering() as embedder:
-        made = embedder.embed(texts, dimensions=dimensions, truncate=truncate, cancel=task.cancel)
+    made = service.vectors(asked, task)
     rows = made.rows.astype("<f4")
-    if is_single:
+    if asked.form == "prompt":
         return iter([json_bytes({"embedding": rows[0].tolist()})])
     told = {"model": service.name, "total_duration": _ns(perf_counter() - task.began_s)}
     told |= {"load_duration": _ns(load_s), "prompt_eval_count": sum(made.num_tokens)}
@@ -245,28 +233,26 @@ def embed(service: EmbeddingService, asked: Vectors, task: Task) -> Iterator[byt
 
 
 def read_embed(fields: Fields, _setup: ServedModel) -> Vectors:
-    """Texts, how many dimensions, whether texts are cut off, and whether there is one `prompt`."""
-    fields.ignore("model", "options")
-    is_single = "prompt" in fields
-    texts = parse_texts(fields, "prompt" if is_single else "input")
-    dimensions = fields.whole("dimensions", 0, 1, 1 << 20) if "dimensions" in fields else None
-    return texts, dimensions, fields.flag("truncate", True), is_single
+    """Texts, of the field that names the form of the answer."""
+    fields.ignore("options")
+    form = "prompt" if "prompt" in fields else "input"
+    return parse_vectors(fields, form, form, truncate=True)
 
 
 # -- the models that there are -------------------------------------------------------------
 
 
-def ollama_version(_pool: Pool, _shared: Shared, _member: Member) -> dict[str, str]:
+def ollama_version(_pool: Pool, _member: Member) -> dict[str, str]:
     """The version of the interface, and this program's."""
     return {"version": _VERSION, "edgespec": version("edgespec")}
 
 
-def tags(pool: Pool, shared: Shared, _member: Member) -> dict[str, Any]:
+def tags(pool: Pool, _member: Member) -> dict[str, Any]:
     """All models."""
-    return {"models": [_card(one, shared) for one in pool.members]}
+    return {"models": [_card(one, pool) for one in pool.members]}
 
 
-def running(pool: Pool, shared: Shared, _member: Member) -> dict[str, Any]:
+def running(pool: Pool, _member: Member) -> dict[str, Any]:
     """The models that are loaded, what they take, and until when they stay."""
     models = []
     for one in pool.members:
@@ -276,11 +262,11 @@ def running(pool: Pool, shared: Shared, _member: Member) -> dict[str, Any]:
             gpu = sum(size for name, size in (one.model.sizes or {}).items() if "gpu" in name)
             more = {"expires_at": _time(until_s), "size": one.nbytes, "size_vram": gpu}
             more["context_length"] = one.model.about["context_length"]
-            models.append(_card(one, shared) | more)
+            models.append(_card(one, pool) | more)
     return {"models": models}
 
 
-def show(shared: Shared, member: Member, document: Any) -> dict[str, Any]:
+def show(pool: Pool, member: Member, document: Any) -> dict[str, Any]:
     """What a model is, can do, and how its answers are picked. Raises ApiError."""
     parse_model(Fields(document), member.model.setup)
     spec, sampling = _spec_of(member), member.model.setup.defaults.sampling
@@ -309,21 +295,22 @@ def show(shared: Shared, member: Member, document: Any) -> dict[str, Any]:
         "template": template,
         "model_info": info,
         "capabilities": can,
-        **{name: _card(member, shared)[name] for name in ("details", "modified_at")},
+        **{name: _card(member, pool)[name] for name in ("details", "modified_at")},
     }
 
 
 def _spec_of(member: Member) -> ModelSpec | None:
     """What a model's file says; None for a broken one, which its load will tell."""
+    spec: ModelSpec | None = None
     with suppress(EdgespecError):
-        return member.model.spec
-    return None
+        spec = member.model.spec
+    return spec
 
 
-def _card(member: Member, shared: Shared) -> dict[str, Any]:
+def _card(member: Member, pool: Pool) -> dict[str, Any]:
     """A model of a list. Its digest is its fingerprint, which copies of the file share."""
     spec, details = _spec_of(member), dict[str, Any]()
-    made_s, size, digest = float(shared.started_s), member.nbytes, ""
+    made_s, size, digest = float(pool.shared.started_s), member.nbytes, ""
     if spec is not None:
         count = spec.num_parameters
         said = f"{count / 1e9:.3g}B" if count >= 1e9 else f"{count / 1e6:.4g}M"

@@ -20,7 +20,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, NoReturn, TypedDict
+from typing import Any, NoReturn
 
 from edgespec.decode.options import GenerationOptions
 from edgespec.errors import (
@@ -75,35 +75,25 @@ class ApiError(Exception):
         super().__init__(message)
         self.status, self.param, self.code, self.more = status, param, code, more
 
-    @property
-    def document(self) -> dict[str, Any]:
-        """The error object of OpenAI's interface."""
-        kind = _KINDS.get(self.status, "invalid_request_error")
-        error = {"message": str(self), "type": kind, "param": self.param, "code": self.code}
-        return {"error": {**error, **self.more}}
-
 
 def openai_error(problem: ApiError) -> dict[str, Any]:
     """The error object of OpenAI's interface."""
-    return problem.document
+    kind = _KINDS.get(problem.status, "invalid_request_error")
+    error = {"message": str(problem), "type": kind, "param": problem.param, "code": problem.code}
+    return {"error": {**error, **problem.more}}
 
 
 def anthropic_error(problem: ApiError) -> dict[str, Any]:
     """The error object of Anthropic's interface; it has what OpenAI's has as well."""
-    error = problem.document["error"]
+    error = openai_error(problem)["error"]
     kind = _ANTHROPIC_KINDS.get(problem.status, error["type"])
     return {"type": "error", "error": {**error, "type": kind}}
-
-
-def ollama_error(problem: ApiError) -> dict[str, Any]:
-    """The error of Ollama's interface."""
-    return {"error": str(problem)}
 
 
 def error_form(path: str) -> Callable[[ApiError], dict[str, Any]]:
     """How errors are told at a path."""
     if path.startswith(OLLAMA):
-        return ollama_error
+        return lambda problem: {"error": str(problem)}
     return anthropic_error if f"{path}/".startswith(_ANTHROPIC) else openai_error
 
 
@@ -241,9 +231,10 @@ class Fields:
         for field in fields:
             self._left.pop(field, None)
 
-    def skip(self) -> None:
-        """Ignore all that is left, of which the log says nothing."""
-        self._left = {}
+    def take(self) -> dict[str, Any]:
+        """All that is left, whatever it is, which is gone then."""
+        left, self._left = self._left, {}
+        return left
 
     def only(self, field: str, *values: Any) -> None:
         """A field of which only values are supported that ask for nothing."""
@@ -324,7 +315,7 @@ def read_json(
     data = _decompressed(body, encoding.strip().lower(), most)
     _check_count(data, limits.values)
     try:
-        text = data.decode("utf-8-sig")
+        text = _HALF.sub(lambda found: found[1] or "\\ufffd", data.decode("utf-8-sig"))
         del body, data  # nobody else has a body that was compressed
         document = json.loads(text, parse_float=_finite, parse_constant=_refuse_constant)
     except UnicodeDecodeError as problem:
@@ -333,9 +324,23 @@ def read_json(
         raise ApiError(f"the body is nested deeper than {limits.json_depth}") from problem
     except ValueError as problem:  # digits beyond what Python converts are told this way, too
         raise ApiError(f"the body is no JSON: {str(problem)[:100]}") from problem
-    return _cleaned(document, limits.json_depth)
+    level = [document] if isinstance(document, dict | list) else []
+    for _ in range(limits.json_depth):
+        level = [
+            inner
+            for one in level
+            for inner in (one.values() if isinstance(one, dict) else one)
+            if isinstance(inner, dict | list)
+        ]
+    if level:
+        raise ApiError("the body is nested too deep")
+    return document
 
 
+# Escapes of halves of surrogate pairs; a backslash's own escape and whole pairs are passed over.
+_HALF = re.compile(
+    r"(\\\\|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})|\\u[dD][89a-fA-F][0-9a-fA-F]{2}"
+)
 _NO_STRUCTURE = bytes(set(range(256)) - set(b",:[{"))
 _STRUCTURE = re.compile(rb'"[^"]*"?|[,:\[{]')  # strings are passed over, also one without an end
 
@@ -375,7 +380,8 @@ def _decompressed(body: bytes | bytearray, encoding: str, most: int) -> bytes | 
             code="unsupported_encoding",
         )
     header = _ENCODINGS[encoding]
-    if header == _ZLIB and not _has_zlib_header(body):  # as some clients send it
+    has_header = len(body) > 1 and body[0] & 15 == 8 and int.from_bytes(body[:2], "big") % 31 == 0
+    if header == _ZLIB and not has_header:  # as some clients send it
         header = _NO_HEADER
     part = zlib.decompressobj(header)
     try:
@@ -390,10 +396,6 @@ def _decompressed(body: bytes | bytearray, encoding: str, most: int) -> bytes | 
     return data
 
 
-def _has_zlib_header(body: bytes | bytearray) -> bool:
-    return len(body) > 1 and body[0] & 15 == 8 and int.from_bytes(body[:2], "big") % 31 == 0
-
-
 def _refuse_constant(name: str) -> NoReturn:
     raise ApiError(f"the body is no JSON: {name} is no number")
 
@@ -404,38 +406,6 @@ def _finite(digits: str) -> float:
     if not math.isfinite(number):
         raise ApiError(f"the body has a number that is too large: {digits[:_SHOWN_CHARS]}")
     return number
-
-
-def _cleaned(document: Any, depth: int) -> Any:
-    """The document with texts that can be encoded, in place. Raises ApiError beyond a depth."""
-    if isinstance(document, str):
-        return document if document.isascii() else _encodable(document)
-    level = [document] if isinstance(document, dict | list) else []
-    while level:
-        if depth == 0:
-            raise ApiError("the body is nested too deep")
-        depth -= 1
-        inner: list[Any] = []
-        for one in level:
-            if isinstance(one, dict):
-                for name in [name for name in one if not name.isascii()]:
-                    if (better := _encodable(name)) != name:
-                        one[better] = one.pop(name)
-            for place, value in one.items() if isinstance(one, dict) else enumerate(one):
-                if isinstance(value, dict | list):
-                    inner.append(value)
-                elif isinstance(value, str) and not value.isascii():
-                    one[place] = _encodable(value)
-        level = inner
-    return document
-
-
-def _encodable(text: str) -> str:
-    try:
-        text.encode()
-        return text
-    except UnicodeEncodeError:
-        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 EMBEDDINGS_AT_ONCE = 32  # requests for vectors: each waits in a thread
@@ -499,8 +469,9 @@ def parse_sampling(fields: Fields, defaults: SamplingParams, limits: Limits) -> 
         more["logit_bias"] = _biases(fields, limits)
     if "dry_sequence_breakers" in fields:
         more["dry_sequence_breakers"] = _texts(fields, "dry_sequence_breakers", limits)
-    if "samplers" in fields:
-        more["samplers"] = _samplers(fields, limits)
+    if "samplers" in fields:  # in order
+        names = (one.replace("-", "_") for one in _texts(fields, "samplers", limits))
+        more["samplers"] = tuple(SAMPLER_WORDS.get(one, one) for one in names if one != _INFILL)
     return replace(defaults, **more)
 
 
@@ -509,12 +480,6 @@ def seed_of_choice(params: SamplingParams, index: int) -> SamplingParams:
     return (
         params if params.seed is None or index == 0 else replace(params, seed=params.seed + index)
     )
-
-
-def _samplers(fields: Fields, limits: Limits) -> tuple[str, ...]:
-    """Names of samplers, in order."""
-    known = (name.replace("-", "_") for name in _texts(fields, "samplers", limits))
-    return tuple(SAMPLER_WORDS.get(name, name) for name in known if name != _INFILL)
 
 
 def _texts(fields: Fields, field: str, limits: Limits) -> tuple[str, ...]:
@@ -545,12 +510,14 @@ def parse_options(
     )
 
 
-def parse_max_tokens(fields: Fields, default: int | None, context: int, *names: str) -> int:
+def parse_max_tokens(
+    fields: Fields, default: int | None, context: int, *names: str, low: int = -1
+) -> int:
     """Most tokens of an answer, by the first of `names` that is there.
 
     -1, as some clients write it, goes on to the end of the context. 0 only reads the prompt.
     """
-    values = [fields.whole(name, -1, -1, 1 << 31) for name in names if name in fields]
+    values = [fields.whole(name, -1, low, 1 << 31) for name in names if name in fields]
     most = values[0] if values else default
     return context if most is None or most < 0 else most
 
@@ -581,22 +548,17 @@ def _biases(fields: Fields, limits: Limits) -> tuple[tuple[int, float], ...]:
     return tuple((int(token), float(bias)) for token, bias in value.items())
 
 
-class AnswerForm(TypedDict, total=False):
-    """Keywords of `GenerationOptions`, of which at most one is given."""
-
-    json_schema: str
-    regex: str
-    grammar: str
-
-
 _ANY_OBJECT = '{"type": "object"}'
 _VLLM = {"json": "json_schema", "regex": "regex", "grammar": "grammar", "choice": "regex"}
 _SILENT = ("disable_fallback", "disable_any_whitespace", "disable_additional_properties")
 
 
-def parse_format(fields: Fields, limits: Limits) -> AnswerForm:
-    """The form that a request asks for, if any. Raises ApiError for two of them."""
-    found: dict[str, AnswerForm] = {}
+def parse_format(fields: Fields, limits: Limits) -> dict[str, Any]:
+    """The form that a request asks for, if any: a keyword of `GenerationOptions` and its value.
+
+    Raises ApiError for two of them.
+    """
+    found: dict[str, dict[str, str]] = {}
     if "response_format" in fields:
         found["response_format"] = typed_format(fields.object("response_format"), limits)
     if "structured_outputs" in fields:
@@ -604,7 +566,7 @@ def parse_format(fields: Fields, limits: Limits) -> AnswerForm:
         for name, keyword in _VLLM.items():
             if name in inner:
                 read = _schema if name == "json" else _choice if name == "choice" else _text
-                found[inner.name(name)] = {keyword: read(inner, name, limits)}  # type: ignore[misc]
+                found[inner.name(name)] = {keyword: read(inner, name, limits)}
         if inner.flag("json_object"):
             found[inner.name("json_object")] = {"json_schema": _ANY_OBJECT}
         inner.ignore(*_SILENT)
@@ -620,9 +582,9 @@ def parse_format(fields: Fields, limits: Limits) -> AnswerForm:
     return found[asked[0]] if asked else {}
 
 
-def typed_format(fields: Fields, limits: Limits) -> AnswerForm:
+def typed_format(fields: Fields, limits: Limits) -> dict[str, str]:
     """The form that an object with a type asks for: text, json_object or json_schema."""
-    kind, form = fields.text("type"), AnswerForm()
+    kind, form = fields.text("type"), dict[str, str]()
     if kind == "json_object":
         form["json_schema"] = _ANY_OBJECT
         if "schema" in fields:  # as llama.cpp takes it
@@ -636,35 +598,22 @@ def typed_format(fields: Fields, limits: Limits) -> AnswerForm:
     return form
 
 
-def format_within(fields: Fields, field: str, limits: Limits) -> AnswerForm:
-    """The form that the field `format` of an object asks for."""
-    outer = fields.object(field)
-    outer.ignore("effort", "task_budget", "verbosity")
-    return typed_format(outer.object("format"), limits) if "format" in outer else AnswerForm()
-
-
 def schema_text(schema: Any, param: str, limits: Limits) -> str:
     """The text of a schema. Raises ApiError for one that is too large."""
     if schema is not True and not isinstance(schema, dict):
         raise ApiError(f"{param} must be an object", param=param)
-    text = json.dumps(schema)
-    _check_size(text, param, limits)
-    return text
+    return _sized(json.dumps(schema), param, limits)
 
 
 def _schema(fields: Fields, field: str, limits: Limits) -> str:
     """A schema, or the text of one."""
-    value = fields.pop(field)
-    if not isinstance(value, str):
-        return schema_text(value, fields.name(field), limits)
-    _check_size(value, fields.name(field), limits)
-    return value
+    value, name = fields.pop(field), fields.name(field)
+    is_text = isinstance(value, str)
+    return _sized(value, name, limits) if is_text else schema_text(value, name, limits)
 
 
 def _text(fields: Fields, field: str, limits: Limits) -> str:
-    value = fields.text(field)
-    _check_size(value, fields.name(field), limits)
-    return value
+    return _sized(fields.text(field), fields.name(field), limits)
 
 
 def _choice(fields: Fields, field: str, limits: Limits) -> str:
@@ -672,22 +621,16 @@ def _choice(fields: Fields, field: str, limits: Limits) -> str:
     values = fields.list(field, limits.format_choices)
     if not values or not all(isinstance(one, str) for one in values):
         fields.refuse(field, "must be a list of texts, with one at least")
-    expression = "|".join("".join(map(_literal, one)) for one in values)
-    _check_size(expression, fields.name(field), limits)
-    return expression
+    escaped = (re.sub(r"[^A-Za-z0-9]", lambda c: f"\\x{{{ord(c[0]):x}}}", one) for one in values)
+    return _sized("|".join(escaped), fields.name(field), limits)
 
 
-def _literal(character: str) -> str:
-    if character.isascii() and character.isalnum():
-        return character
-    return f"\\x{{{ord(character):x}}}"
-
-
-def _check_size(text: str, param: str, limits: Limits) -> None:
-    size = len(text)
-    if size > limits.format_chars:
+def _sized(text: str, param: str, limits: Limits) -> str:
+    """The text. Raises ApiError where it is too long."""
+    if (size := len(text)) > limits.format_chars:
         problem = f"has {size:,} characters, and {limits.format_chars:,} are the most"
         raise ApiError(f"{param} {problem}", param=param)
+    return text
 
 
 @dataclass(frozen=True, slots=True)

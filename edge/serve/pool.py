@@ -21,19 +21,25 @@ import logging
 import re
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
+from edgespec.decode.generation import Counters
 from edgespec.errors import DoesNotFitError, EdgespecError, UnsupportedError
 from edgespec.memory.bytes.config import HOST
 from edgespec.memory.device import reservations
+from edgespec.memory.device.energy import energy_meter
 from edgespec.memory.device.track import give_back_memory
-from edgespec.models.spec import ModelSpec
-from edgespec.serve.parsing import ApiError, Limits, ServedModel, api_error_of, shown
-from edgespec.setup.model_sets import Capacity, Sizes
+from edgespec.serve.parsing import ApiError, Limits, api_error_of, shown
+from edgespec.setup.model_sets import Capacity
+
+if TYPE_CHECKING:
+    from edgespec.serve.tool_servers import ToolServers
 
 CHAT, EMBED, ANY = "chat", "embed", ""  # kinds of models
 LOG = logging.getLogger("edgespec.serve.pool")
@@ -50,90 +56,101 @@ _ELSE = {  # what a model is told that is asked for the other kind
 }
 
 
-class Loaded(Protocol):
-    """A model that answers."""
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether an answer is under way."""
-
-    @property
-    def is_full(self) -> bool:
-        """Whether it takes no more requests now."""
-
-    def check(self) -> None:
-        """Raise ApiError where no request can be answered."""
-
-    def memory_bytes(self) -> dict[str, int]:
-        """What was allocated, by component."""
-
-    def close(self) -> None:
-        """Give back its memory."""
+def about(
+    context_size: int | None, vocab_size: int | None, senses: Mapping[str, bool] | None = None
+) -> dict[str, Any]:
+    """What a list of models says of one that answers chats."""
+    return {
+        "modalities": senses or {"vision": False, "audio": False},
+        "context_length": context_size,
+        "max_model_len": context_size,
+        "meta": {"n_ctx": context_size, "n_vocab": vocab_size},
+    }
 
 
-class Loadable(Protocol):
-    """A model that may be loaded."""
-
-    names: tuple[str, ...]  # as clients ask for it; the first one is what answers call it
-
-    @property
-    def kind(self) -> str:
-        """What it answers: `CHAT` or `EMBED`."""
-
-    @property
-    def setup(self) -> ServedModel:
-        """What requests for it are held against, loaded or not. Raises EdgespecError."""
-
-    @property
-    def spec(self) -> ModelSpec | None:
-        """What its file says; None where that is not known. Raises EdgespecError."""
-
-    @property
-    def sizes(self) -> Sizes | None:
-        """What it adds to the process; None before it was planned."""
-
-    @property
-    def about(self) -> Mapping[str, Any]:
-        """What is said of it in a list of models."""
-
-    def plan(self, pinned: Sequence[Sizes]) -> object:
-        """Set `sizes`, for a process in which these models stay. Raises EdgespecError."""
-
-    def load(self, others: Sequence[Sizes], report: Callable[[str, float], None]) -> Loaded:
-        """Load it beside others; what `report` raises ends the load. Raises EdgespecError."""
-
-    def unload(self, loaded: Any) -> None:
-        """Close what was loaded; something of it may be kept for the next load."""
+# What is summed of a generation's counters, by the names that /status gives it.
+_SUMMED = {
+    "prompt_tokens": "prompt_tokens",
+    "cached_tokens": "reused_tokens",
+    "generated_tokens": "generated_tokens",
+    "drafted_tokens": "drafted_tokens",
+    "accepted_tokens": "accepted_tokens",
+    "rounds": "rounds",
+    "prompt_s": "prompt_s",
+    "time_to_first_token_s": "time_to_first_token_s",
+    "decode_s": "decode_s",
+}
+_OTHERS = ("generations", "cancelled", "read_ahead", "read_ahead_used")
 
 
-class Stops(Protocol):
-    """An answer under way."""
+class Metrics:
+    """Sums over all generations, and how many requests had which status."""
+
+    def __init__(self) -> None:
+        self.sums: dict[str, float] = dict.fromkeys((*_OTHERS, *_SUMMED), 0)
+        self.drafted_by, self.accepted_by = Counter[str](), Counter[str]()
+        self.statuses = Counter[int]()
+        self._lock = threading.Lock()
+
+    def add(self, counters: Counters, *, cancelled: bool) -> None:
+        """Count a generation that has ended."""
+        sums = {name: getattr(counters, its) for name, its in _SUMMED.items()}
+        self.count(generations=1, cancelled=int(cancelled), **sums)
+        with self._lock:
+            self.drafted_by.update(counters.drafted_by)
+            self.accepted_by.update(counters.accepted_by)
+
+    def count(self, **numbers: float) -> None:
+        """Add to some sums."""
+        with self._lock:
+            for name, number in numbers.items():
+                self.sums[name] += number
+
+    def add_status(self, status: int) -> None:
+        """Count a request that was answered."""
+        with self._lock:
+            self.statuses[status] += 1
+
+    def as_json(self) -> dict[str, Any]:
+        """All of it."""
+        names = "drafted_by", "accepted_by", "statuses"
+        return {**self.sums, **{name: dict(getattr(self, name)) for name in names}}
+
+
+_POWER_EVERY_S = 1.0  # often enough for an hour's mean, and an idle board goes on sleeping
+
+
+class Shared:
+    """What all models of a server have in common: limits, totals, joules."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits, self.totals = limits, Metrics()
+        self.started_s = int(time.time())
+        self.underway = set[Any]()  # answers under way, which have a `stop`
+        self.tools: ToolServers | None = None
+        self._opened = ExitStack()
+        self.energy, _ = self._opened.enter_context(energy_meter(every_s=_POWER_EVERY_S))
 
     def stop(self) -> None:
-        """Say that the server ends, in its event loop."""
+        """Tell all who wait for an answer, or read one, that the server ends; in its event loop."""
+        for one in [*self.underway]:
+            one.stop()
 
-
-class _Stopped(Exception):
-    """The server ends while a model is loaded."""
-
-
-@dataclass(slots=True, eq=False)
-class Ticket:
-    """A request that waits for a model."""
-
-    loop: asyncio.AbstractEventLoop
-    future: asyncio.Future[None]
-    since_s: float
+    def close(self) -> None:
+        """End the servers of tools, and the thread that counts joules; safe to call twice."""
+        if self.tools is not None:
+            self.tools.close()
+        self._opened.close()
 
 
 @dataclass(slots=True, eq=False)
 class Member:
     """A model of a pool; `keep_alive_s` is how long it may be idle, if no request says so."""
 
-    model: Loadable
+    model: Any  # a `ModelFile`, or the `Service` of an engine that stays
     keep_alive_s: float = inf
     is_pinned: bool = False
-    loaded: Any = None  # a `Loaded`, of the type that its kind has
+    loaded: Any = None  # a `Service` or an `EmbeddingService`
     is_loading: bool = False
     progress: float = 0.0  # of that, 0 to 1
     is_leaving: bool = False  # no request gets it any more, and its memory is still there
@@ -141,7 +158,7 @@ class Member:
     must_leave: bool = False  # as soon as it is idle, pinned or not
     problem: str = ""  # why it could not be loaded the last time
     holders: int = 0
-    tickets: list[Ticket] = field(default_factory=list)
+    tickets: dict[asyncio.Future[None], float] = field(default_factory=dict)  # since when they wait
     lives_s: float = inf
     idle_since_s: float = 0.0
     last_use: int = 0  # larger than that of any use before it
@@ -150,7 +167,7 @@ class Member:
     @property
     def name(self) -> str:
         """What answers call it."""
-        return self.model.names[0]
+        return str(self.model.names[0])
 
     @property
     def nbytes(self) -> int:
@@ -205,6 +222,7 @@ class Pool:
     Args:
         members: the first one of a kind that can be planned answers requests that name no model.
         capacity: what they may take together; None where all of them are loaded already.
+        shared: what they have in common, which is closed with the pool.
         any_model: whether the first one answers for every name.
     """
 
@@ -213,11 +231,13 @@ class Pool:
         members: Sequence[Member],
         capacity: Capacity | None = None,
         *,
-        limits: Limits | None = None,
+        shared: Shared | None = None,
         any_model: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.members, self.capacity, self.limits = tuple(members), capacity, limits or Limits()
+        self.members, self.capacity = tuple(members), capacity
+        self.shared = shared or Shared(Limits())
+        self.limits = self.shared.limits
         self._any_model, self._clock = any_model, clock
         self._by_name = {name: one for one in members[::-1] for name in one.model.names}
         self._uses = 0
@@ -324,9 +344,14 @@ class Pool:
         found = self.lease_now(member, keep_alive_s)
         if found is not None:
             return found
-        ticket = self._queue(member)
+        future, most = asyncio.get_running_loop().create_future(), self.limits.waiting
+        with self._change:
+            if self._num_waiting >= most:
+                raise _full(f"the queue is full ({most} wait for models): try again in a second")
+            member.tickets[future] = self._clock()
+            self._change.notify_all()
         try:
-            await asyncio.wait_for(ticket.future, self.limits.model_s)
+            await asyncio.wait_for(future, self.limits.model_s)
         except asyncio.TimeoutError as problem:
             raise ApiError(
                 f"{member.name} was not loaded within {self.limits.model_s:.0f} s: other models "
@@ -335,26 +360,13 @@ class Pool:
                 code="model_busy",
             ) from problem
         except asyncio.CancelledError:
-            future = ticket.future
             if future.done() and not future.cancelled() and future.exception() is None:
                 self.release(member)  # it had it already
             raise
         finally:
             with self._change:
-                if ticket in member.tickets:
-                    member.tickets.remove(ticket)
+                member.tickets.pop(future, None)
         return Lease(self, member, keep_alive_s)
-
-    def _queue(self, member: Member) -> Ticket:
-        loop = asyncio.get_running_loop()
-        ticket = Ticket(loop, loop.create_future(), self._clock())
-        with self._change:
-            most = self.limits.waiting
-            if self._num_waiting >= most:
-                raise _full(f"the queue is full ({most} wait for models): try again in a second")
-            member.tickets.append(ticket)
-            self._change.notify_all()
-        return ticket
 
     def release(self, member: Member, keep_alive_s: float | None = None) -> None:
         """A lease has ended; the model may be idle for as long as its request says."""
@@ -391,29 +403,26 @@ class Pool:
         for one in self.members:
             if one.loaded is not None:
                 one.loaded.close()
+        self.shared.close()
 
     # -- the thread ------------------------------------------------------------------------
 
     def _work(self) -> None:
-        while (task := self._wait()) is not None:
-            task()
-
-    def _wait(self) -> Callable[[], None] | None:
-        """The next thing to do; None when the pool is closed."""
-        with self._change:
-            while not self.is_closed:
+        while not self.is_closed:
+            with self._change:
                 now = self._clock()
-                if (task := self._task(now)) is not None:
-                    return task
-                self._change.wait(self._pause_s(now))
-            return None
+                task = None if self.is_closed else self._task(now)
+                if task is None and not self.is_closed:
+                    self._change.wait(self._pause_s(now))
+            if task is not None:
+                task()
 
     def _pause_s(self, now: float) -> float | None:
         """Until something may be due without being told."""
         ends = [one.idle_since_s + one.lives_s - now for one in self.members if one.is_idle]
         # A step may be under way that nobody waits for any more.
         ending = (not (one.loaded is None or one.holders or one.is_idle) for one in self.members)
-        if any(ending) or any(one.tickets for one in self.members):
+        if any(ending) or self._num_waiting:
             ends.append(_LOOK_S)
         soonest = min(ends, default=inf)
         return None if soonest == inf else max(_LOOK_S, soonest)
@@ -451,7 +460,11 @@ class Pool:
         """The rule above: what is loaded next, and what leaves for it."""
         self._drained = []
         ready = [one for one in self.members if one.loaded is not None]
-        waiting = [(s, one) for one in self.members if (s := self._since_s(one)) is not None]
+        waiting = list[tuple[float, Member]]()  # since when a first request does
+        for one in self.members:
+            is_due = one.is_pinned and not one.loads and not one.problem
+            if one.loaded is None and one.model.sizes is not None and (one.tickets or is_due):
+                waiting.append((min(one.tickets.values(), default=0.0), one))
         for since_s, wanted in sorted(waiting, key=lambda pair: pair[0]):
             idle = [one for one in ready if one.is_idle]
             leaving = self._leaving(wanted, idle, ready)
@@ -461,13 +474,6 @@ class Pool:
                 self._drained = self._leaving(wanted, ready, ready) or []
                 break
         return None, []
-
-    def _since_s(self, one: Member) -> float | None:
-        """When the first request came that waits for it; None where it is not to be loaded."""
-        if one.loaded is not None or one.model.sizes is None:
-            return None
-        is_due = one.is_pinned and not one.loads and not one.problem
-        return min((ticket.since_s for ticket in one.tickets), default=0.0 if is_due else None)
 
     def _leaving(
         self, wanted: Member, candidates: Iterable[Member], ready: Iterable[Member]
@@ -524,8 +530,8 @@ class Pool:
         began, loaded, failure = self._clock(), None, None
         try:
             loaded = member.model.load(others, partial(self._report, member))
-        except _Stopped:
-            failure = _stopping()
+        except ApiError as stops:
+            failure = stops
         except Exception as problem:
             member.problem, failure = str(problem), _cannot(member, problem, is_planned=True)
             LOG.warning("%s could not be loaded (%s): %s", member.name, why, problem)
@@ -548,11 +554,11 @@ class Pool:
     def _report(self, member: Member, _what: str, fraction: float) -> None:
         member.progress = fraction
         if self.is_closed:
-            raise _Stopped
+            raise _stopping()
 
     def _free(self, member: Member, why: str) -> None:
         try:
-            member.model.unload(member.leaves)
+            member.leaves.close()
         except Exception as problem:  # what it has learned could not be kept, for one
             LOG.warning("%s: %s", member.name, problem)
         member.leaves = None
@@ -576,36 +582,36 @@ class Pool:
 
     def _grant(self, member: Member) -> None:
         """Let all requests that wait for a model have it."""
-        tickets, member.tickets = member.tickets, []
-        for one in tickets:
+        tickets, member.tickets = member.tickets, {}
+        for future in tickets:
             self._hold(member)
-            if not _tell(one, partial(self._resolve, member, one)):
+            if not _tell(future, partial(self._resolve, member, future)):
                 self.release(member)
 
-    def _resolve(self, member: Member, ticket: Ticket) -> None:
-        if ticket.future.done():  # nobody waits any more
+    def _resolve(self, member: Member, future: asyncio.Future[None]) -> None:
+        if future.done():  # nobody waits any more
             self.release(member)
         else:
-            ticket.future.set_result(None)
+            future.set_result(None)
 
     def _fail(self, member: Member, problem: ApiError) -> None:
-        tickets, member.tickets = member.tickets, []
-        for one in tickets:
-            _tell(one, partial(_reject, one, problem))
+        tickets, member.tickets = member.tickets, {}
+        for future in tickets:
+            _tell(future, partial(_reject, future, problem))
 
 
-def _tell(ticket: Ticket, what: Callable[[], None]) -> bool:
+def _reject(future: asyncio.Future[None], problem: ApiError) -> None:
+    if not future.done():
+        future.set_exception(problem)
+
+
+def _tell(future: asyncio.Future[None], what: Callable[[], Any]) -> bool:
     """Call it in the loop of who waits; False where that has ended."""
     try:
-        ticket.loop.call_soon_threadsafe(what)
+        future.get_loop().call_soon_threadsafe(what)
     except RuntimeError:
         return False
     return True
-
-
-def _reject(ticket: Ticket, problem: ApiError) -> None:
-    if not ticket.future.done():
-        ticket.future.set_exception(problem)
 
 
 def _full(message: str) -> ApiError:

@@ -1,40 +1,17 @@
-"""`/v1/responses`: from the fields of a request to what it wants, and its answers.
+"""`/v1/responses`: the chat that a request stands for, and its answers.
 
 No response is kept: a client sends the whole conversation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
 from edgespec.decode.generation import Chunk
-from edgespec.models.images import KINDS as IMAGES
-from edgespec.serve.chat import (
-    ChatRequest,
-    answer_job,
-    content_of,
-    count_chat,
-    parse_parts,
-    parse_thinking,
-    prompt_of,
-    text_of,
-)
-from edgespec.serve.parsing import (
-    ApiError,
-    Fields,
-    Limits,
-    Output,
-    ServedModel,
-    format_within,
-    note_ignored,
-    parse_max_tokens,
-    parse_model,
-    parse_options,
-    shown,
-    takes_prewarm,
-)
+from edgespec.serve.chat import ChatRequest, answer_job, count_chat, prompt_of, read_chat
+from edgespec.serve.parsing import ApiError, Fields, ServedModel, note_ignored, shown
 from edgespec.serve.serializers import (
     Choice,
     Delta,
@@ -47,10 +24,7 @@ from edgespec.serve.serializers import (
     usage,
 )
 from edgespec.serve.service import AnswerJob, Service, Task
-from edgespec.serve.tools import call_arguments, parse_tools
 
-_PARTS = ("input_text", "output_text", "summary_text", "reasoning_text", "text")
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 _REPEATED = (
     *("instructions", "metadata", "tools", "tool_choice", "temperature", "top_p", "reasoning"),
     *("max_output_tokens", "previous_response_id", "parallel_tool_calls", "text", "truncation"),
@@ -63,13 +37,7 @@ _SKIPPED = (
     *("shell_call", "shell_call_output", "apply_patch_call", "apply_patch_call_output"),
     *("compaction", "tool_search_call", "tool_search_output"),
 )
-
-# Fields that change no answer here, whatever they say.
-_NO_EFFECT = (
-    *("user", "metadata", "safety_identifier", "prompt_cache_key", "client_metadata"),
-    *("prompt_cache_retention", "service_tier", "truncation", "max_tool_calls"),
-    *("context_management", "stream_options", "verbosity", "store"),
-)
+_OTHERS = ("instructions", "input", "n", "stream_options")  # no fields of the chat
 _LOGPROBS = "message.output_text.logprobs"  # how `include` asks for them
 _WHOLE = "responses are not kept, so send the whole conversation as input"
 _NOT_THERE = {
@@ -88,32 +56,14 @@ def read_response(fields: Fields, setup: ServedModel) -> Asked:
 
     Raises ApiError.
     """
-    parse_model(fields, setup)
     repeated = {name: fields.peek(name) for name in _REPEATED}
     fields.refuse_set(_NOT_THERE)
-    messages = _messages(fields, setup.limits)
-    reasoning = fields.peek("reasoning")
+    reasoning = repeated["reasoning"]
     asked_for = reasoning if isinstance(reasoning, dict) else {}
     kinds = [asked_for.get(name) for name in ("summary", "generate_summary")]
     summarises = any(kind not in (None, "none") for kind in kinds)
-    budget, variables = parse_thinking(fields, setup)
-    limit, size = setup.defaults.max_tokens, setup.context_size
-    most = parse_max_tokens(fields, limit, size, "max_output_tokens")
-    prewarms = takes_prewarm(fields)
-    options = parse_options(
-        *(fields, setup, most),
-        stop=None,
-        ahead=prewarms,
-        logprobs=_logprobs(fields, setup.limits),
-        **format_within(fields, "text", setup.limits),
-    )
-    tools = parse_tools(fields, setup.limits)
-    output = Output(streams=fields.flag("stream"))
-    fields.ignore(*_NO_EFFECT)
-    asked = ChatRequest(
-        messages, options, output, variables, tools, budget, most > 0 and not prewarms, "input"
-    )
-    return asked, repeated, summarises
+    chat = fields.within(as_chat(fields.take()))
+    return read_chat(chat, setup), repeated, summarises
 
 
 def prepare_response(service: Service, wanted: Asked, task: Task) -> AnswerJob:
@@ -133,82 +83,68 @@ def count_response(service: Service, wanted: Asked) -> dict[str, Any]:
     return {"object": "response.input_tokens", **count_chat(service, wanted[0])}
 
 
-def _messages(fields: Fields, limits: Limits) -> list[dict[str, Any]]:
-    """The messages of a conversation's items."""
-    value = fields.peek("input")
-    if not isinstance(value, str | list) or value == []:
-        fields.refuse("input", f"must be a text or a list of items, not {shown(value)}")
-    instructions = fields.text("instructions", "")
-    found = [{"role": "system", "content": instructions}] if instructions else []
-    if isinstance(value, str):
-        found.append({"role": "user", "content": fields.text("input")})
+def as_chat(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The chat that a request stands for; what is wrong in it stays, for the chat's reader.
+
+    Raises ApiError for items that no chat has.
+    """
+    chat = {name: value for name, value in body.items() if name not in _OTHERS}
+    items, found = body.get("input"), list[Any]()
+    if "instructions" in body:
+        found.append({"role": "system", "content": body["instructions"]})
+    if isinstance(items, list):
+        for number, item in enumerate(items):
+            found += _messages(item, f"input[{number}].type", found)
     else:
-        for one in fields.objects("input", limits.messages):
-            found += _item(one, found)
-    if not found:
-        fields.refuse("input", "has no message")
-    return found
+        found.append({"role": "user", "content": items})
+    chat["messages"] = [] if items in (None, []) else found
+    chat["max_tokens"] = chat.pop("max_output_tokens", None)
+    text, include = chat.pop("text", {}), chat.pop("include", [])
+    chat["response_format"] = text.get("format") if isinstance(text, dict) else text
+    chat["logprobs"] = isinstance(include, list) and _LOGPROBS in include
+    return chat
 
 
-def _item(fields: Fields, before: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The message of an item; thoughts, text and calls of one answer are one message."""
-    kind = fields.text("type", "message")
-    fields.ignore("id", "status", "phase", "encrypted_content", "created_by")
-    last = before[-1] if before and before[-1]["role"] == "assistant" else None
+def _messages(item: Any, param: str, before: list[Any]) -> list[Any]:
+    """A chat's messages for an item; thoughts, text and calls of one answer are one message."""
+    if not isinstance(item, dict):
+        return [item]
+    kind = item.get("type", "message")
+    last = before[-1] if before and isinstance(before[-1], dict) else {}
+    last = last if last.get("role") == "assistant" else {}
     if kind == "message":
-        role = fields.text("role")
-        if role not in _ROLES:
-            fields.refuse("role", f"must be one of {', '.join(_ROLES)}, not {shown(role)}")
-        content = _content(fields, role)
-        if role == "assistant" and last is not None and not last["content"]:
-            last |= content
+        if item.get("role") == "assistant" and last and not last["content"]:
+            last["content"] = item.get("content")
             return []
-        return [{"role": _ROLES[role], **content}]
+        return [{"role": item.get("role"), "content": item.get("content")}]
     if kind == "function_call":
-        call = _call(fields)
-        if last is not None:
+        function = {"name": item.get("name"), "arguments": item.get("arguments")}
+        call = {"type": "function", "id": item.get("call_id"), "function": function}
+        if last:
             last.setdefault("tool_calls", []).append(call)
             return []
         return [{"role": "assistant", "content": "", "tool_calls": [call]}]
     if kind == "function_call_output":
-        identity, output = fields.text("call_id", ""), _content(fields, "tool", "output")
-        return [{"role": "tool", **output, "tool_call_id": identity}]
-    if kind == "reasoning":
-        return _thought(fields)
+        told = item.get("output")
+        return [{"role": "tool", "content": told, "tool_call_id": item.get("call_id")}]
+    if kind == "reasoning":  # in plain words; what another server encrypted is left out
+        thought = _text_of(item.get("content")) or _text_of(item.get("summary"))
+        made = {"role": "assistant", "content": "", "reasoning_content": thought}
+        return [made] if thought else []
     if kind in _SKIPPED:
         note_ignored(f"input[].type {kind}")
-        fields.skip()
         return []
     more = f": {_WHOLE}" if kind == "item_reference" else ""
-    fields.refuse("type", f"{shown(kind)} is not supported{more}", code="unsupported_value")
+    problem = f"{param} {shown(kind)} is not supported{more}"
+    raise ApiError(problem, param=param, code="unsupported_value")
 
 
-def _content(fields: Fields, role: str, field: str = "content") -> dict[str, Any]:
-    kinds = _PARTS if role == "assistant" else (*_PARTS, *IMAGES)
-    return content_of(parse_parts(fields, field, kinds, may_lack=role in ("assistant", "tool")))
-
-
-def _thought(fields: Fields) -> list[dict[str, Any]]:
-    """A thought in plain words; one that another server encrypted is left out."""
-    content, summary = (
-        text_of(fields, name, _PARTS, may_lack=True) for name in ("content", "summary")
-    )
-    thought = content or summary
-    return [{"role": "assistant", "content": "", "reasoning_content": thought}] if thought else []
-
-
-def _call(fields: Fields) -> dict[str, Any]:
-    function = {"name": fields.text("name"), "arguments": call_arguments(fields)}
-    return {"type": "function", "id": fields.text("call_id", ""), "function": function}
-
-
-def _logprobs(fields: Fields, limits: Limits) -> int | None:
-    """Best tokens to be told at each place; None for no logprobs at all."""
-    is_asked = _LOGPROBS in fields.list("include", limits.stops)
-    count = fields.whole("top_logprobs", 0, 0, limits.logprobs)
-    if count and not is_asked:
-        fields.refuse("top_logprobs", f"needs logprobs: include {_LOGPROBS} as well")
-    return count if is_asked else None
+def _text_of(parts: Any) -> str:
+    """The texts of parts, as lines."""
+    if not isinstance(parts, list):
+        return parts if isinstance(parts, str) else ""
+    named = [one.get("text") for one in parts if isinstance(one, dict)]
+    return "\n".join(one for one in named if isinstance(one, str))
 
 
 Event = dict[str, Any]
@@ -267,13 +203,11 @@ class ResponsesSerializer(Serializer):
         self._text = ""  # of it
 
     def begin(self, index: int) -> list[Event]:
-        """An answer without content."""
         response = self._response("in_progress", [])
         kinds = ("response.created", "response.in_progress")
         return [self._event(kind, response=response) for kind in kinds]
 
     def add(self, index: int, delta: Delta, chunks: Sequence[Chunk]) -> list[Event]:
-        """Thoughts, text and calls, each in an item of its own."""
         if self._tokens is not None:
             self._waiting += self._tokens.entries([x for one in chunks for x in one.logprobs])
         if delta.content:
@@ -288,7 +222,6 @@ class ResponsesSerializer(Serializer):
         return events
 
     def end(self, choice: Choice) -> list[Event]:
-        """The whole answer."""
         reason = choice.reason
         events = self._close_item("incomplete" if reason == "length" else "completed")
         response = self._finished(choice, self._done)
@@ -302,7 +235,6 @@ class ResponsesSerializer(Serializer):
         return self._event("response.failed", response={**response, "error": told})
 
     def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
-        """The answer, for who asked for no stream."""
         choice = choices[0]
         self.add(0, Delta(reasoning=choice.reasoning), ())
         if self._tokens is not None:

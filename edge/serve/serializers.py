@@ -194,7 +194,12 @@ def timings(choices: Sequence[Choice]) -> dict[str, Any]:
     read = sum(one.prompt_tokens - one.reused_tokens for one in several)
     prompt_s = sum(one.prompt_s for one in several)
     decode_s = sum(one.decode_s for one in several)
-    decoded = sum(one.accepted_tokens + one.rounds for one in several)
+    drafted, accepted = Counter[str](), Counter[str]()
+    for one in several:
+        drafted.update(one.drafted_by)
+        accepted.update(one.accepted_by)
+    rounds = sum(one.rounds for one in several)
+    decoded = sum(one.accepted_tokens for one in several) + rounds
     return {
         "cache_n": sum(one.reused_tokens for one in several),
         "prompt_n": read,
@@ -207,21 +212,9 @@ def timings(choices: Sequence[Choice]) -> dict[str, Any]:
         "predicted_per_second": decoded / decode_s if decode_s else 0.0,
         "draft_n": sum(one.drafted_tokens for one in several),
         "draft_n_accepted": sum(one.accepted_tokens for one in several),
-        **_by_drafter(several),
-    }
-
-
-def _by_drafter(several: Sequence[Counters]) -> dict[str, Any]:
-    drafted, accepted = Counter[str](), Counter[str]()
-    for one in several:
-        drafted.update(one.drafted_by)
-        accepted.update(one.accepted_by)
-    rounds = sum(one.rounds for one in several)
-    tokens = sum(one.accepted_tokens for one in several) + rounds
-    return {
         "drafted_by": dict(drafted),
         "accepted_by": dict(accepted),
-        "acceptance_length": tokens / rounds if rounds else 1.0,
+        "acceptance_length": decoded / rounds if rounds else 1.0,
     }
 
 
@@ -251,7 +244,6 @@ class OpenAISerializer(Serializer):
         return {**self._head, "object": self._kinds[0], "choices": [choice], **more}
 
     def reading(self, progress: ReadingProgress) -> list[dict[str, Any]]:
-        """Without a choice, as nothing of one is known."""
         told = {"choices": [], "prompt_progress": progress._asdict()}
         return [{**self._head, "object": self._kinds[0], **told}]
 
@@ -259,7 +251,6 @@ class OpenAISerializer(Serializer):
         return {"sources": sources(chunks)} if self._output.sources else {}
 
     def close(self, choices: Sequence[Choice]) -> list[dict[str, Any]]:
-        """The usage, where it was asked for."""
         if not self._output.usage:
             return []
         return [self._document(self._kinds[0], [], choices)]
@@ -274,21 +265,22 @@ class OpenAISerializer(Serializer):
         }
 
 
+def choice_of(
+    index: int, reason: str | None = None, logprobs: Any = None, **said: Any
+) -> dict[str, Any]:
+    """A choice of a document: a message, a delta of one, or a text."""
+    return {"index": index, **said, "logprobs": logprobs, "finish_reason": reason}
+
+
 def sources(chunks: Sequence[Chunk]) -> list[list[str]]:
     """Pieces of text, each with the drafter it came from; "" is the model's own step."""
     pieces: list[list[str]] = []
     for chunk in chunks:
         start = 0
-        for name, length in chunk.sources:
-            _add_piece(pieces, chunk.text[start : start + length], name)
+        for name, length in (*chunk.sources, ("", len(chunk.text))):
+            pieces.append([chunk.text[start : start + length], name])
             start += length
-        _add_piece(pieces, chunk.text[start:], "")
-    return pieces
-
-
-def _add_piece(pieces: list[list[str]], text: str, name: str) -> None:
-    if text:
-        pieces.append([text, name])
+    return [one for one in pieces if one[0]]
 
 
 _LEAST = -9999.0  # in place of minus infinity, which JSON does not have
@@ -319,15 +311,12 @@ class ToldTokens:
 
     def _entry(self, token: int, logprob: float) -> dict[str, Any]:
         data = self._tokenizer.token_bytes(token)
-        return {"token": self._text(token), "logprob": _finite(logprob), "bytes": list(data)}
+        text = data.decode(errors="replace") if data else self._tokenizer.token_text(token)
+        return {"token": text, "logprob": _finite(logprob), "bytes": list(data)}
 
     def text_of(self, tokens: Sequence[int]) -> str:
         """The text of several."""
         return b"".join(map(self._tokenizer.token_bytes, tokens)).decode(errors="replace")
-
-    def _text(self, token: int) -> str:
-        data = self._tokenizer.token_bytes(token)
-        return data.decode(errors="replace") if data else self._tokenizer.token_text(token)
 
     def _name(self, token: int) -> str:
         """A key: other parts of characters have other ones."""

@@ -22,13 +22,13 @@ from edgespec.serve.access import (
     is_loopback,
 )
 from edgespec.serve.parsing import Defaults, Limits
-from edgespec.serve.service import Service, Shared
+from edgespec.serve.pool import Member, Pool, Shared
+from edgespec.serve.service import Service
 from edgespec.serve.tool_servers import ToolServers
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
-    from edgespec.serve.pool import Pool
     from edgespec.serve.running import Running
 
 _START_S = 30.0  # that a thread may take until it answers
@@ -36,13 +36,13 @@ _BACKLOG = 128  # connections that wait while a model is loaded
 
 
 class Server:
-    """OpenAI's interface to a loaded model.
+    """OpenAI's interface to a loaded model, or to several of a pool.
 
         with edgespec.load("model.gguf") as engine, edgespec.Server(engine) as server:
             print(server.start())
 
     Args:
-        engine: answers; it is not closed with the server.
+        engine: answers; it is not closed with the server. Or a pool of models, which is.
         names: of the model, as clients ask for it; the first one is what answers call it.
         keys: API keys, of which requests need one; None asks for none.
         origins: of web pages that may use the server besides its own; "*" is all.
@@ -61,7 +61,7 @@ class Server:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: Engine | Pool,
         *,
         names: Sequence[str] = ("edgespec",),
         keys: Sequence[str] | None = None,
@@ -76,55 +76,23 @@ class Server:
     ) -> None:
         check_arguments(Server.__init__, names=names, keys=keys, origins=origins)
         require_packages()
-        from edgespec.serve.model_file import LoadedModel
-        from edgespec.serve.pool import Member, Pool
-
-        self._let_in(keys, origins, hosts, tools)
-        shared = Shared(limits or Limits())
-        service = Service(
-            engine,
-            names=names,
-            defaults=defaults,
-            shared=shared,
-            plan=plan,
-            file_name=file_name,
-            any_model=any_model,
-        )
-        only = Member(LoadedModel(service), is_pinned=True, loaded=service)
-        self._begin(Pool([only], limits=shared.limits), shared)
-
-    @classmethod
-    def of_pool(
-        cls,
-        pool: Pool,
-        shared: Shared,
-        *,
-        keys: Sequence[str] | None = None,
-        origins: Sequence[str] = (),
-        hosts: Sequence[str] = (),
-        tools: ToolServers | None = None,
-    ) -> Server:
-        """A server of several models, which it closes. Arguments and errors as above."""
-        server = cls.__new__(cls)
-        server._let_in(keys, origins, hosts, tools)
-        server._begin(pool, shared)
-        return server
-
-    def _let_in(
-        self,
-        keys: Sequence[str] | None,
-        origins: Sequence[str],
-        hosts: Sequence[str],
-        tools: ToolServers | None,
-    ) -> None:
-        self._keys, self._tools = checked_keys(keys), tools
-        self._origins, self._hosts = checked_origins(origins), tuple(hosts)
+        self._keys, self._hosts = checked_keys(keys), tuple(hosts)
+        self._origins = checked_origins(origins)
         if tools is not None:
             check_tools(self._keys, self._origins, self._hosts)
-
-    def _begin(self, pool: Pool, shared: Shared) -> None:
-        self.pool, self._shared = pool, shared
-        shared.tools = self._tools
+        if not isinstance(engine, Pool):
+            shared = Shared(limits or Limits())
+            service = Service(
+                engine,
+                names=names,
+                defaults=defaults,
+                shared=shared,
+                plan=plan,
+                file_name=file_name,
+                any_model=any_model,
+            )
+            engine = Pool([Member(service, is_pinned=True, loaded=service)], shared=shared)
+        self.pool, engine.shared.tools = engine, tools
         self._running: Running | None = None
         self._thread: threading.Thread | None = None
 
@@ -151,7 +119,7 @@ class Server:
         for service in self.pool.ready():
             service.prepare_formats()
         known = None if takes_any or "*" in hosts else hosts
-        return make_app(self.pool, self._shared, AuthSettings(self._keys, self._origins, known))
+        return make_app(self.pool, AuthSettings(self._keys, self._origins, known))
 
     def run(self, listener: socket.socket, ready: threading.Event | None = None) -> None:
         """Answer on a socket of `bind`, until an interrupt or `close`.
@@ -163,13 +131,12 @@ class Server:
         host = listener.getsockname()[0]
         check_exposure(host, self._keys)
         app = self._app(self._hosts, takes_any=not is_loopback(host))
-        on_start = ready.set if ready is not None else _nothing
-        self._running = Running(app, self._shared.limits, on_start, self._shared.stop)
+        on_start = (ready or threading.Event()).set
+        self._running = Running(app, self.pool.limits, on_start, self.pool.shared.stop)
         try:
             self._running.run([listener])
         finally:
             self.pool.close()
-            self._shared.close()
             self._running.has_ended()
 
     def start(self, host: str = "127.0.0.1", port: int = 0) -> str:
@@ -194,16 +161,12 @@ class Server:
         if self._thread is not None:
             self._thread.join()
         self.pool.close()
-        self._shared.close()
 
     def __enter__(self) -> Server:
         return self
 
     def __exit__(self, *_error: object) -> None:
         self.close()
-
-
-def _nothing() -> None: ...
 
 
 def bind(host: str, port: int, keys: Sequence[str] = ()) -> socket.socket:
@@ -225,20 +188,16 @@ def bind(host: str, port: int, keys: Sequence[str] = ()) -> socket.socket:
         listener.listen(_BACKLOG)
     except (OSError, OverflowError) as problem:
         listener.close()
-        raise _no_port(host, port, problem) from problem
+        if getattr(problem, "errno", None) == errno.EADDRINUSE:
+            raise UnsupportedError(
+                f"port {port} of {host or 'this machine'} is in use: another server listens there",
+                hint="end that server, or choose another --port; 0 takes a free one",
+            ) from problem
+        reason = getattr(problem, "strerror", None) or problem
+        raise UnsupportedError(
+            f"cannot listen on {host} port {port}: {reason}", hint="choose another --port or --host"
+        ) from problem
     return listener
-
-
-def _no_port(host: str, port: int, problem: OSError | OverflowError) -> UnsupportedError:
-    if isinstance(problem, OSError) and problem.errno == errno.EADDRINUSE:
-        return UnsupportedError(
-            f"port {port} of {host or 'this machine'} is in use: another server listens there",
-            hint="end that server, or choose another --port; 0 takes a free one",
-        )
-    reason = problem.strerror if isinstance(problem, OSError) else str(problem)
-    return UnsupportedError(
-        f"cannot listen on {host} port {port}: {reason}", hint="choose another --port or --host"
-    )
 
 
 def address_of(listener: socket.socket) -> str:

@@ -11,40 +11,39 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from edgespec.backends.base import AnswerFormat, MakesGrammars
 from edgespec.backends.vocabulary import TextBound
-from edgespec.decode.engine import Engine
-from edgespec.decode.generation import Chunk, Counters, Result
+from edgespec.decode.engine import Engine, sees_images
+from edgespec.decode.generation import Chunk, Result
 from edgespec.decode.options import GenerationOptions
 from edgespec.decode.session import KnownText
 from edgespec.decode.stream import Stream
 from edgespec.errors import ContextFullError, UnsupportedError
 from edgespec.log import PROMPTS, REQUEST_ID
-from edgespec.memory.device.energy import energy_meter
 from edgespec.memory.plan.plan import Plan
 from edgespec.models.chat import Message, render_chat
 from edgespec.models.images import Image
+from edgespec.models.spec import ModelSpec
 from edgespec.prefix import common_prefix_length
 from edgespec.sampling.constrained import make_grammar
 from edgespec.sampling.params import SamplingParams
 from edgespec.serve.access import CACHE_SALT, HISTORY
 from edgespec.serve.answer_reader import AnswerReader
 from edgespec.serve.parsing import LOGGER, ApiError, Defaults, Limits, ServedModel, seed_of_choice
-from edgespec.serve.pool import Stops
+from edgespec.serve.pool import CHAT, Shared, about
 from edgespec.serve.serializers import Choice, ReadingProgress, Serializer, ToldTokens, unwritten
+from edgespec.setup.model_sets import Sizes
 
 if TYPE_CHECKING:
     from edgespec.serve.pool import Member
-    from edgespec.serve.tool_servers import ToolServers
 
 
 class Prompts:
@@ -147,61 +146,36 @@ def _texts_in(value: Any) -> Iterator[str]:
 _PAUSE_S = 1 / 30
 
 
-class _End(NamedTuple):
-    """What comes after the last chunk."""
-
-    result: Result
-    problem: Exception | None
-
-
+@dataclass(eq=False)
 class Generation:
-    """One that waits, runs or has ended, and is read by one event loop.
+    """One that waits, runs or has ended, and is read by one event loop."""
 
-    Args:
-        loop: of who reads it.
-        stream: of an engine, not yet begun.
-        cancel: the event that `stream` was given.
-        text: of its prompt, where ids of what was said before are kept; "" elsewhere.
-        prompt_ids: ids of the prompt.
-        most_s: from its first token, after which it ends with the line; None is no limit.
-        salt: of what may know its ids.
-        yields: it runs only while nobody else waits, and ends where somebody comes, or another
-            one that yields, which knows more of what is typed.
-    """
+    loop: asyncio.AbstractEventLoop  # of who reads it
+    stream: Stream  # of an engine, not yet begun
+    cancelled: threading.Event  # that `stream` was given
+    text: str  # of its prompt, where ids of what was said before are kept; "" elsewhere
+    prompt_ids: list[int]
+    most_s: float | None = None  # from its first token, after which it ends with the line
+    salt: str = ""  # of what may know its ids
+    # It runs only while nobody else waits, and ends where somebody comes, or another one that
+    # yields, which knows more of what is typed.
+    yields: bool = False
+    request_id: str = field(default_factory=REQUEST_ID.get)  # of who asked for it
+    ran_out: bool = False  # of time, which ended it
 
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        stream: Stream,
-        cancel: threading.Event,
-        text: str,
-        prompt_ids: list[int],
-        most_s: float | None = None,
-        salt: str = "",
-        *,
-        yields: bool = False,
-    ) -> None:
-        self.stream = stream
-        self.text, self.prompt_ids, self.salt = text, prompt_ids, salt
-        self.request_id = REQUEST_ID.get()  # of who asked for it
-        self.ran_out = False  # of time, which ended it
-        self.yields = yields
-        self._cancel, self._most_s = cancel, most_s
+    def __post_init__(self) -> None:
+        self._asked_s, self._woken_s = perf_counter(), 0.0
         self._first_s: float | None = None
-        self._asked_s = perf_counter()
         self._has_line = False
-        self._loop = loop
-        self._news = asyncio.Event()
-        self._lock = threading.Lock()
+        self._news, self._lock = asyncio.Event(), threading.Lock()
         self._chunks: list[Chunk] = []
-        self._end: _End | None = None
-        self._woken_s = 0.0
+        self._end: tuple[Result, Exception | None] | None = None  # what comes after the last chunk
 
     # -- for the event loop ----------------------------------------------------------------
 
     def cancel(self) -> None:
         """Stop it after the step under way, or before its first one."""
-        self._cancel.set()
+        self.cancelled.set()
 
     @property
     def has_ended(self) -> bool:
@@ -224,7 +198,7 @@ class Generation:
     def result(self) -> Result:
         """What was generated; only when `batches` has ended."""
         assert self._end is not None
-        return self._end.result
+        return self._end[0]
 
     async def batches(self, most_s: float | None = None) -> AsyncIterator[list[Chunk]]:
         """Chunks as they come, those of one moment together. Raises what the engine raised.
@@ -246,14 +220,8 @@ class Generation:
                 yield chunks
             if end is not None:
                 break
-        if end.problem is not None:
-            raise end.problem
-
-    async def ended(self) -> Result:
-        """Wait for its end. Raises as `batches`."""
-        async for _ in self.batches():
-            pass
-        return self.result
+        if end[1] is not None:
+            raise end[1]
 
     # -- for the engine's thread -----------------------------------------------------------
 
@@ -264,10 +232,10 @@ class Generation:
         now = perf_counter()
         self._first_s = now if self._first_s is None else self._first_s
         self._has_line = self._has_line or "\n" in chunk.text
-        is_over = self._most_s is not None and now - self._first_s >= self._most_s
-        if is_over and self._has_line and not self._cancel.is_set():
+        is_over = self.most_s is not None and now - self._first_s >= self.most_s
+        if is_over and self._has_line and not self.cancelled.is_set():
             self.ran_out = True
-            self._cancel.set()
+            self.cancelled.set()
         if now - self._woken_s >= _PAUSE_S:
             self._woken_s = now
             self._wake()
@@ -275,16 +243,16 @@ class Generation:
     def end(self, result: Result, problem: Exception | None = None) -> None:
         """Nothing more comes."""
         with self._lock:
-            self._end = _End(result, problem)
+            self._end = result, problem
         self._wake()
 
     def _wake(self) -> None:
         try:
-            self._loop.call_soon_threadsafe(self._news.set)
+            self.loop.call_soon_threadsafe(self._news.set)
         except RuntimeError:  # the loop is closed: nobody reads any more
-            if not self._loop.is_closed():
+            if not self.loop.is_closed():
                 raise
-            self._cancel.set()
+            self.cancelled.set()
 
 
 class Executor:
@@ -301,8 +269,8 @@ class Executor:
     ) -> None:
         self._most, self._users = most, users
         self._on_end = on_end
-        self._waiting: deque[Generation] = deque()
-        self._running: list[Generation] = []
+        self.waiting: deque[Generation] = deque()
+        self.running: list[Generation] = []
         self._change = threading.Condition()
         self.is_closed = False
         self._threads = [
@@ -313,38 +281,28 @@ class Executor:
             thread.start()
 
     @property
-    def num_waiting(self) -> int:
-        """Generations in the queue."""
-        return len(self._waiting)
-
-    @property
-    def running(self) -> Sequence[Generation]:
-        """Those that have begun."""
-        return tuple(self._running)
-
-    @property
     def is_full(self) -> bool:
         """Whether no more may come."""
-        return len(self._waiting) + len(self._running) >= self._most + self._users
+        return len(self.waiting) + len(self.running) >= self._most + self._users
 
     def submit(self, generations: Sequence[Generation]) -> None:
         """Put them at the end of the queue. Raises ApiError where they do not all fit."""
         with self._change:
             if self.is_closed:
                 raise ApiError("the server stops", status=503, code="stopping")
-            there = len(self._waiting) + len(self._running)
+            there = len(self.waiting) + len(self.running)
             if there + len(generations) > self._most + self._users:
                 raise ApiError(
-                    f"the queue is full ({len(self._waiting)} wait): try again in a second",
+                    f"the queue is full ({len(self.waiting)} wait): try again in a second",
                     status=429,
                     code="queue_full",
                 )
-            others = [*self._running, *self._waiting]
+            others = [*self.running, *self.waiting]
             if all(one.yields for one in generations) and not all(one.yields for one in others):
                 left = generations
             else:
                 left = [one for one in others if one.yields]
-                self._waiting += generations
+                self.waiting += generations
             self._change.notify_all()
         for one in left:
             self.cancel(one)
@@ -353,10 +311,10 @@ class Executor:
         """Stop one after its step, or take it out of the queue."""
         generation.cancel()
         with self._change:
-            if generation in self._running:
+            if generation in self.running:
                 return
-            if generation in self._waiting:
-                self._waiting.remove(generation)
+            if generation in self.waiting:
+                self.waiting.remove(generation)
         if not generation.has_ended:
             generation.end(generation.stream.result)
 
@@ -364,8 +322,8 @@ class Executor:
         """End all of them and the threads; safe to call twice."""
         with self._change:
             self.is_closed = True
-            left = [*self._waiting]
-            for generation in self._running:
+            left = [*self.waiting]
+            for generation in self.running:
                 generation.cancel()
             self._change.notify_all()
         for generation in left:
@@ -374,31 +332,25 @@ class Executor:
             thread.join()
 
     def _work(self) -> None:
-        while (generation := self._next()) is not None:
+        while True:
+            with self._change:
+                self._change.wait_for(lambda: self.waiting or self.is_closed)
+                if self.is_closed:
+                    return
+                generation = self.waiting.popleft()
+                self.running.append(generation)
+            problem: Exception | None = None
             try:
-                self._run(generation)
+                try:
+                    for chunk in generation.stream:
+                        generation.put(chunk)
+                    self._on_end(generation, generation.stream.result)
+                except Exception as caught:  # its client is told; the next one gets its turn
+                    problem = caught
+                generation.end(generation.stream.result, problem)
             finally:
                 with self._change:
-                    self._running.remove(generation)
-
-    def _next(self) -> Generation | None:
-        with self._change:
-            self._change.wait_for(lambda: self._waiting or self.is_closed)
-            if self.is_closed:
-                return None
-            generation = self._waiting.popleft()
-            self._running.append(generation)
-            return generation
-
-    def _run(self, generation: Generation) -> None:
-        problem: Exception | None = None
-        try:
-            for chunk in generation.stream:
-                generation.put(chunk)
-            self._on_end(generation, generation.stream.result)
-        except Exception as caught:  # its client is told; the next one gets its turn
-            problem = caught
-        generation.end(generation.stream.result, problem)
+                    self.running.remove(generation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -433,83 +385,11 @@ class Task(NamedTuple):
     keep_alive_s: float | None
 
 
-# What is summed of a generation's counters, by the names that /status gives it.
-_SUMMED = {
-    "prompt_tokens": "prompt_tokens",
-    "cached_tokens": "reused_tokens",
-    "generated_tokens": "generated_tokens",
-    "drafted_tokens": "drafted_tokens",
-    "accepted_tokens": "accepted_tokens",
-    "rounds": "rounds",
-    "prompt_s": "prompt_s",
-    "time_to_first_token_s": "time_to_first_token_s",
-    "decode_s": "decode_s",
-}
-_OTHERS = ("generations", "cancelled", "read_ahead", "read_ahead_used")
-
-
-class Metrics:
-    """Sums over all generations, and how many requests had which status."""
-
-    def __init__(self) -> None:
-        self.sums: dict[str, float] = dict.fromkeys((*_OTHERS, *_SUMMED), 0)
-        self.drafted_by, self.accepted_by = Counter[str](), Counter[str]()
-        self.statuses = Counter[int]()
-        self._lock = threading.Lock()
-
-    def add(self, counters: Counters, *, cancelled: bool) -> None:
-        """Count a generation that has ended."""
-        sums = {name: getattr(counters, its) for name, its in _SUMMED.items()}
-        self.count(generations=1, cancelled=int(cancelled), **sums)
-        with self._lock:
-            self.drafted_by.update(counters.drafted_by)
-            self.accepted_by.update(counters.accepted_by)
-
-    def count(self, **numbers: float) -> None:
-        """Add to some sums."""
-        with self._lock:
-            for name, number in numbers.items():
-                self.sums[name] += number
-
-    def add_status(self, status: int) -> None:
-        """Count a request that was answered."""
-        with self._lock:
-            self.statuses[status] += 1
-
-    def as_json(self) -> dict[str, Any]:
-        """All of it."""
-        names = "drafted_by", "accepted_by", "statuses"
-        return {**self.sums, **{name: dict(getattr(self, name)) for name in names}}
-
-
+_MOST_AHEAD = 32  # prompts read ahead, of which it is to be seen whether somebody asks
 _MOST_TRIALS = 3  # grammars that are tried, or wait for that: in so many threads, and seconds
 _TRIALS = threading.BoundedSemaphore(_MOST_TRIALS)
 _TRIAL = threading.Lock()  # of the one that is tried
 _LOOK_S = 0.05  # between two looks whether who waits for it has left
-_POWER_EVERY_S = 1.0  # often enough for an hour's mean, and an idle board goes on sleeping
-
-
-class Shared:
-    """What all models of a server have in common: limits, totals, joules."""
-
-    def __init__(self, limits: Limits) -> None:
-        self.limits, self.totals = limits, Metrics()
-        self.started_s = int(time.time())
-        self.underway = set[Stops]()
-        self.tools: ToolServers | None = None
-        self._opened = ExitStack()
-        self.energy, _ = self._opened.enter_context(energy_meter(every_s=_POWER_EVERY_S))
-
-    def stop(self) -> None:
-        """Tell all who wait for an answer, or read one, that the server ends; in its event loop."""
-        for one in [*self.underway]:
-            one.stop()
-
-    def close(self) -> None:
-        """End the servers of tools, and the thread that counts joules; safe to call twice."""
-        if self.tools is not None:
-            self.tools.close()
-        self._opened.close()
 
 
 class Service:
@@ -524,6 +404,8 @@ class Service:
         shared: what all models of a server have in common.
         owns_engine: the engine is closed with this one.
     """
+
+    kind = CHAT
 
     def __init__(
         self,
@@ -546,8 +428,32 @@ class Service:
         self.prompts = Prompts(engine)
         self.told_tokens = ToldTokens(engine.backend.tokenizer)
         self.lora: dict[int, float] | None = None  # of requests that say nothing; None: as loaded
-        self._ahead: deque[_Ahead] = deque(maxlen=_MOST_AHEAD)
+        # What was read before anybody asked: the salt, ids, and from which one on.
+        self._ahead: deque[tuple[str, list[int], int]] = deque(maxlen=_MOST_AHEAD)
         self.executor = Executor(self.limits.waiting, self._ended, engine.users)
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Of its model, as a pool asks for them: the model of a server that has no other one."""
+        return self.setup.names
+
+    @property
+    def spec(self) -> ModelSpec | None:
+        """What the model's file says; None where that is not known."""
+        return self.engine.spec
+
+    @cached_property
+    def sizes(self) -> Sizes:
+        """What it adds to the process."""
+        plan, allocated = self.plan, sum(self.memory_bytes().values())
+        return {"process": allocated if plan is None else plan.predicted_peak_bytes}
+
+    @property
+    def about(self) -> Mapping[str, Any]:
+        """What is said of it in a list of models."""
+        backend = self.engine.backend
+        senses = backend.modalities if sees_images(backend) else None
+        return about(self.setup.context_size, self.engine.vocab_size, senses)
 
     @cached_property
     def end_ids(self) -> Sequence[int]:
@@ -593,10 +499,9 @@ class Service:
         PROMPTS.info("%s prompt: %s", REQUEST_ID.get(), text or ids)
         for index in range(choices):
             cancel = threading.Event()
-            sampling = seed_of_choice(options.sampling or SamplingParams(), index)
             asked = replace(
                 options,
-                sampling=sampling,
+                sampling=seed_of_choice(options.sampling or SamplingParams(), index),
                 cancel=cancel,
                 history=HISTORY.get(),
                 cache_salt=CACHE_SALT.get(),
@@ -610,18 +515,8 @@ class Service:
                     code="context_length_exceeded",
                     more={"n_prompt_tokens": len(ids), "n_ctx": self.setup.context_size},
                 ) from problem
-            made.append(
-                Generation(
-                    task.loop,
-                    stream,
-                    cancel,
-                    text,
-                    ids,
-                    most_s,
-                    CACHE_SALT.get(),
-                    yields=options.ahead,
-                )
-            )
+            salt, ahead = asked.cache_salt, options.ahead
+            made.append(Generation(task.loop, stream, cancel, text, ids, most_s, salt, ahead))
         return made
 
     def _try_form(self, wanted: AnswerFormat, has_left: threading.Event) -> None:
@@ -663,7 +558,7 @@ class Service:
     @property
     def is_busy(self) -> bool:
         """Whether an answer is under way, or waits."""
-        return bool(self.executor.running or self.executor.num_waiting)
+        return bool(self.executor.running or self.executor.waiting)
 
     def close(self) -> None:
         """End all generations and the threads, and the engine if it is its own; safe twice."""
@@ -672,47 +567,26 @@ class Service:
             self.engine.close()
 
     def _ended(self, generation: Generation, result: Result) -> None:
+        salt, ids, counters = generation.salt, generation.prompt_ids, result.counters
         if generation.yields:
             end, begin = generation.stream.num_read
-            self._ahead.append(_Ahead(generation.salt, generation.prompt_ids[:end], begin))
+            self._ahead.append((salt, ids[:end], begin))
             self.totals.count(read_ahead=end - begin)
             return
-        self._use_ahead(generation, result.counters.reused_tokens)
+        for one in [*self._ahead]:  # what was read ahead for this prompt is forgotten then
+            common = common_prefix_length(one[1], ids) if one[0] == salt else 0
+            if (num_used := min(common, counters.reused_tokens) - one[2]) > 0:
+                self.totals.count(read_ahead_used=num_used)
+                self._ahead.remove(one)
         is_cancelled = result.finish_reason == "cancelled" and not generation.ran_out
-        counters = result.counters
         self.totals.add(counters, cancelled=is_cancelled)
         LOGGER.info(
             "%s %s: prompt %d tokens, %d of them kept, first token after %.2f s; "
             "answer %d tokens, %.1f tokens/s, %.2f tokens a step",
-            generation.request_id,
-            result.finish_reason,
-            counters.prompt_tokens,
-            counters.reused_tokens,
-            counters.time_to_first_token_s,
-            counters.generated_tokens,
-            counters.tokens_per_s,
-            counters.acceptance_length,
+            *(generation.request_id, result.finish_reason, counters.prompt_tokens),
+            *(counters.reused_tokens, counters.time_to_first_token_s, counters.generated_tokens),
+            *(counters.tokens_per_s, counters.acceptance_length),
         )
         PROMPTS.info("%s answer: %s", generation.request_id, result.text)
         if generation.text and result.token_ids:
-            self.prompts.learn(generation.text, generation.prompt_ids, result, generation.salt)
-
-    def _use_ahead(self, generation: Generation, num_reused: int) -> None:
-        """Count what was read ahead for this prompt, which is forgotten then."""
-        for one in [*self._ahead]:
-            if one.salt == generation.salt:
-                common = common_prefix_length(one.ids, generation.prompt_ids)
-                if (num_used := min(common, num_reused) - one.begin) > 0:
-                    self.totals.count(read_ahead_used=num_used)
-                    self._ahead.remove(one)
-
-
-class _Ahead(NamedTuple):
-    """What was read before anybody asked: the tokens from `begin` on."""
-
-    salt: str
-    ids: list[int]
-    begin: int
-
-
-_MOST_AHEAD = 32  # of these, of which it is still to be seen whether somebody asks
+            self.prompts.learn(generation.text, ids, result, salt)

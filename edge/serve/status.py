@@ -11,7 +11,7 @@ from edgespec.memory.device.track import peak_resident_bytes, resident_bytes
 from edgespec.sampling.params import FIELD_NAMES
 from edgespec.serve.pool import Member, Pool
 from edgespec.serve.serializers import fingerprint
-from edgespec.serve.service import Metrics, Service, Shared
+from edgespec.serve.service import Service
 
 # What llama.cpp's server has no name for.
 _HELP = {
@@ -23,7 +23,7 @@ _HELP = {
 }
 
 
-def props(_pool: Pool, _shared: Shared, member: Member) -> dict[str, Any]:
+def props(_pool: Pool, member: Member) -> dict[str, Any]:
     """The model and the settings of answers, under the names that llama.cpp's server gives them.
 
     Of a model that is not loaded, or makes embeddings, only what its plan says.
@@ -56,7 +56,7 @@ def props(_pool: Pool, _shared: Shared, member: Member) -> dict[str, Any]:
     }
 
 
-def adapters(_pool: Pool, _shared: Shared, member: Member) -> list[dict[str, Any]]:
+def adapters(_pool: Pool, member: Member) -> list[dict[str, Any]]:
     """The adapters of a model that is loaded, under the names that llama.cpp's server gives them.
 
     Their scales are those of requests that say nothing.
@@ -74,7 +74,7 @@ def adapters(_pool: Pool, _shared: Shared, member: Member) -> list[dict[str, Any
     ]
 
 
-def status(pool: Pool, shared: Shared, member: Member) -> dict[str, Any]:
+def status(pool: Pool, member: Member) -> dict[str, Any]:
     """Everything that changes while it runs, and the plan of a model with its reasons."""
     loaded = member.loaded
     plan = None if loaded is None else loaded.plan
@@ -87,7 +87,7 @@ def status(pool: Pool, shared: Shared, member: Member) -> dict[str, Any]:
             "running": running,
             "users": sum(one.engine.users for one in pool.ready()),
             "waiting": waiting,
-            "most": shared.limits.waiting,
+            "most": pool.shared.limits.waiting,
         },
         "memory": {
             "resident_bytes": resident_bytes(),
@@ -99,7 +99,7 @@ def status(pool: Pool, shared: Shared, member: Member) -> dict[str, Any]:
         },
         "on_battery": is_on_battery(),
         "draft_failure": loaded.engine.draft_failure if isinstance(loaded, Service) else None,
-        "totals": shared.totals.as_json(),
+        "totals": pool.shared.totals.as_json(),
         "plan": {} if plan is None else plan.as_json(),
     }
 
@@ -108,13 +108,13 @@ def _queue(pool: Pool) -> tuple[int, int]:
     """Answers under way, and those that wait for their turn or for a model."""
     executors = [one.executor for one in pool.ready()]
     asked = sum(len(one.tickets) for one in pool.members)
-    waiting = sum(executor.num_waiting for executor in executors) + asked
+    waiting = sum(len(executor.waiting) for executor in executors) + asked
     return sum(len(executor.running) for executor in executors), waiting
 
 
-def metrics(pool: Pool, shared: Shared, _member: Member) -> str:
+def metrics(pool: Pool, _member: Member) -> str:
     """Numbers as Prometheus reads them."""
-    totals = shared.totals
+    totals = pool.shared.totals
     running, waiting = _queue(pool)
     lines = []
     for name, about in _HELP.items():
@@ -130,23 +130,16 @@ def metrics(pool: Pool, shared: Shared, _member: Member) -> str:
     lines += _metric("model_loads_total", "counter", "Times a model was loaded.", loads)
     held = resident_bytes()
     lines += _metric("resident_memory_bytes", "gauge", "Memory of the process.", {"": held})
-    if shared.energy is not None:
+    if (energy := pool.shared.energy) is not None:
         about = "Energy since the server began, idle time included, as the counter counts it."
-        counted = {f'{{counter="{shared.energy.source.name}"}}': round(shared.energy.joules(), 3)}
+        counted = {f'{{counter="{energy.source.name}"}}': round(energy.joules(), 3)}
         lines += _metric("energy_joules_total", "counter", about, counted)
-    for name, (about, value) in _llama_metrics(totals, running, waiting).items():
-        kind = "counter" if name.endswith("_total") else "gauge"
-        lines += _metric(name, kind, about, {"": value}, "llamacpp:")
-    return "\n".join([*lines, ""])
-
-
-def _llama_metrics(totals: Metrics, running: int, waiting: int) -> dict[str, tuple[str, float]]:
-    """What llama.cpp's server has a name for, so that its dashboards show it."""
     sums = totals.sums
     cached, accepted = sums["cached_tokens"], sums["accepted_tokens"]
     read, decoded = sums["prompt_tokens"] - cached, accepted + sums["rounds"]
     decode_rate = _rate(decoded, sums["decode_s"])
-    return {
+    # What llama.cpp's server has a name for, so that its dashboards show it.
+    named = {
         "prompt_tokens_total": ("Tokens of prompts that were read.", read),
         "prompt_tokens_cached_total": ("Tokens of prompts that were in the cache.", cached),
         "prompt_seconds_total": ("Seconds of reading prompts.", sums["prompt_s"]),
@@ -160,6 +153,10 @@ def _llama_metrics(totals: Metrics, running: int, waiting: int) -> dict[str, tup
         "requests_processing": ("Answers under way.", running),
         "requests_deferred": ("Answers in the queue.", waiting),
     }
+    for name, (about, value) in named.items():
+        kind = "counter" if name.endswith("_total") else "gauge"
+        lines += _metric(name, kind, about, {"": value}, "llamacpp:")
+    return "\n".join([*lines, ""])
 
 
 def _rate(count: float, seconds: float) -> float:

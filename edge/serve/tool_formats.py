@@ -231,23 +231,17 @@ def _found(template: str) -> ToolFormat | None:
     )
     start = common_prefix_length(said, one)
     ended = common_prefix_length(said[::-1], one[::-1])
-    start, ended = _before_marker(one, start), _after_marker(one, len(one) - ended)
-    call = _after_thought(one[start:ended])
+    end = len(one) - ended
+    # What either place is within is a marker as a whole.
+    if (first := one.rfind("<", 0, start)) > one.rfind(">", 0, start):
+        start = first
+    if one.rfind("<", 0, end) > one.rfind(">", 0, end) and (last := one.find(">", end)) >= 0:
+        end = last + 1
+    call = _after_thought(one[start:end])
     several = _after_thought(two[start:]) if two and _NAMES[1] in two else ""
     if _KEYS[0] not in call:  # the marks are in what both begin with
         return None
     return _of_json(call) or _of_named(call, several) or _of_tags(call, several)
-
-
-def _before_marker(text: str, place: int) -> int:
-    """The place, or that of a marker that it is in."""
-    first = text.rfind("<", 0, place)
-    return first if first > text.rfind(">", 0, place) else place
-
-
-def _after_marker(text: str, place: int) -> int:
-    first, end = text.rfind("<", 0, place), text.find(">", place)
-    return end + 1 if first > text.rfind(">", 0, place) and end >= 0 else place
 
 
 def _rendered(template: str, answer: dict[str, Any], *, whole: bool = False) -> str | None:

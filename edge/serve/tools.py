@@ -11,6 +11,7 @@ import math
 import re
 from ast import literal_eval
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -219,22 +220,15 @@ def parse_argument(text: str, schema: Any, whole: Mapping[str, Any]) -> Any:
     word = text.strip()
     if "boolean" in types and word.lower() in ("true", "false"):
         return word.lower() == "true"
-    try:
+    with suppress(ValueError, RecursionError):
         return json.loads(word, strict=False)
-    except (ValueError, RecursionError):
-        return _WORDS[word] if word in _WORDS else _python_value(word, text)
-
-
-def _python_value(word: str, text: str) -> Any:
-    """A list or a dictionary in Python's notation, which some templates show; else the text."""
-    if not word.startswith(("{", "[")):
-        return text
-    reader = _Values(word + " ", 0)
-    try:
+    if word in _WORDS or not word.startswith(("{", "[")):
+        return _WORDS.get(word, text)
+    reader = _Values(word + " ", 0)  # in Python's notation, which some templates show
+    with suppress(ValueError, RecursionError):
         value = reader.value()
-    except (ValueError, RecursionError):
-        return text
-    return text if word[reader.place :] else value
+        return text if word[reader.place :] else value
+    return text
 
 
 def _types(schema: Any, whole: Mapping[str, Any], level: int) -> set[str]:
@@ -319,13 +313,12 @@ class _Values:
 
     def value(self) -> Any:
         """The value that comes next."""
-        self.level += 1
-        if self.level > _MOST_LEVELS:
+        if self.level >= _MOST_LEVELS:
             raise ValueError("too deep")
-        try:
-            return self._any()
-        finally:
-            self.level -= 1
+        self.level += 1
+        value = self._any()
+        self.level -= 1
+        return value
 
     def _any(self) -> Any:
         if self._at("'", '"', GEMMA_QUOTE):
@@ -406,7 +399,6 @@ _DEFINITIONS = ("$defs", "definitions")
 _BY_NAME = ("properties", "patternProperties", "dependentSchemas", *_DEFINITIONS)
 _VALUES = ("const", "enum", "default", "examples")  # of a schema: what is none itself
 _SAY_TYPES = {"type", "$ref", "anyOf", "oneOf", "allOf"}
-AUTO, REQUIRED, NONE = "auto", "required", "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -420,11 +412,6 @@ class Tools:
     offered: tuple[dict[str, Any], ...] = ()
     required: tuple[str, ...] = ()
     parallel: bool = True
-
-    @property
-    def names(self) -> frozenset[str]:
-        """What may be called."""
-        return frozenset(one["function"]["name"] for one in self.offered)
 
     @property
     def schemas(self) -> dict[str, dict[str, Any]]:
@@ -480,76 +467,66 @@ def _inline_refs(value: Any, schema: dict[str, Any], name: str, definitions: dic
 def parse_tools(fields: Fields, limits: Limits) -> Tools:
     """The fields `tools`, `tool_choice` and `parallel_tool_calls`. Raises ApiError."""
     offered = tuple(
-        parse_function(one.object("function") if "function" in one else one, "parameters")
+        _function(one.object("function") if "function" in one else one)
         for one in fields.objects("tools", limits.tools)
-        if is_kind(one, "function")
+        if _is_function(one)
     )
     names = [one["function"]["name"] for one in offered]
-    choice = fields.pop("tool_choice", AUTO)
+    choice = fields.pop("tool_choice", "auto")
     parallel = fields.flag("parallel_tool_calls", True)
-    if choice == NONE:
+    required: Sequence[str] = ()
+    if choice == "none":
         return Tools()
-    if choice in (AUTO, REQUIRED):
-        if choice == REQUIRED and not names:
+    if choice == "required":
+        if not names:
             fields.refuse("tool_choice", "requires a tool, and there is none")
-        tools = Tools(offered, tuple(names) if choice == REQUIRED else (), parallel)
-        return check_schemas(tools, limits)
-    if not isinstance(choice, dict):
+        required = names
+    elif isinstance(choice, dict):
+        inner = fields.within(choice, "tool_choice")
+        inner.only("type", "function")
+        # Chats name the function in an object, responses beside its type.
+        named = inner.object("function") if "function" in inner else inner
+        if (name := named.text("name")) not in names:
+            named.refuse("name", f"{shown(name)} is none of the tools")
+        required, parallel = (name,), False
+    elif choice != "auto":
         fields.refuse(
             "tool_choice", f"must be auto, none, required or a function, not {shown(choice)}"
         )
-    inner = fields.within(choice, "tool_choice")
-    inner.only("type", "function")
-    # Chats name the function in an object, responses beside its type.
-    named = inner.object("function") if "function" in inner else inner
-    if (name := named.text("name")) not in names:
-        named.refuse("name", f"{shown(name)} is none of the tools")
-    return check_schemas(Tools(offered, (name,), False), limits)
-
-
-def check_schemas(tools: Tools, limits: Limits) -> Tools:
-    """The same. Raises ApiError where a schema that an answer has to keep to is too large."""
-    for name in tools.required:
+    tools = Tools(offered, tuple(required), parallel)
+    for name in required:  # an answer has to keep to their schemas
         schema_text(tools.schemas[name], f"the schema of {name}", limits)
     return tools
 
 
-def is_kind(fields: Fields, known: str) -> bool:
+def _is_function(fields: Fields) -> bool:
     """Whether a tool is of the kind that clients run.
 
     One that another server would run, such as a search of the web, is left out of a request, and
     the log names it: the model does without.
     """
-    kind = fields.text("type", known)
-    if kind != known:
+    kind = fields.text("type", "function")
+    if kind != "function":
         note_ignored(f"tools[].type {kind[:40]}")
-        fields.skip()
-    return kind == known
+        fields.take()
+    return kind == "function"
 
 
-def parse_function(fields: Fields, schema_field: str) -> dict[str, Any]:
+def _function(fields: Fields) -> dict[str, Any]:
     """A tool's name, description and schema of arguments, as templates take it. Raises ApiError."""
     name = fields.text("name")
     if not _NAME.fullmatch(name):
         problem = "must be up to 128 letters, digits, _, ., /, :, @ or -"
         fields.refuse("name", f"{problem}, not {shown(name)}")
     function: dict[str, Any] = {"name": name, "description": fields.text("description", "")}
-    parameters = fields.pop(schema_field, {}) or {"type": "object", "properties": {}}
+    parameters = fields.pop("parameters", {}) or {"type": "object", "properties": {}}
     if not isinstance(parameters, dict):
-        fields.refuse(schema_field, f"must be an object, not {shown(parameters)}")
+        fields.refuse("parameters", f"must be an object, not {shown(parameters)}")
     if not parameters.keys() & _SAY_TYPES:  # else a list would fit, too
         parameters = {"type": "object", **parameters}
     function["parameters"] = parameters
     fields.ignore("strict")
     return {"type": "function", "function": function}
-
-
-def call_arguments(fields: Fields) -> dict[str, Any] | str:
-    """The field `arguments` of a call that is sent back, as templates take it.
-
-    An object where it is one, or the text of one. What a model wrote instead stays a text.
-    """
-    return object_or_text(fields.pop("arguments"))
 
 
 def instructions(tools: Sequence[dict[str, Any]]) -> str:

@@ -14,8 +14,7 @@ from command_line import Command
 from random_gguf import F32, write_model
 from serving_cases import TEMPLATE
 
-from edgespec.cli.options import DEFAULTS
-from edgespec.cli.pool_options import PoolOptions
+from edgespec.cli.options import DEFAULTS, PoolOptions
 from edgespec.cli.serve_pool import make_pool
 from edgespec.errors import DoesNotFitError, ModelNotFoundError, UnsupportedError
 from edgespec.memory.plan.request import Request
@@ -36,7 +35,7 @@ def made(folder: Path) -> Iterator[Any]:
     with ExitStack() as opened:
 
         def make(*named: str, request: Request | None = None, **choice: Any) -> Pool:
-            pool, _ = make_pool(
+            pool = make_pool(
                 [str(folder / f"{name}.gguf") for name in named],
                 PoolOptions(**choice),
                 request or Request(users=2),

@@ -18,9 +18,8 @@ from serving_cases import TEMPLATE, Connect, ConnectAnthropic, Serve, Speaker
 
 from edgespec.decode.engine import Engine
 from edgespec.serve.parsing import Limits
-from edgespec.serve.pool import Member, Pool
+from edgespec.serve.pool import Member, Pool, Shared
 from edgespec.serve.server import Server
-from edgespec.serve.service import Shared
 from edgespec.setup.model_sets import Capacity
 
 
@@ -108,12 +107,9 @@ def start() -> Iterator[Start]:
             clock: Callable[[], float] = monotonic,
         ) -> PoolServer:
             made = members or tuple(Member(Made(name)) for name in "abc")
-            shared = Shared(limits or Limits())
-            capacity = Capacity({"host": room}, room)
-            pool = Pool(made, capacity, limits=shared.limits, clock=clock)
-            server = PoolServer.of_pool(pool, shared)
-            assert isinstance(server, PoolServer)
-            server.models = {one.name: one.model for one in made}  # type: ignore[misc]
+            capacity, shared = Capacity({"host": room}, room), Shared(limits or Limits())
+            server = PoolServer(Pool(made, capacity, shared=shared, clock=clock))
+            server.models = {one.name: one.model for one in made}
             opened.callback(server.close)
             for one in server.models.values():
                 opened.callback(one.gate.set)

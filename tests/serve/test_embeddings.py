@@ -33,7 +33,6 @@ from edgespec.serve.model_file import ModelFile
 from edgespec.serve.parsing import ApiError, Defaults, Fields, Limits, ServedModel
 from edgespec.serve.pool import Member, Pool
 from edgespec.serve.server import Server
-from edgespec.serve.service import Shared
 from edgespec.setup.embedding import Embedder
 from edgespec.setup.model_sets import Capacity
 
@@ -50,20 +49,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def serve(model: ModelFile, embedder: Any) -> EmbeddingService:
-    return EmbeddingService(embedder, model.names[0])
-
-
 @pytest.fixture
 def start(folder: Path) -> Iterator[Start]:
     """Serves a file of the folder; returns an address."""
     with ExitStack() as opened:
 
         def begin(file: str = "bert.gguf", **options: Any) -> str:
-            model = ModelFile(["bert"], folder / file, Request(), this_machine(), serve)
+            model = ModelFile(["bert"], folder / file, Request(), this_machine())
             capacity = Capacity({"host": 1 << 40}, 1 << 40)
             pool = Pool([Member(model, is_pinned=True)], capacity)
-            server = Server.of_pool(pool, Shared(Limits()), **options)
+            server = Server(pool, **options)
             return opened.enter_context(server).start()
 
         yield begin

@@ -55,7 +55,7 @@ def test_whatever_was_taken_out_of_a_request_ends_with_it(
     monkeypatch.setattr("edgespec.serve.parsing._NAMED", (named := set[str]()))
     fields = Fields({"a": {"b": {"c": 1}, "d": 2}, "e": {"type": "of another kind", "f": 3}})
     fields.object("a").object("b")
-    fields.within(fields.pop("e"), "e").skip()
+    fields.within(fields.pop("e"), "e").take()
     assert not named
     fields.end()
     assert named == {"a.b.c", "a.d"}

@@ -108,4 +108,4 @@ def test_requests_of_sixteen_clients_leave_nothing_behind() -> None:
         assert process.memory_info().rss < before + (16 << 20)
         assert num_threads(of_readers=False) <= others
         assert num_threads(of_readers=True) <= 16
-        assert not server.service.executor.running and server.service.executor.num_waiting == 0
+        assert not server.service.executor.running and not server.service.executor.waiting

@@ -73,9 +73,9 @@ def test_tools_are_called_and_answered(
         ({"max_tokens": None}, "max_tokens is missing"),
         ({"messages": []}, "must have at least one message"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "needs its bytes"),
-        ({"tool_choice": {"type": "any"}}, "requires a tool that is not there"),
+        ({"tool_choice": {"type": "any"}}, "requires a tool, and there is none"),
         ({"thinking": {"type": "often"}}, "thinking.type must be enabled, adaptive or disabled"),
-        ({"output_config": {"effort": "huge"}}, "output_config.effort must be one of"),
+        ({"output_config": {"effort": "huge"}}, "reasoning_effort must be one of"),
         ({"container": "x"}, "container is not supported"),
     ],
 )

@@ -22,40 +22,31 @@ from sound_gguf import write_hearing
 from vision_gguf import images
 from waiting import PATIENCE_S, until
 
-from edgespec.decode.engine import Engine
 from edgespec.memory.device import reservations
 from edgespec.memory.device.track import private_bytes
 from edgespec.memory.plan.machine import this_machine
 from edgespec.memory.plan.request import Request
 from edgespec.memory.store import cache
 from edgespec.models.embedded import embedded_model
-from edgespec.serve.embeddings import EmbeddingService
 from edgespec.serve.model_file import ModelFile
 from edgespec.serve.parsing import Limits
-from edgespec.serve.pool import ANY, Member, Pool
+from edgespec.serve.pool import ANY, Member, Pool, Shared
 from edgespec.serve.server import Server
-from edgespec.serve.service import Service, Shared
 from edgespec.setup.embedding import Embedder
 from edgespec.setup.model_sets import Capacity
 
 REQUEST = Request(users=1, context_size=256, drafter="none", kernels="off", keeps_to_form=True)
 
 
-def pool_of(paths: list[Path], fitting: int, request: Request = REQUEST) -> tuple[Pool, Shared]:
+def pool_of(paths: list[Path], fitting: int, request: Request = REQUEST) -> Pool:
     """A pool of files, of which so many of the largest fit at once."""
     shared, machine = Shared(Limits()), this_machine()
-
-    def serve(model: ModelFile, engine: Engine | Embedder) -> Service | EmbeddingService:
-        if isinstance(engine, Embedder):
-            return EmbeddingService(engine, model.names[0])
-        return Service(engine, names=model.names, shared=shared, owns_engine=True)
-
-    models = [ModelFile([one.stem], one, request, machine, serve) for one in paths]
+    models = [ModelFile([one.stem], one, request, machine, shared) for one in paths]
     for one in models:
         one.plan([])
     sizes = sorted(sum((one.sizes or {}).values()) for one in models)
     capacity = Capacity({"host": 1 << 40}, sum(sizes[-fitting:]))
-    return Pool([Member(one) for one in models], capacity, limits=shared.limits), shared
+    return Pool([Member(one) for one in models], capacity, shared=shared)
 
 
 @pytest.fixture
@@ -69,8 +60,8 @@ def files(tmp_path: Path) -> list[Path]:
 
 @pytest.fixture
 def address(files: list[Path]) -> Iterator[str]:
-    pool, shared = pool_of(files, fitting=2)
-    with Server.of_pool(pool, shared) as server:
+    pool = pool_of(files, fitting=2)
+    with Server(pool) as server:
         yield server.start()
 
 
@@ -87,7 +78,7 @@ def test_a_model_that_comes_back_goes_on_with_what_was_kept_on_disk(
 ) -> None:
     """There is room for one of three: each leaves for the next, which the last one cannot."""
     monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path / "cache"))
-    pool, shared = pool_of(files, 1, replace(REQUEST, disk_cache_bytes=1 << 30))
+    pool = pool_of(files, 1, replace(REQUEST, disk_cache_bytes=1 << 30))
     body = {"prompt": "words that are kept " * 9, "max_tokens": 8, "temperature": 0}
 
     def answer(name: str) -> tuple[str, int]:
@@ -99,7 +90,7 @@ def test_a_model_that_comes_back_goes_on_with_what_was_kept_on_disk(
         unread = usage["prompt_tokens"] - usage["prompt_tokens_details"]["cached_tokens"]
         return told["choices"][0]["text"], unread
 
-    with Server.of_pool(pool, shared) as server:
+    with Server(pool) as server:
         address = server.start()
         names = [one.stem for one in files]
         first = {name: answer(name) for name in names}
@@ -144,8 +135,8 @@ def test_chats_embeddings_and_ranking_share_one_budget(tmp_path: Path) -> None:
     ]
     with Embedder(paths[1]) as embedder:
         row = embedder.embed(["a dog"]).rows[0].tolist()
-    pool, shared = pool_of(paths, fitting=2)
-    with Server.of_pool(pool, shared) as server:
+    pool = pool_of(paths, fitting=2)
+    with Server(pool) as server:
         address = server.start()
         for _ in range(2):
             texts = {name: ask(address, name) for name in ("chat", "other")}
@@ -256,11 +247,11 @@ def test_memory_goes_back_when_a_model_leaves(
     """Three models take turns in room for one, with grammars: what is held stays as it is."""
     monkeypatch.setattr("edgespec.serve.pool._PATIENCE_S", 0.0)
     paths = [files[0], embedded_model(), files[2]]
-    pool, shared = pool_of(paths, fitting=1)
+    pool = pool_of(paths, fitting=1)
     schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}
     form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
     held: list[int] = []
-    with Server.of_pool(pool, shared) as server:
+    with Server(pool) as server:
         address = server.start()
         for turn in range(14):
             for one in paths:
@@ -291,12 +282,12 @@ def test_models_that_see_take_turns(vision_folder: Path) -> None:
     ]
     body = {"messages": [{"role": "user", "content": parts}], "max_tokens": 4, "temperature": 0}
     request = replace(REQUEST, context_size=512, image_max_tokens=64)
-    pool, shared = pool_of([vision_folder / f"{name}.gguf" for name in names], 1, request)
+    pool = pool_of([vision_folder / f"{name}.gguf" for name in names], 1, request)
     for asked, sees in ((request, True), (replace(request, mmproj="none"), False)):
         path = vision_folder / "llava.gguf"
-        unplanned = ModelFile(["llava"], path, asked, this_machine(), no_service)
+        unplanned = ModelFile(["llava"], path, asked, this_machine())
         assert unplanned.about["modalities"]["vision"] == sees
-    with Server.of_pool(pool, shared) as server:
+    with Server(pool) as server:
         address = server.start()
         for name in (*names, *names):
             url = f"{address}/v1/chat/completions"
@@ -311,7 +302,7 @@ def test_what_a_model_takes_is_told_before_it_is_loaded(tmp_path: Path) -> None:
     model, projector = write_hearing(tmp_path, "qwen2a")
 
     def takes() -> Any:
-        unplanned = ModelFile(["heard"], model, REQUEST, this_machine(), no_service)
+        unplanned = ModelFile(["heard"], model, REQUEST, this_machine())
         return unplanned.about["modalities"]
 
     data = projector.read_bytes()
@@ -319,7 +310,3 @@ def test_what_a_model_takes_is_told_before_it_is_loaded(tmp_path: Path) -> None:
     assert takes() == {"vision": False, "audio": False}
     projector.write_bytes(data)
     assert takes() == {"vision": False, "audio": True}
-
-
-def no_service(_model: ModelFile, _loaded: Engine | Embedder) -> Service:
-    raise AssertionError

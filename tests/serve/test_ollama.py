@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -23,12 +22,10 @@ from waiting import PATIENCE_S, in_thread, join, until
 from edgespec.decode.engine import Engine
 from edgespec.memory.plan.machine import this_machine
 from edgespec.memory.plan.request import Request
-from edgespec.serve.embeddings import EmbeddingService
 from edgespec.serve.model_file import ModelFile
 from edgespec.serve.parsing import Limits
 from edgespec.serve.pool import Member, Pool
 from edgespec.serve.server import Server
-from edgespec.serve.service import Shared
 from edgespec.setup.model_sets import Capacity
 
 Client = Callable[[str], Any]
@@ -52,84 +49,83 @@ def lines(address: str, path: str, **body: Any) -> list[dict[str, Any]]:
 
 
 @pytest.mark.model
-def test_its_own_client_gets_what_it_asks_for(
-    exact_engine: Engine, client: Client, tmp_path: Path
-) -> None:
-    """Fifteen calls to the embedded model, and vectors of one that makes some."""
+def test_its_own_client_gets_what_it_asks_for(exact_engine: Engine, client: Client) -> None:
+    """Calls to the embedded model."""
     with Server(exact_engine, names=["tiny"]) as server:
         api = client(server.start())
         short: dict[str, Any] = {"temperature": 0, "num_predict": 12}
+        chat = partial(api.chat, "tiny", HELLO, options=short)
+        generate = partial(api.generate, "tiny", options=short)
         found = api.list().models[0]
         assert (found.model, found.details.family) == ("tiny", "llama") and found.size > 1 << 20
         assert api.ps().models[0].context_length == exact_engine.backend.context_size
         told = api.show("tiny:latest")
         assert told.capabilities == ["completion", "tools"] and "im_start" in told.template
         assert told.modelinfo["llama.block_count"] == 30
-        whole = api.chat("tiny", HELLO, options=short)
+        whole = chat()
         assert whole.message.content and whole.done_reason in ("stop", "length")
         assert 0 < whole.eval_count <= 12 and whole.prompt_eval_count > 20
-        parts = [*api.chat("tiny", HELLO, options=short, stream=True)]
+        parts = [*chat(stream=True)]
         assert "".join(one.message.content for one in parts) == whole.message.content
         assert [one.done for one in parts] == [False] * (len(parts) - 1) + [True]
         schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
-        form = api.chat("tiny", HELLO, format=schema, options={**short, "num_predict": 60})
+        form = chat(format=schema, options={**short, "num_predict": 60})
         assert isinstance(json.loads(form.message.content)["n"], int)
-        form = api.chat("tiny", HELLO, format="json", options=short)
-        assert form.message.content.startswith("{")
-        assert api.chat("tiny", HELLO, tools=[WEATHER], think=False, options=short).message
-        logged = api.chat("tiny", HELLO, logprobs=True, top_logprobs=2, options=short)
-        assert len(logged.logprobs[0].top_logprobs) == 2
-        kept = api.chat("tiny", HELLO, keep_alive="10m", options={**short, "stop": ["e"]})
+        assert chat(format="json").message.content.startswith("{")
+        assert chat(tools=[WEATHER], think=False).message
+        logged = chat(logprobs=True, top_logprobs=2).logprobs
+        assert len(logged[0].top_logprobs) == 2
+        kept = chat(keep_alive="10m", options={**short, "stop": ["e"]})
         assert "e" not in kept.message.content
-        answer = api.generate("tiny", "Hi", options=short)
+        answer = generate("Hi")
         assert answer.response == whole.message.content and answer.done
-        streamed = [*api.generate("tiny", "Hi", options=short, stream=True)]
-        assert "".join(one.response for one in streamed) == answer.response
-        raw = api.generate("tiny", "The sky is", raw=True, options=short)
+        assert "".join(one.response for one in generate("Hi", stream=True)) == answer.response
+        raw = generate("The sky is", raw=True)
         assert raw.response and raw.prompt_eval_count < 6
         assert api.generate("tiny").done_reason == "load"
-        told = api.generate("tiny", "Hi", system="Answer in one word.", options=short)
+        told = generate("Hi", system="Answer in one word.")
         assert told.prompt_eval_count != answer.prompt_eval_count
         with pytest.raises(ollama.ResponseError, match="makes no embeddings") as caught:
             api.embed("tiny", "a text")
         assert caught.value.status_code == 404
+
+
+@pytest.mark.model
+def test_its_own_client_gets_vectors(client: Client, tmp_path: Path) -> None:
     write_random_bert(tmp_path / "bert.gguf")
-    file = ModelFile(["bert"], tmp_path / "bert.gguf", Request(), this_machine(), _vectors_of)
+    file = ModelFile(["bert"], tmp_path / "bert.gguf", Request(), this_machine())
     pool = Pool([Member(file, is_pinned=True)], Capacity({"host": 1 << 40}, 1 << 40))
-    with Server.of_pool(pool, Shared(Limits())) as server:
+    with Server(pool) as server:
         api = client(server.start())
         both = api.embed("bert", ["the cat sat", "a dog"])
         assert len(both.embeddings) == 2 and both.prompt_eval_count > 4
         one = api.embeddings("bert", "the cat sat")
-        assert one.embedding == pytest.approx(both.embeddings[0])
+        assert one.embedding == pytest.approx(both.embeddings[0], abs=1e-6)
         assert api.show("bert").capabilities == ["embedding"]
 
 
-def _vectors_of(model: ModelFile, embedder: Any) -> EmbeddingService:
-    return EmbeddingService(embedder, model.names[0])
-
-
 def test_lines_have_the_fields_of_its_documents(serve: Serve) -> None:
-    address = serve(Speaker("Hello!"))
-    *parts, last = lines(address, "/api/chat", messages=HELLO)
-    assert all(one.keys() == {"model", "created_at", "message", "done"} for one in parts)
-    assert "".join(one["message"]["content"] for one in parts) == "Hello!"
-    assert last.keys() == {"model", "created_at", "message"} | END
-    assert (last["done"], last["done_reason"]) == (True, "stop")
-    assert last["eval_count"] == len("Hello!") + 1
-    assert all(type(last[name]) is int and last[name] >= 0 for name in TIMES | COUNTS)
-    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+Z", last["created_at"])
-    *parts, last = lines(address, "/api/generate", prompt="Hi", options={"num_predict": 3})
-    assert all(one.keys() == {"model", "created_at", "response", "done"} for one in parts)
-    assert "".join(one["response"] for one in parts) == "Hel"
-    assert last.keys() == {"model", "created_at", "response"} | END
-    assert last["done_reason"] == "length"
-    tags = httpx.get(f"{address}/api/tags").json()["models"]
+    address, head = serve(Speaker("Hello!")), {"model", "created_at", "done"}
+    asked: Any = {
+        "chat": ({"messages": HELLO}, "message", "Hello!", "stop"),
+        "generate": ({"prompt": "Hi", "options": {"num_predict": 3}}, "response", "Hel", "length"),
+    }
+    for path, (body, field, text, reason) in asked.items():
+        *parts, last = lines(address, f"/api/{path}", **body)
+        assert all(one.keys() == head | {field} for one in parts)
+        told = [one[field] if path == "generate" else one[field]["content"] for one in parts]
+        assert "".join(told) == text and last.keys() == head | {field} | END
+        assert (last["done"], last["done_reason"]) == (True, reason)
+        assert all(type(last[name]) is int and last[name] >= 0 for name in TIMES | COUNTS)
+        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+Z", last["created_at"])
+    assert last["eval_count"] == 3
     card = {"name", "model", "modified_at", "size", "digest", "details"}
-    assert [one.keys() for one in tags] == [card]
-    more = {"expires_at", "size_vram", "context_length"}
-    (running,) = httpx.get(f"{address}/api/ps").json()["models"]
-    assert running.keys() == card | more
+    for path, fields in (
+        ("tags", card),
+        ("ps", card | {"expires_at", "size_vram", "context_length"}),
+    ):
+        (model,) = httpx.get(f"{address}/api/{path}").json()["models"]
+        assert model.keys() == fields
     told = httpx.post(f"{address}/api/show", json={"model": "edgespec"}).json()
     assert told.keys() >= {"modelfile", "parameters", "template", "details", "model_info"}
     version = httpx.get(f"{address}/api/version").json()["version"]
@@ -169,9 +165,10 @@ def test_a_thought_is_beside_the_answer(serve: Serve, client: Client) -> None:
     [
         ("chat", {"messages": 5}, "messages must be a list"),
         ("chat", {"messages": [{"role": "owl", "content": "x"}]}, "messages[0].role must be one"),
-        ("chat", {"options": {"temperature": "hot"}}, "options.temperature must be a number"),
-        ("chat", {"options": {"num_predict": -3}}, "options.num_predict must be -2 to"),
-        ("chat", {"format": 5}, "format must be an object"),
+        ("chat", {"options": 5}, "options must be an object"),
+        ("chat", {"options": {"temperature": "hot"}}, "temperature must be a number"),
+        ("chat", {"options": {"num_predict": "all"}}, "max_tokens must be a whole number"),
+        ("chat", {"format": 5}, "response_format.schema must be an object"),
         ("chat", {"think": "often"}, "think must be one of"),
         ("chat", {"keep_alive": "soon"}, "is no time such as 5m"),
         ("chat", {"messages": [{"role": "user", "content": "", "images": ["?"]}]}, "is not taken"),
@@ -206,52 +203,46 @@ def test_what_fails_in_a_stream_is_its_last_line(serve: Serve) -> None:
     assert parts and last.keys() == {"error"} and "the server failed" in last["error"]
 
 
-def lines_after_a_wait(gate: threading.Event, address: str, model: str) -> list[dict[str, Any]]:
+@pytest.mark.parametrize("waits_for", ["a model", "a token"])
+def test_who_waits_is_sent_nothing_that_is_no_line(
+    request: pytest.FixtureRequest, waits_for: str
+) -> None:
     """Of who waited ten times as long as it takes until other interfaces send a comment."""
+    limits, model, held = Limits(comment_s=0.02), "b:latest", Speaker("I am b.")
+    if waits_for == "a model":
+        server = request.getfixturevalue("start")(limits=limits)
+        address, gate = server.address, server.models["b"].gate
+    else:
+        address = request.getfixturevalue("serve")(held, limits=limits)
+        gate, model = held.gate, "edgespec"
     gate.clear()
-    ask = partial(lines, address, "/api/chat", model=model, messages=HELLO)
-    thread, found = in_thread(ask)
+    thread, found = in_thread(partial(lines, address, "/api/chat", model=model, messages=HELLO))
     time.sleep(0.2)
     gate.set()
     join(thread)
-    told: list[dict[str, Any]] = found[0]
-    return told
-
-
-def test_who_waits_for_a_model_is_sent_nothing_that_is_no_line(start: Start) -> None:
-    server = start(limits=Limits(comment_s=0.02))
-    *parts, last = lines_after_a_wait(server.models["b"].gate, server.address, "b:latest")
+    *parts, last = found[0]
     assert "".join(one["message"]["content"] for one in parts) == "I am b."
-    assert last["total_duration"] > last["load_duration"] > 1e8
-
-
-def test_who_waits_for_a_token_is_sent_nothing_that_is_no_line(serve: Serve) -> None:
-    held = Speaker("Hello!")
-    told = lines_after_a_wait(held.gate, serve(held, limits=Limits(comment_s=0.02)), "edgespec")
-    assert "".join(one["message"]["content"] for one in told) == "Hello!"
+    assert last["total_duration"] > 1e8
+    assert (last["load_duration"] > 1e8) == (waits_for == "a model")
 
 
 def test_models_are_listed_loaded_and_unloaded(start: Start, client: Client) -> None:
-    api = client(start().address)
-    assert api.generate("b:latest").done_reason == "load"
-    assert [one.model for one in api.ps().models] == ["b"] and len(api.list().models) == 3
-    assert api.generate("b", keep_alive=0).done_reason == "unload"
-    until(lambda: not api.ps().models)
+    """But for a pinned one, which is not said to have left."""
+    server = start()
+    api, pinned = client(server.address), server.pool.members[0]
+    pinned.is_pinned = True
+    for name, reason in (("a", "load"), ("b", "unload")):
+        assert api.generate(f"{name}:latest").done_reason == "load"
+        assert name in [one.model for one in api.ps().models] and len(api.list().models) == 3
+        assert api.generate(name, keep_alive=0).done_reason == reason
+    until(lambda: [one.model for one in api.ps().models] == ["a"])
 
 
 def test_the_only_model_stays(
     serve: Serve, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is not said to have left. It takes what was allocated, where there is no plan."""
+    """It takes what was allocated, where there is no plan."""
     monkeypatch.setattr(Speaker, "memory_bytes", lambda _: {"weights": 5, "kv_cache": 2})
     api = client(serve(Speaker()))
     assert api.generate("edgespec", keep_alive=0).done_reason == "load"
     assert [(one.model, one.size) for one in api.ps().models] == [("edgespec", 7)]
-
-
-def test_a_pinned_model_stays(start: Start, client: Client) -> None:
-    server = start()
-    server.pool.members[0].is_pinned = True
-    api = client(server.address)
-    assert api.generate("a", keep_alive=0).done_reason == "load"
-    assert [one.model for one in api.ps().models] == ["a"]

@@ -225,13 +225,10 @@ def test_a_server_that_ends_out_of_descriptors_leaves_one_line(
 
 STARTS = """
 import asyncio, sys
-from types import SimpleNamespace
 from edgespec.serve.app import make_app
-from edgespec.serve.parsing import Limits
-from edgespec.serve.service import Shared
+from edgespec.serve.pool import Pool
 
-pool = SimpleNamespace(limits=Limits(), close=lambda: None)
-app = make_app(pool, Shared(pool.limits))
+app = make_app(Pool([]))
 
 async def start():
     came, told = asyncio.Queue(), asyncio.Queue()

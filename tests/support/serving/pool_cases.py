@@ -13,11 +13,10 @@ from waiting import PATIENCE_S
 
 from edgespec.decode.engine import Engine
 from edgespec.errors import ModelFileError
-from edgespec.serve.model_file import about
 from edgespec.serve.parsing import Defaults, Limits, ServedModel
-from edgespec.serve.pool import Loaded
+from edgespec.serve.pool import Shared, about
 from edgespec.serve.server import Server
-from edgespec.serve.service import Service, Shared
+from edgespec.serve.service import Service
 from edgespec.setup.model_sets import Sizes
 
 SIZE = 100
@@ -44,7 +43,7 @@ class Made:
             raise self.failure
         self.sizes = {"host": self.size}
 
-    def load(self, others: Sequence[Sizes], report: Callable[[str, float], None]) -> Loaded:
+    def load(self, others: Sequence[Sizes], report: Callable[[str, float], None]) -> Service:
         while not self.gate.wait(0.01):
             report("loading", 0.5)
         if self.failure is not None:
@@ -53,9 +52,6 @@ class Made:
         self.backends.append(Speaker(f"I am {self.names[0]}."))
         engine = Engine(self.backends[-1], chat_template=TEMPLATE)
         return Service(engine, names=self.names, shared=self.shared, owns_engine=True)
-
-    def unload(self, loaded: Loaded) -> None:
-        loaded.close()
 
 
 class PoolServer(Server):
