@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from threading import Event, Thread
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from edgespec.cli.options import OUTPUT
 from edgespec.cli.render import Progress, printable, write_answer
@@ -24,6 +24,8 @@ from edgespec.option_fields import option
 
 if TYPE_CHECKING:
     from edgespec.decode.generation import Chunk
+    from edgespec.decode.session import Turn
+    from edgespec.decode.stream import Stream
 
 
 _MARK = re.compile(r"\x1b\[\d+m")
@@ -35,21 +37,6 @@ _MOST_JOINED = 16  # characters of one emoji, such as a family
 
 _LOOP = re.compile(r"(.{1,250}?)\1{3,}\Z", re.DOTALL)
 _LOOP_CHARS = 60  # of repetitions that nobody wants; a rule of dashes has fewer
-
-
-class Answer(Protocol):
-    """A `Stream` of an engine, or a `Turn` of a session."""
-
-    @property
-    def prompt_ids(self) -> tuple[int, ...]:
-        """The prompt."""
-
-    @property
-    def num_read(self) -> tuple[int, int]:
-        """Tokens of the prompt that are in the cache, and how many were there before."""
-
-    def __iter__(self) -> Iterator[Chunk]:
-        """What is written, as it comes."""
 
 
 def repeats(text: str) -> bool:
@@ -77,7 +64,7 @@ def show_answer(chunks: Iterable[Chunk], color: str) -> None:
                 write_answer("\n", wrap.end() + "\n")
 
 
-def with_progress(answer: Answer) -> Iterator[Chunk]:
+def with_progress(answer: Stream | Turn) -> Iterator[Chunk]:
     """Its chunks. A terminal sees how far the prompt is read, where that takes over a second."""
     begun, progress = Event(), Progress()
     began_s, total = monotonic(), len(answer.prompt_ids)

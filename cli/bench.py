@@ -88,7 +88,16 @@ def bench_text(measured: dict[str, Any]) -> str:
     )
     if settings["repeats"] > 1:
         asked += f", {settings['repeats']} times"
-    parts = [paragraph(title), paragraph(asked), table(_ceiling_rows(measured))]
+    ceiling = measured["ceiling"]
+    moved = (
+        f"{ceiling['tokens_per_s']:.1f} tokens/s plain: {ceiling['memory_bytes_per_s'] / 1e9:.1f} "
+        f"GB/s over {size_text(ceiling['bytes_per_token'])} of weights a token"
+    )
+    rows = [("ceiling", moved)]
+    if (plain := ceiling.get("plain_tokens_per_s")) is not None:
+        share = plain / ceiling["tokens_per_s"]
+        rows.append(("plain", f"{plain:.1f} tokens/s, {share:.0%} of the ceiling"))
+    parts = [paragraph(title), paragraph(asked), table(rows)]
     parts += [_variant_table(one, variants[0]) for one in variants[1:] or variants]
     parts += [paragraph(text) for one in variants if (text := _remarks(one))]
     if (energy := measured["energy"])["source"] is not None:
@@ -102,21 +111,12 @@ def bench_text(measured: dict[str, Any]) -> str:
                 f"J a token: {', '.join(each)} ({energy['source']}, {energy['idle_w']:.1f} W idle)"
             )
         )
-    parts.append(table([("memory", _memory_text(load)) for load in measured["loads"]]))
-    return "\n\n".join(parts)
-
-
-def _ceiling_rows(measured: dict[str, Any]) -> list[tuple[str, str]]:
-    ceiling = measured["ceiling"]
-    moved = (
-        f"{ceiling['tokens_per_s']:.1f} tokens/s plain: {ceiling['memory_bytes_per_s'] / 1e9:.1f} "
-        f"GB/s over {size_text(ceiling['bytes_per_token'])} of weights a token"
-    )
-    rows = [("ceiling", moved)]
-    if (plain := ceiling.get("plain_tokens_per_s")) is not None:
-        share = plain / ceiling["tokens_per_s"]
-        rows.append(("plain", f"{plain:.1f} tokens/s, {share:.0%} of the ceiling"))
-    return rows
+    rows = []
+    for load in measured["loads"]:
+        peak, planned = (load["memory"][f"{kind}_peak_bytes"] for kind in ("measured", "predicted"))
+        label = f"{load['settings']}: " if load["settings"] else ""
+        rows.append(("memory", f"{label}peak {size_text(peak)}, planned {size_text(planned)}"))
+    return "\n\n".join([*parts, table(rows)])
 
 
 def _variant_table(variant: dict[str, Any], baseline: dict[str, Any]) -> str:
@@ -161,12 +161,3 @@ def _remarks(variant: dict[str, Any]) -> str:
             "where rounding does not explain it"
         )
     return text
-
-
-def _memory_text(load: dict[str, Any]) -> str:
-    memory = load["memory"]
-    text = (
-        f"peak {size_text(memory['measured_peak_bytes'])}, planned "
-        f"{size_text(memory['predicted_peak_bytes'])}"
-    )
-    return f"{load['settings']}: {text}" if load["settings"] else text

@@ -7,7 +7,6 @@ import os
 import re
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -161,15 +160,6 @@ def _keys() -> Any:
     return keys
 
 
-def _shorten(path: Path) -> None:
-    """Forget the oldest lines of a history that has grown long: all of it is read at each start."""
-    if path.stat().st_size <= _HISTORY_BYTES:
-        return
-    kept = path.read_bytes()[-_HISTORY_BYTES // 2 :]
-    with whole_file(path, synced=False, private=True) as made:
-        made.write_bytes(kept[kept.find(b"\n\n#") + 1 :])
-
-
 def _history() -> Any:
     """What was typed in earlier chats; readable for its owner alone."""
     from prompt_toolkit.history import FileHistory, InMemoryHistory
@@ -178,6 +168,9 @@ def _history() -> Any:
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))
-        _shorten(path)
+        if path.stat().st_size > _HISTORY_BYTES:  # all of it is read at each start
+            kept = path.read_bytes()[-_HISTORY_BYTES // 2 :]
+            with whole_file(path, synced=False, private=True) as made:
+                made.write_bytes(kept[kept.find(b"\n\n#") + 1 :])
         return FileHistory(str(path))
     return InMemoryHistory()

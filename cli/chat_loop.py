@@ -25,7 +25,7 @@ from edgespec.cli.start import cancel_on_interrupt, load_engine, start_tools
 from edgespec.decode.session import Content, Session, Turn
 from edgespec.drafting.drafters import drafter_names
 from edgespec.errors import UnsupportedError
-from edgespec.memory.device.track import peak_resident_bytes
+from edgespec.memory.device.track import peak_resident_bytes, resident_bytes
 from edgespec.models.images import image_of, is_image, read_image
 from edgespec.models.onnx.folder import read_model
 from edgespec.paths import expanded
@@ -132,7 +132,9 @@ class Chat:
     def say(self, text: str | None, *, instead: bool = False) -> None:
         """Send a message and show the answer; `instead` of the last message, None repeats it."""
         self.next_line.replaces = False
-        content = self._content(text)
+        content: Content | None = text
+        if text is not None and self.images:  # which stand before it
+            content = [*(image.part for image in self.images), {"type": "text", "text": text}]
 
         def ask(**how: Any) -> Turn:
             if text is None or instead:
@@ -200,7 +202,7 @@ class Chat:
         self.totals.read_in_vain += max(0, self._ahead - used)
         self._ahead = 0
         self.next_line.is_after_stop = turn.result.finish_reason == "cancelled"
-        if ending := self._ending(turn.result):
+        if ending := ending_of(turn.result):
             note(f"[{ending}]")
 
     def read_ahead(self, text: str, cancel: threading.Event) -> None:
@@ -209,30 +211,10 @@ class Chat:
         self._ahead += count
         self.totals.read_ahead += count
 
-    def _content(self, text: str | None) -> Content | None:
-        """What is sent: a text, with images before it."""
-        if text is None or not self.images:
-            return text
-        shown = [image.part for image in self.images]
-        return [*shown, {"type": "text", "text": text}]
-
-    def _ending(self, result: Result) -> str:
-        if result.finish_reason == "cancelled":
-            return "stopped; Ctrl-C again leaves"
-        if result.finish_reason == "stop":
-            return ""
-        if repeats(result.text):
-            return "cut off while it repeated itself: /params dry_multiplier=0.8, then /retry"
-        if result.finish_reason == "length":
-            return f"cut off after {len(result.token_ids)} tokens: /params max_tokens=N"
-        return "cut off: the context is full"
-
     # -- the engine ------------------------------------------------------------------------
 
     def reload(self, model: str | None, request: Request) -> None:
         """Go on with another model or drafter; the one in use comes back if that fails."""
-        from edgespec.models.onnx.folder import read_model
-
         read_model(options.model_path(model))  # before anything is given up
         old = self.model, self.request
         self.engine.close()
@@ -288,6 +270,17 @@ class Chat:
         return "  ".join(parts)
 
 
+def ending_of(result: Result) -> str:
+    """What is said below an answer; "" where the model ended it."""
+    if result.finish_reason in ("stop", "cancelled"):
+        return "stopped; Ctrl-C again leaves" * (result.finish_reason == "cancelled")
+    if repeats(result.text):
+        return "cut off while it repeated itself: /params dry_multiplier=0.8, then /retry"
+    if result.finish_reason == "length":
+        return f"cut off after {len(result.token_ids)} tokens: /params max_tokens=N"
+    return "cut off: the context is full"
+
+
 @contextmanager
 def stoppable() -> Iterator[threading.Event]:
     """An event that Ctrl-C sets; a second Ctrl-C interrupts. Outside it interrupts at once."""
@@ -299,10 +292,6 @@ def stoppable() -> Iterator[threading.Event]:
         signal.signal(signal.SIGINT, before)
 
 
-_WHOLE_NUMBERS = (
-    *("top_k", "penalty_last_n", "seed", "max_tokens", "mirostat"),
-    *("dry_allowed_length", "dry_penalty_last_n"),
-)
 _LISTS = ("logit_bias", "samplers", "dry_sequence_breakers")  # set on the command line alone
 _ALIASES = {"/?": "/help", "/bye": "/exit", "/quit": "/exit"}  # Ollama's and llama.cpp's words
 _HELP_HINT = "/help lists the commands; begin a message with // if it should start with a slash"
@@ -375,16 +364,29 @@ def _drafter(chat: Chat, argument: str) -> None:
 
 def _params(chat: Chat, argument: str) -> None:
     session = chat.session
+    try:
+        words = shlex.split(argument)
+    except ValueError as problem:
+        raise UnsupportedError(f"{argument!r} cannot be read: {problem}") from problem
+    usual = {**asdict(type(session.sampling)()), "max_tokens": 0, "stop": ()}
+    usual = {name: value for name, value in usual.items() if name not in _LISTS}
     values: dict[str, Any] = {}
-    for word in _words(argument):
+    for word in words:
         name, equals, text = word.partition("=")
-        known = {**asdict(session.sampling), "max_tokens": 0, "stop": ()}
-        known = {name: value for name, value in known.items() if name not in _LISTS}
-        if not equals or name not in known:
+        if not equals or name not in usual:
             raise UnsupportedError(
-                f"{word!r} sets nothing", hint=f"NAME=VALUE of {', '.join(known)}"
+                f"{word!r} sets nothing", hint=f"NAME=VALUE of {', '.join(usual)}"
             )
-        values[name] = _value(name, text)
+        is_whole = name == "seed" or isinstance(usual[name], int)
+        try:
+            if name == "stop":
+                values[name] = (text,) if text else ()
+            elif name == "seed" and text == "none":
+                values[name] = None
+            else:
+                values[name] = int(text) if is_whole else float(text)
+        except ValueError:
+            raise UnsupportedError(f"{word} is not a number") from None
     max_tokens = values.pop("max_tokens", session.max_tokens)
     if max_tokens < 1:
         raise UnsupportedError(f"max_tokens must be at least 1, not {max_tokens}")
@@ -393,24 +395,6 @@ def _params(chat: Chat, argument: str) -> None:
     session.max_tokens, session.stop = max_tokens, stop
     shown = {**asdict(session.sampling), "max_tokens": max_tokens, "stop": ", ".join(stop) or "-"}
     note(table([(name, str(value)) for name, value in shown.items() if name not in _LISTS]))
-
-
-def _words(argument: str) -> list[str]:
-    try:
-        return shlex.split(argument)
-    except ValueError as problem:
-        raise UnsupportedError(f"{argument!r} cannot be read: {problem}") from problem
-
-
-def _value(name: str, text: str) -> Any:
-    if name == "stop":
-        return (text,) if text else ()
-    if name == "seed" and text == "none":
-        return None
-    try:
-        return int(text) if name in _WHOLE_NUMBERS else float(text)
-    except ValueError:
-        raise UnsupportedError(f"{name}={text} is not a number") from None
 
 
 def _stats(chat: Chat, _argument: str) -> None:
@@ -446,8 +430,6 @@ def _stats(chat: Chat, _argument: str) -> None:
 
 
 def _memory(chat: Chat, _argument: str) -> None:
-    from edgespec.memory.device.track import peak_resident_bytes, resident_bytes
-
     plan = chat.plan
     rows = [(name.replace("_", " "), size_text(n)) for name, n in plan.component_bytes.items()]
     rows += [

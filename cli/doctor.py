@@ -28,6 +28,7 @@ _PACKAGES = (
     ("starlette", "starlette", "edgespec serve", "pip install 'edgespec[serve]'"),
     ("matplotlib", "matplotlib", "plots of --html", "pip install 'edgespec[report]'"),
 )
+_OF_GPU = ("name", "description", "total_bytes", "free_bytes", "shares_memory")
 _GPU_BUILDS = (
     ("nvidia", "/proc/driver/nvidia/version", "-DGGML_CUDA=ON"),
     ("amd", "/dev/kfd", "-DGGML_HIP=ON"),
@@ -49,7 +50,14 @@ def _document() -> dict[str, Any]:
     from edgespec.memory.device.llama_binary import TESTED, package_version
     from edgespec.memory.store import cache
 
-    gpus, energy = accelerators(), find_source()
+    gpus, energy, onnx_devices = accelerators(), find_source(), list[dict[str, str]]()
+    if importlib.util.find_spec("onnxruntime"):  # the first of a type is preferred
+        from edgespec.backends.ort.providers import devices
+
+        onnx_devices = [
+            {"provider": one.provider, "type": one.kind.upper(), "vendor": one.vendor}
+            for one in devices()
+        ]
     return {
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
@@ -70,19 +78,10 @@ def _document() -> dict[str, Any]:
         "unified_memory": any(gpu.shares_memory for gpu in gpus),
         "gpu_kinds": list(gpu_kinds()),
         "has_rpc": has_rpc(),
-        "gpus": [
-            {
-                "name": gpu.name,
-                "description": gpu.description,
-                "total_bytes": gpu.total_bytes,
-                "free_bytes": gpu.free_bytes,
-                "shares_memory": gpu.shares_memory,
-            }
-            for gpu in gpus
-        ],
+        "gpus": [{name: getattr(gpu, name) for name in _OF_GPU} for gpu in gpus],
         "missing_gpu": missing_gpu(),
         "unused_gpu": _unused_gpu(bool(gpus)),
-        "onnx_devices": _onnx_devices(),
+        "onnx_devices": onnx_devices,
         "cache": str(cache.cache_directory()),
     }
 
@@ -120,35 +119,19 @@ def _package(name: str, module: str, purpose: str, command: str) -> dict[str, An
     }
 
 
-def _onnx_devices() -> list[dict[str, str]]:
-    """What ONNX Runtime's installed providers can run on, the first of a type preferred."""
-    if not importlib.util.find_spec("onnxruntime"):
-        return []
-    from edgespec.backends.ort.providers import devices
-
-    return [
-        {"provider": one.provider, "type": one.kind.upper(), "vendor": one.vendor}
-        for one in devices()
-    ]
-
-
-def _build(arguments: str) -> str:
-    """The command that builds llama.cpp in another way."""
-    from edgespec.memory.device.llama_binary import PACKAGE
-
-    return (
-        f'CMAKE_ARGS="{arguments}" pip install --force-reinstall --no-cache-dir '
-        f"--no-binary llama-cpp-python {PACKAGE}"
-    )
-
-
 def _unused_gpu(used: bool) -> dict[str, str] | None:
     """A GPU the system has a driver for and llama.cpp was not built for."""
+    from edgespec.memory.device.llama_binary import PACKAGE
+
     if used:
         return None
     for vendor, path, flag in _GPU_BUILDS:
         if Path(path).exists():
-            return {"vendor": vendor, "install": _build(flag)}
+            install = (
+                f'CMAKE_ARGS="{flag}" pip install --force-reinstall --no-cache-dir '
+                f"--no-binary llama-cpp-python {PACKAGE}"
+            )
+            return {"vendor": vendor, "install": install}
     if sys.platform == "darwin" and platform.machine() == "arm64":
         return {"vendor": "apple", "install": "pip install --force-reinstall llama-cpp-python"}
     return None
@@ -172,10 +155,13 @@ def _text(found: dict[str, Any]) -> str:
 
 def _machine_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
     free, total = size_text(found["available_bytes"]), size_text(found["memory_bytes"])
+    kernels = f"llama.cpp's; edgespec's own are missing: {found['kernels']}"
+    if found["has_kernels"]:
+        kernels = f"edgespec's own for {found['kernels']}, where they are faster than llama.cpp's"
     rows = [
         ("processor", f"{found['cpu']} ({', '.join(found['features']) or 'features not told'})"),
         ("cores", f"{found['cores']} physical ones this process may use"),
-        ("kernels", _kernels(found)),
+        ("kernels", kernels),
         ("memory", f"{free} free of {total}; swap and other processes' memory never counts"),
         ("bandwidth", f"{found['bandwidth_bytes_per_s'] / 1e9:.1f} GB/s"),
         ("energy", found["energy_source"] or found["energy_missing"]),
@@ -187,25 +173,6 @@ def _machine_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
         sizes = f"{size_text(gpu['free_bytes'])} free of {size_text(gpu['total_bytes'])}"
         rows.append((f"GPU {gpu['name']}", f"{gpu['description']}, {sizes}{pool}"))
     return rows
-
-
-def _kernels(found: dict[str, Any]) -> str:
-    if found["has_kernels"]:
-        return f"edgespec's own for {found['kernels']}, where they are faster than llama.cpp's"
-    return f"llama.cpp's; edgespec's own are missing: {found['kernels']}"
-
-
-def _onnx_place(devices: list[dict[str, str]]) -> str:
-    """What each `--device` would run on."""
-    first: dict[str, str] = {}
-    for one in devices:
-        if one["type"] != "CPU":
-            first.setdefault(one["type"], one["provider"])
-    asked = (
-        f"--device {kind.lower()}: {first.get(kind, 'no provider has one')}"
-        for kind in ("GPU", "NPU")
-    )
-    return f"its own CPU kernels; {'; '.join(asked)}"
 
 
 def _use_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
@@ -227,7 +194,14 @@ def _use_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
         ("workers", workers),
     ]
     if providers:
-        rows.append(("onnx device", _onnx_place(found["onnx_devices"])))
+        first: dict[str, str] = {}  # provider of each `--device`
+        for one in found["onnx_devices"]:
+            first.setdefault(one["type"], one["provider"])
+        asked = (
+            f"--device {kind.lower()}: {first.get(kind, 'no provider has one')}"
+            for kind in ("GPU", "NPU")
+        )
+        rows.append(("onnx device", f"its own CPU kernels; {'; '.join(asked)}"))
     if not is_tested(found["llama_cpp"]):
         tested = found["llama_cpp_tested"]
         text = f"llama-cpp-python {found['llama_cpp']} is not tested, {tested} is"

@@ -21,7 +21,7 @@ _KINDS = ("auto", "exit", "eagle3")
 # prompts), and a draft's step in plain ones, the first one twice that.
 _USUAL_GAINS, _USUAL_STEP = (0.56, 0.27, 0.11, 0.07), 0.05
 if TYPE_CHECKING:
-    from edgespec.models.spec import ModelSpec
+    pass
 
 _DRAFTS = (1, 2, 4, 8)  # in a round, that are told of
 
@@ -67,9 +67,11 @@ def train(
         train_drafter,
     )
     from edgespec.memory.plan.request import Request
+    from edgespec.memory.times.speed import predicted_speedup
     from edgespec.models.spec import read_model_spec
     from edgespec.quantize.convert import check_target
     from edgespec.setup.planning import make_run_plan
+    from edgespec.setup.stored import stored_curve
 
     if kind == "eagle3" and exit_layer is not None:
         raise UnsupportedError(
@@ -82,8 +84,14 @@ def train(
     check_target(output, spec.files)
     minutes = minutes or (QUICK_MINUTES if quick else FULL_MINUTES)
     note(f"{kind}, in {minutes:g} minutes of the processors' time, half of it to write text")
-    if kind == "eagle3":
-        note(_expected(spec))
+    if kind == "eagle3":  # by the step times of this device, where they are known
+        curve = stored_curve(spec, make_run_plan(spec, Request()))
+        if curve is None:
+            note("step times are not known yet: `edgespec profile` tells what it may bring")
+        else:
+            step_ms = _USUAL_STEP * curve.base[1]
+            speed, _ = predicted_speedup(_USUAL_GAINS, curve.base, step_ms, 2 * step_ms)
+            note(f"about {speed:.2f}x of plain decoding may be expected where text does not repeat")
     progress = Progress()
 
     def say(text: str) -> None:
@@ -108,21 +116,6 @@ def train(
     for choice in (one for one in found if one.name in ("head", "early_exit")):
         note(f"{choice.name} {choice.value}: {choice.reason}")
     print(json.dumps(report) if as_json else printable(_training_text(report)))
-
-
-def _expected(spec: ModelSpec) -> str:
-    """What a head may bring by the step times of this device, where they are known."""
-    from edgespec.memory.plan.request import Request
-    from edgespec.memory.times.speed import predicted_speedup
-    from edgespec.setup.planning import make_run_plan
-    from edgespec.setup.stored import stored_curve
-
-    curve = stored_curve(spec, make_run_plan(spec, Request()))
-    if curve is None:
-        return "step times are not known yet: `edgespec profile` tells what it may bring"
-    step_ms = _USUAL_STEP * curve.base[1]
-    speed, _ = predicted_speedup(_USUAL_GAINS, curve.base, step_ms, 2 * step_ms)
-    return f"about {speed:.2f}x of plain decoding may be expected where text does not repeat"
 
 
 @draft_app.add()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,18 +10,7 @@ from edgespec.errors import DownloadError
 
 if TYPE_CHECKING:
     from edgespec.memory.plan.request import Request
-    from edgespec.models.hub.fetching import Wanted
-    from edgespec.models.hub.resolve import Fetch
     from edgespec.models.spec import ModelSpec
-
-
-def fetcher(asked: Callable[[], Request]) -> Fetch:
-    """What brings a model that a command names, where it fits what the command asks for."""
-
-    def fetch(repository: str, tag: str) -> Path:
-        return pull(repository, tag, asked())
-
-    return fetch
 
 
 def pull(repository: str, tag: str, request: Request | None) -> Path:
@@ -30,7 +18,7 @@ def pull(repository: str, tag: str, request: Request | None) -> Path:
 
     One that is here is enough where the hub does not answer, and nothing is written for it.
     """
-    from edgespec.models.hub import fetching
+    from edgespec.models.hub import choice, fetching
     from edgespec.models.hub.resolve import cached
 
     try:
@@ -54,7 +42,12 @@ def pull(repository: str, tag: str, request: Request | None) -> Path:
         raise
     finally:
         progress.clear()
-    _offer_what_is_beside(wanted)
+    files, chosen = wanted.repository.files, wanted.paths[0]
+    if choice.is_model(chosen):  # what is beside it is offered
+        for head in choice.heads_of(files, chosen):
+            note(f"a head lies beside it: hf:{wanted.repository.name}/{head}")
+        if (projector := choice.projector_of(files, chosen)) is not None:
+            note(f"with this it sees images: hf:{wanted.repository.name}/{projector}")
     return path
 
 
@@ -68,15 +61,3 @@ def _plan(spec: ModelSpec, request: Request) -> None:
         f"{size_text(plan.limit_bytes)} with {plan.context_size} tokens of context, "
         f"{speed_text(plan.speed_range)} tokens/s ({plan.speed_source})"
     )
-
-
-def _offer_what_is_beside(wanted: Wanted) -> None:
-    from edgespec.models.hub import choice
-
-    files, path = wanted.repository.files, wanted.paths[0]
-    if not choice.is_model(path):
-        return
-    for head in choice.heads_of(files, path):
-        note(f"a head lies beside it: hf:{wanted.repository.name}/{head}")
-    if (projector := choice.projector_of(files, path)) is not None:
-        note(f"with this it sees images: hf:{wanted.repository.name}/{projector}")

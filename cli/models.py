@@ -72,6 +72,8 @@ def _read(local: Local) -> ModelSpec | EdgespecError:
 def _row(
     local: Local, read: ModelSpec | EdgespecError, request: Request, machine: Machine
 ) -> dict[str, Any]:
+    from edgespec.setup.planning import make_run_plan
+
     row: dict[str, Any] = {
         "name": local.name,
         "path": str(local.path),
@@ -82,20 +84,13 @@ def _row(
     if isinstance(read, EdgespecError):
         return {**row, "problem": str(read).removeprefix(f"{local.path} is ")}
     row |= {"file_type": read.file_type, "arch": read.arch, "description": read.name}
-    return {**row, **_planned(read, request, machine)}
-
-
-def _planned(spec: ModelSpec, request: Request, machine: Machine) -> dict[str, Any]:
-    """Whether the file fits, and how fast it would be."""
-    from edgespec.setup.planning import make_run_plan
-
     try:
-        plan = make_run_plan(spec, request, machine)
-    except DoesNotFitError as problem:
-        return {"fits": False, "problem": str(problem)}
+        plan = make_run_plan(read, request, machine)
     except EdgespecError as problem:
-        return {"fits": None, "problem": str(problem)}
+        fits = False if isinstance(problem, DoesNotFitError) else None
+        return {**row, "fits": fits, "problem": str(problem)}
     return {
+        **row,
         "fits": True,
         "peak_bytes": plan.predicted_peak_bytes,
         "context_size": plan.context_size,

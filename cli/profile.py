@@ -44,7 +44,12 @@ def profile(
         raise typer.BadParameter("--large-share and --quality belong to --switch")
     if is_pair and html is not None:
         raise typer.BadParameter("--html draws a profile of one model, and no pair")
-    write_profile = _report_writer(html)
+    if html is not None:  # a missing library or folder is found before minutes are spent
+        from edgespec.bench.report import write_profile
+        from edgespec.memory.report.page import require_place, require_plots
+
+        require_plots()
+        require_place(html)
     spec = read_model(model.path(plan_options))
     request = plan_options.request(is_plain_greedy=True)
     measured: dict[str, Any]
@@ -72,27 +77,39 @@ def profile(
         end_if_interrupted(measured)
 
 
-def _report_writer(html: Path | None) -> Any:
-    """What writes the report; a missing library or folder is found before minutes are spent."""
-    if html is None:
-        return None
-    from edgespec.bench.report import write_profile
-    from edgespec.memory.report.page import require_place, require_plots
-
-    require_plots()
-    require_place(html)
-    return write_profile
-
-
 def _text(measured: dict[str, Any]) -> str:
     model, memory = measured["model"], measured["memory"]
     title = f"{printable(model['name'])} ({model['type']}) on {measured['machine']['cpu']}"
+    curves = measured["step_ms"]
+    steps: list[tuple[str, ...]]
+    steps = [("tokens", *(f"after {curve['depth']}" for curve in curves), "")]
+    for size in curves[0]["ms"]:
+        times = (f"{curve['ms'][size]:.1f}" for curve in curves)
+        chosen = "<- largest planned" if int(size) == measured["draft_max"] + 1 else ""
+        steps.append((str(size), *times, chosen))
+    rows = []
+    for name, predicted in memory["predicted"].items():
+        real = memory["allocated"].get(name)
+        told = size_text(real) if real is not None else "in the peak"
+        rows.append((name.replace("_", " "), size_text(predicted), told))
+    peaks = [size_text(memory[f"{kind}_peak_bytes"]) for kind in ("predicted", "measured")]
+    rows.append(("peak of the process", peaks[0], f"{peaks[1]} measured"))
     parts = [
         paragraph(title),
-        "step times in ms by tokens in a step\n" + table(_step_rows(measured)),
-        "memory: planned and allocated\n" + table(_memory_rows(memory)),
+        "step times in ms by tokens in a step\n" + table(steps),
+        "memory: planned and allocated\n" + table(rows),
     ]
-    if speeds := _speed_rows(measured):
+    speeds = [
+        (
+            row["drafter"],
+            f"{row['predicted_tokens_per_s']:.1f}",
+            f"{row['measured_tokens_per_s']:.1f}, acceptance length "
+            f"{row['acceptance_length']:.2f} (plain is 1.00)"
+            + ("" if (each := row["j_per_token"]) is None else f", {each:.3g} J a token"),
+        )
+        for row in measured["speed"]
+    ]
+    if speeds:
         parts.append(paragraph("tokens per second: predicted and measured") + "\n" + table(speeds))
     return "\n\n".join((*parts, table(_fact_rows(measured))))
 
@@ -103,20 +120,15 @@ def _nats(threshold: float | None, if_infinite: str = "never") -> str:
     return f"{threshold:.2f} nats" if threshold >= 0.0 else "never"
 
 
-def _tokens(count: int) -> str:
-    return f"{count} token{'s' * (count != 1)}"
-
-
-def _way_down(threshold: float | None) -> str:
-    if threshold is None:
-        return "the small one is asked after every token"
-    if threshold < 0.0:
-        return "the small one is never asked"
-    return f"the small one is asked where the large one's entropy is at most {_nats(threshold)}"
-
-
 def _switch_text(found: dict[str, Any]) -> str:
     policy, expected = found["policy"], found["expected"]
+    down, window = policy["down_nats"], policy["window"]
+    asked = "after every token"
+    if down is not None:
+        asked = f"where the large one's entropy is at most {_nats(down)}"
+    way_down = f"the small one is asked {asked}"
+    if down is not None and down < 0.0:
+        way_down = "the small one is never asked"
     head = ("large model", "quality", "agreement", "tokens/s", "up at", "down at")
     rows = [head]
     for point in found["points"]:
@@ -132,8 +144,8 @@ def _switch_text(found: dict[str, Any]) -> str:
         )
     chosen = [
         ("up", f"the large model writes from {policy['up_nats']:.2f} nats on"),
-        ("down", _way_down(policy["down_nats"])),
-        ("window", f"{_tokens(policy['window'])}, stays of {policy['min_stay']} and more"),
+        ("down", way_down),
+        ("window", f"{window} token{'s' * (window != 1)}, stays of {policy['min_stay']} and more"),
         ("large model", f"{expected['large_share']:.0%} of the tokens expected"),
         (
             "quality",
@@ -152,45 +164,6 @@ def _switch_text(found: dict[str, Any]) -> str:
     return "\n\n".join(
         (paragraph(title), "expected by threshold\n" + table(rows), "kept\n" + table(chosen))
     )
-
-
-def _step_rows(measured: dict[str, Any]) -> list[tuple[str, ...]]:
-    curves = measured["step_ms"]
-    rows: list[tuple[str, ...]] = [("tokens", *(f"after {curve['depth']}" for curve in curves), "")]
-    for size in curves[0]["ms"]:
-        times = (f"{curve['ms'][size]:.1f}" for curve in curves)
-        chosen = "<- largest planned" if int(size) == measured["draft_max"] + 1 else ""
-        rows.append((str(size), *times, chosen))
-    return rows
-
-
-def _memory_rows(memory: dict[str, Any]) -> list[tuple[str, ...]]:
-    rows: list[tuple[str, ...]] = []
-    for name, predicted in memory["predicted"].items():
-        real = memory["allocated"].get(name)
-        shown = size_text(real) if real is not None else "in the peak"
-        rows.append((name.replace("_", " "), size_text(predicted), shown))
-    rows.append(
-        (
-            "peak of the process",
-            size_text(memory["predicted_peak_bytes"]),
-            f"{size_text(memory['measured_peak_bytes'])} measured",
-        )
-    )
-    return rows
-
-
-def _speed_rows(measured: dict[str, Any]) -> list[tuple[str, ...]]:
-    return [
-        (
-            row["drafter"],
-            f"{row['predicted_tokens_per_s']:.1f}",
-            f"{row['measured_tokens_per_s']:.1f}, acceptance length "
-            f"{row['acceptance_length']:.2f} (plain is 1.00)"
-            + ("" if (each := row["j_per_token"]) is None else f", {each:.3g} J a token"),
-        )
-        for row in measured["speed"]
-    ]
 
 
 def _fact_rows(measured: dict[str, Any]) -> list[tuple[str, ...]]:

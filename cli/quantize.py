@@ -17,8 +17,6 @@ from edgespec.paths import expanded
 
 if TYPE_CHECKING:
     from edgespec.models.spec import ModelSpec
-    from edgespec.quantize.convert import Recipe
-
 
 quantize_app = Commands("Make smaller or faster model files, and compare them.")
 
@@ -45,14 +43,34 @@ def change_type(
 
     A run that is stopped leaves no partial target.
     """
-    from edgespec.quantize.convert import Recipe, file_type_named
+    from dataclasses import replace
+
+    from edgespec.files.quantizing import importance_matrix, require_matrix, unheeded
+    from edgespec.memory.device import host
+    from edgespec.quantize.convert import (
+        Recipe,
+        check_target,
+        convert,
+        file_type_named,
+        require_disk,
+    )
 
     if data is not None and imatrix != "auto":
         raise typer.BadParameter("--data goes with --imatrix auto here")
     recipe = Recipe(file_type_named(file_type), tuple(map(_override, tensor or ())))
     spec, progress = _source(source), Progress(has_lines=True)
     with progress:
-        _convert(spec, target, recipe, imatrix, _text(data), threads, progress)
+        check_target(target, spec.files)
+        predicted = require_matrix(spec, recipe, imatrix)
+        require_disk(target, predicted.file_bytes)
+        for sentence in unheeded(spec, recipe, predicted):
+            note(sentence)
+        if spec.file_type not in ("F32", "F16", "BF16"):
+            note(f"{spec.path.name} is quantized already ({spec.file_type}): quality is lost twice")
+        threads = threads or host.usable_cores()
+        with importance_matrix(spec, imatrix, _text(data), progress) as (path, named):
+            weighed = replace(recipe, imatrix=path, imatrix_name=named)
+            convert(spec.path, target, weighed, threads=threads, progress=progress)
     _show({"target": str(target), "type": recipe.file_type, **_sizes(spec, target)}, as_json)
 
 
@@ -206,39 +224,6 @@ def _override(text: str) -> tuple[str, str]:
     if not pattern or not kind:
         raise typer.BadParameter(f"--tensor {text} is not PATTERN=TYPE")
     return pattern.lower(), kind.upper()
-
-
-# -- what is asked for ---------------------------------------------------------------------
-
-
-def _convert(
-    spec: ModelSpec,
-    target: Path,
-    recipe: Recipe,
-    imatrix: str | None,
-    data: Path | None,
-    threads: int | None,
-    progress: Progress,
-) -> None:
-    """Write `target` by a recipe that has no importance matrix yet."""
-    from dataclasses import replace
-
-    from edgespec.files.quantizing import importance_matrix, require_matrix, unheeded
-    from edgespec.memory.device import host
-    from edgespec.quantize.convert import check_target, convert, require_disk
-
-    check_target(target, spec.files)
-    predicted = require_matrix(spec, recipe, imatrix)
-    require_disk(target, predicted.file_bytes)
-    for sentence in unheeded(spec, recipe, predicted):
-        note(sentence)
-    if spec.file_type not in ("F32", "F16", "BF16"):
-        note(f"{spec.path.name} is quantized already ({spec.file_type}): quality is lost twice")
-    with importance_matrix(spec, imatrix, data, progress) as (path, named):
-        weighed = replace(recipe, imatrix=path, imatrix_name=named)
-        convert(
-            spec.path, target, weighed, threads=threads or host.usable_cores(), progress=progress
-        )
 
 
 def _sizes(spec: ModelSpec, target: Path) -> dict[str, int]:

@@ -10,6 +10,7 @@ import stat
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -38,6 +39,11 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("edgespec.drafts")
 _WORTH_TELLING = 0.1  # of the steps
+_COUNTED = (
+    *("prompt_tokens", "rounds", "contended_rounds", "drafted_tokens", "accepted_tokens"),
+    *("changed_tokens", "acceptance_length", "time_to_first_token_s", "decode_s", "tokens_per_s"),
+    *("draft_s", "host_share"),
+)
 _SILENT_S = 1.0  # that stdin is waited for without a word
 
 
@@ -156,7 +162,9 @@ def _piped() -> str:
         place = os.lseek(number, 0, os.SEEK_CUR)
         is_own, has_more = place == 0, place < own.st_size
     elif stat.S_ISFIFO(own.st_mode):
-        is_own, has_more = _is_own(own), _waits(number)
+        is_own, has_more = False, _waits(number)
+        with suppress(OSError):  # another system, or another user's program
+            is_own = not os.path.samestat(own, os.stat(f"/proc/{os.getppid()}/fd/0"))
     else:
         return ""
     if is_own:
@@ -170,14 +178,6 @@ def _piped() -> str:
     if has_more:
         note("stdin is not read, as another program may have to: - reads it anyway")
     return ""
-
-
-def _is_own(pipe: os.stat_result) -> bool:
-    """Whether the program that started this one reads from another stdin, for all we know."""
-    try:
-        return not os.path.samestat(pipe, os.stat(f"/proc/{os.getppid()}/fd/0"))
-    except OSError:  # another system, or another user's program
-        return False
 
 
 def _waits(number: int) -> bool:
@@ -246,15 +246,24 @@ def _answer(
     }
     plan, engine = load_engine(spec, request, cancel, quiet=wanted.as_json)
     with engine:
-        shown = None if wanted.as_json else wanted.color
         with measured_energy(idle=wanted.as_json) as energy:
-            result, seed_used = _generate(engine, messages, sampling, arguments, shown)
-        checked = None
+            stream = engine.stream(messages, sampling=sampling, **arguments)
+            if wanted.as_json:
+                for _ in stream:
+                    pass
+            else:
+                show_answer(with_progress(stream), wanted.color)
+        result, checked = stream.result, None
         if wanted.check and result.finish_reason != "cancelled":
-            checked = _check(engine, messages, sampling, seed_used, arguments, result)
+            checked = _check(engine, messages, sampling, stream.seed, arguments, result)
             checked = None if cancel.is_set() else checked  # then it compared only a part
-        measured = _report(plan, engine, result, seed_used, checked)
-        _LOG.info("drafts: %s", _reasons(plan, engine))
+        measured = _report(plan, engine, result, stream.seed, checked)
+        if engine.drafter is not None:  # what became of each, or why there is none
+            reasons = engine.drafter.reasons()
+        else:
+            said = (choice.reason for choice in plan.choices if choice.name == "drafter")
+            reasons = f"no drafter: {next(said, 'none was asked for')}"
+        _LOG.info("drafts: %s", reasons)
         measured |= energy.as_json(len(result.token_ids))
     if wanted.as_json:
         print(json.dumps(measured))
@@ -285,18 +294,6 @@ def _require_comparable(request: Request, sampling: SamplingParams) -> None:
 
 
 # -- running -------------------------------------------------------------------------------
-
-
-def _generate(
-    engine: Engine, prompt: Prompt, sampling: SamplingParams, arguments: Any, color: str | None
-) -> tuple[Result, int | None]:
-    stream = engine.stream(prompt, sampling=sampling, **arguments)
-    if color is None:
-        for _ in stream:
-            pass
-    else:
-        show_answer(with_progress(stream), color)
-    return stream.result, stream.seed
 
 
 def _check(
@@ -335,14 +332,6 @@ def _check(
 # -- reporting -----------------------------------------------------------------------------
 
 
-def _reasons(plan: Plan, engine: Engine) -> str:
-    """What became of each drafter, or why there is none."""
-    if engine.drafter is not None:
-        return engine.drafter.reasons()
-    said = (choice.reason for choice in plan.choices if choice.name == "drafter")
-    return f"no drafter: {next(said, 'none was asked for')}"
-
-
 def _report(
     plan: Plan, engine: Engine, result: Result, seed: int | None, checked: dict[str, Any] | None
 ) -> dict[str, Any]:
@@ -353,22 +342,11 @@ def _report(
         "text": result.text,
         "token_ids": list(result.token_ids),
         "finish_reason": result.finish_reason,
-        "prompt_tokens": counters.prompt_tokens,
         "generated_tokens": len(result.token_ids),
-        "rounds": counters.rounds,
-        "contended_rounds": counters.contended_rounds,
-        "drafted_tokens": counters.drafted_tokens,
-        "accepted_tokens": counters.accepted_tokens,
-        "changed_tokens": counters.changed_tokens,
+        **{name: getattr(counters, name) for name in _COUNTED},
         "drafted_by": dict(counters.drafted_by),
         "accepted_by": dict(counters.accepted_by),
         "draft_failure": engine.draft_failure,
-        "acceptance_length": counters.acceptance_length,
-        "time_to_first_token_s": counters.time_to_first_token_s,
-        "decode_s": counters.decode_s,
-        "tokens_per_s": counters.tokens_per_s,
-        "draft_s": counters.draft_s,
-        "host_share": counters.host_share,
         "seed": seed,
         "place": engine.backend.capabilities.place or plan.device,
         "plan": plan.as_json(),
@@ -393,9 +371,14 @@ def _report(
 
 
 def _summary(report: dict[str, Any]) -> str:
+    counts = ", ".join(
+        f"{name} {report['accepted_by'].get(name, 0)} of {drafted}"
+        for name, drafted in report["drafted_by"].items()
+    )
+    sources = f", drafts accepted: {counts}" if counts else ""
     line = (
         f"{report['generated_tokens']} tokens, {report['tokens_per_s']:.1f} tokens/s, acceptance "
-        f"length {report['acceptance_length']:.2f} (plain is 1.00){_sources(report)}, first token "
+        f"length {report['acceptance_length']:.2f} (plain is 1.00){sources}, first token "
         f"after {report['time_to_first_token_s']:.2f} s, peak memory "
         f"{size_text(report['memory']['measured_peak_bytes'])}"
     )
@@ -416,17 +399,6 @@ def _summary(report: dict[str, Any]) -> str:
     if "switching" in report:
         line += f"\n{report['switching']['models']}"
     return line + _check_text(report)
-
-
-def _sources(report: dict[str, Any]) -> str:
-    """Where accepted tokens came from."""
-    if not report["drafted_by"]:
-        return ""
-    counts = (
-        f"{name} {report['accepted_by'].get(name, 0)} of {drafted}"
-        for name, drafted in report["drafted_by"].items()
-    )
-    return f", drafts accepted: {', '.join(counts)}"
 
 
 def _check_text(report: dict[str, Any]) -> str:

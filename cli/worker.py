@@ -53,7 +53,15 @@ def worker(
             hint="use an ssh tunnel to 127.0.0.1, or add --insecure in a network where you trust "
             "everybody",
         )
-    with _bind(host, port) as listener:  # before anything is measured
+    try:  # before anything is measured
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.create_server((host, port), family=family)
+    except OSError as problem:
+        raise UnsupportedError(
+            f"cannot listen on {host} port {port}: {problem.strerror or problem}",
+            hint="use another --port, or an address of this machine with --host",
+        ) from problem
+    with listener:
         if not is_loopback(host):
             note(
                 "warning: no authentication, no encryption: whoever reaches this port can run "
@@ -65,15 +73,3 @@ def worker(
         address, number = listener.getsockname()[:2]
         note(f"lending {served.describe()} at {address}:{number}; Ctrl-C stops")
         served.run(listener)
-
-
-def _bind(host: str, port: int) -> socket.socket:
-    """A socket that listens. Raises UnsupportedError where it cannot."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        return socket.create_server((host, port), family=family)
-    except OSError as problem:
-        raise UnsupportedError(
-            f"cannot listen on {host} port {port}: {problem.strerror or problem}",
-            hint="use another --port, or an address of this machine with --host",
-        ) from problem

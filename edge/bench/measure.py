@@ -7,16 +7,15 @@ identical is asked within each load: against its first drafter, which runs the s
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
 from edgespec.bench.loaded_model import Worker, WorkerContender, interleaved
 from edgespec.bench.profiling import machine_facts, model_facts
 from edgespec.bench.summary import Prompted, summary
-from edgespec.decode.generation import Counters
 from edgespec.errors import UnsupportedError
 from edgespec.measure.prompts import TaskPrompt
 from edgespec.memory.device.bandwidth import measured_bandwidth
@@ -28,6 +27,10 @@ from edgespec.progress import Progress, time_text
 
 _WARM_UP = "Count from one to twenty in words."
 _WARM_TOKENS = 16
+_COUNTED = (
+    *("prompt_tokens", "generated_tokens", "time_to_first_token_s", "decode_s", "tokens_per_s"),
+    *("acceptance_length", "drafted_tokens", "accepted_tokens"),
+)
 
 
 def bench(
@@ -62,100 +65,78 @@ def bench(
             stack.enter_context(Worker(spec.path, request, drafters, progress))
             for _, request in settings
         ]
-        labels = [label for label, _ in settings]
-        run = _measured(workers, labels, prompts, max_tokens, repeats, progress, meter)
-    prompts = run.prompts
-    variants = list(_variants(run, prompts))
+        contenders = [
+            WorkerContender(_name(drafter, label), worker, place)
+            for worker, (label, _) in zip(workers, settings, strict=True)
+            for place, drafter in enumerate(worker.drafters)
+        ]
+        for worker in workers:
+            worker.call("mark", "warm-up")
+        warm = [one.answer(_WARM_UP, _WARM_TOKENS).counters for one in contenders]
+        each_s = (c.time_to_first_token_s + max_tokens / max(1e-3, c.tokens_per_s) for c in warm)
+        left_s = repeats * len(prompts) * sum(each_s)
+        progress(f"answering, about {time_text(left_s)} left", 0.0)
+        for worker in workers:
+            worker.call("mark", "answers")
+        neighbours = Neighbours()
+        answered = _answers(contenders, prompts, max_tokens, repeats, progress, meter)
+        busy = neighbours.share()
+        total = repeats * len(prompts) * len(contenders)
+        complete = sum(len(one.answers) for ours in answered for one in ours) == total
+        prompts = _keep_common(prompts, answered)
+        if not prompts:
+            raise KeyboardInterrupt
+        facts = [worker.call("facts") for worker in workers]  # before what comparing allocates
+        taken, loads, variants = iter(answered), list[dict[str, Any]](), list[dict[str, Any]]()
+        for number, (worker, (label, _)) in enumerate(zip(workers, settings, strict=True)):
+            own = [next(taken) for _ in worker.drafters]
+            noise = _compare(worker, prompts, own)
+            loads.append({"settings": label, "batch_noise": noise, **facts[number]})
+            for drafter, ours in zip(worker.drafters, own, strict=True):
+                head = {"name": _name(drafter, label), "drafter": drafter, "settings": label}
+                numbers = _numbers(prompts, ours, answered[0], noise)
+                variants.append({**head, "load": number, **numbers})
     plain = next((one["overall"] for one in variants if one["drafter"] == "none"), None)
     return {
         "model": model_facts(spec),
         "machine": machine_facts(),
         "settings": {
             "max_tokens": max_tokens,
-            "repeats": repeats if run.complete else len(run.loads[0].answers[0][0].answers),
+            "repeats": repeats if complete else len(answered[0][0].answers),
             "prompts": len(prompts),
             "tasks": len({prompt.task for prompt in prompts}),
         },
-        "complete": run.complete,
-        "busy_neighbours": run.busy,
+        "complete": complete,
+        "busy_neighbours": busy,  # cores that other programs kept meanwhile
         "energy": {
             "source": meter and meter.source.name,
             "missing": missing,
             "idle_w": meter and meter.idle_w,
         },
         "ceiling": _ceiling(spec, moved, plain and plain["tokens_per_s"]),
-        "loads": [
-            {"settings": load.label, "batch_noise": load.noise, **load.facts} for load in run.loads
-        ],
+        "loads": loads,
         "variants": variants,
-        "answers": list(_rows(prompts, run)),
+        "answers": _rows(prompts, [one["name"] for one in variants], answered),
     }
 
 
-@dataclass(frozen=True, slots=True)
-class _Load:
-    """What one process measured with its model loaded."""
-
-    label: str  # of its settings
-    drafters: Sequence[str]
-    answers: Sequence[list[Prompted]]  # by drafter and prompt
-    noise: float
-    facts: dict[str, Any]
-
-    @property
-    def names(self) -> list[str]:
-        """What its drafters are called beside those of other loads."""
-        return [_name(drafter, self.label) for drafter in self.drafters]
-
-
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """What all processes measured; `busy` are the cores that other programs kept meanwhile."""
-
-    loads: Sequence[_Load]
-    busy: float
-    prompts: Sequence[TaskPrompt]
-    complete: bool = True
-
-
-def _measured(
-    workers: Sequence[Worker],
-    labels: Sequence[str],
-    prompts: Sequence[TaskPrompt],
-    max_tokens: int,
-    repeats: int,
-    progress: Progress,
-    meter: EnergyMeter | None,
-) -> _Run:
-    """All answers of all workers, interleaved, and what the workers say about their loads."""
-    contenders = [
-        WorkerContender(_name(drafter, label), worker, place)
-        for worker, label in zip(workers, labels, strict=True)
-        for place, drafter in enumerate(worker.drafters)
+def _rows(
+    prompts: Sequence[TaskPrompt], names: Sequence[str], answered: Sequence[list[Prompted]]
+) -> list[dict[str, Any]]:
+    """One flat row for every answer, of variants of these names."""
+    return [
+        {
+            "prompt": number + 1,
+            "task": prompt.task,
+            "variant": name,
+            "repeat": repeat + 1,
+            **{counted: getattr(answer.counters, counted) for counted in _COUNTED},
+            "identical": ours[number].gap is None,
+        }
+        for number, prompt in enumerate(prompts)
+        for name, ours in zip(names, answered, strict=True)
+        for repeat, answer in enumerate(ours[number].answers)
     ]
-    for worker in workers:
-        worker.call("mark", "warm-up")
-    warm = [contender.answer(_WARM_UP, _WARM_TOKENS).counters for contender in contenders]
-    each_s = (one.time_to_first_token_s + max_tokens / max(1e-3, one.tokens_per_s) for one in warm)
-    progress(f"answering, about {time_text(repeats * len(prompts) * sum(each_s))} left", 0.0)
-    for worker in workers:
-        worker.call("mark", "answers")
-    neighbours = Neighbours()
-    answered = _answers(contenders, prompts, max_tokens, repeats, progress, meter)
-    busy = neighbours.share()
-    total = repeats * len(prompts) * len(contenders)
-    complete = sum(len(one.answers) for ours in answered for one in ours) == total
-    prompts = _keep_common(prompts, answered)
-    if not prompts:
-        raise KeyboardInterrupt
-    taken = iter(answered)
-    facts = [worker.call("facts") for worker in workers]  # before what comparing allocates
-    loads = []
-    for worker, label, found in zip(workers, labels, facts, strict=True):
-        answers = [next(taken) for _ in worker.drafters]
-        noise = _compare(worker, prompts, answers)
-        loads.append(_Load(label, worker.drafters, answers, noise, found))
-    return _Run(loads, busy, prompts, complete)
 
 
 def _keep_common(
@@ -171,20 +152,6 @@ def _keep_common(
     for ours in answered:
         ours[:] = [Prompted(ours[place].answers[:least]) for place in kept]
     return [prompts[place] for place in kept]
-
-
-def _variants(run: _Run, prompts: Sequence[TaskPrompt]) -> Iterator[dict[str, Any]]:
-    """The numbers of every drafter of every load, beside those of the very first."""
-    baseline = run.loads[0].answers[0]
-    for number, load in enumerate(run.loads):
-        for name, drafter, answers in zip(load.names, load.drafters, load.answers, strict=True):
-            yield {
-                "name": name,
-                "drafter": drafter,
-                "settings": load.label,
-                "load": number,
-                **_numbers(prompts, answers, baseline, load.noise),
-            }
 
 
 def _name(drafter: str, label: str) -> str:
@@ -249,17 +216,12 @@ def _compare(
     parted = False
     for ours in taken[1:]:
         for prompt, one, other in zip(prompts, ours, taken[0], strict=True):
-            for first, second in _different(one, other):
+            pairs = zip(one.answers, other.answers, strict=True)  # of each repeat
+            texts = {(first.token_ids, second.token_ids) for first, second in pairs}
+            for first, second in (pair for pair in texts if pair[0] != pair[1]):
                 gap = worker.call("gap", prompt.text, second, first)
                 one.gap, parted = max(gap, one.gap or 0.0), True
     return float(worker.call("noise")) if parted else 0.0
-
-
-def _different(one: Prompted, other: Prompted) -> set[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Pairs of answers in the same repeat that are not identical."""
-    pairs = zip(one.answers, other.answers, strict=True)
-    texts = ((first.token_ids, second.token_ids) for first, second in pairs)
-    return {pair for pair in texts if pair[0] != pair[1]}
 
 
 def _numbers(
@@ -274,38 +236,4 @@ def _numbers(
             task: summary([ours[i] for i in chosen], [baseline[i] for i in chosen], noise)
             for task, chosen in places.items()
         },
-    }
-
-
-def _rows(prompts: Sequence[TaskPrompt], run: _Run) -> Iterator[dict[str, Any]]:
-    """One flat row for every answer."""
-    variants = [
-        (name, answers)
-        for load in run.loads
-        for name, answers in zip(load.names, load.answers, strict=True)
-    ]
-    for number, prompt in enumerate(prompts):
-        for name, answers in variants:
-            ours = answers[number]
-            for repeat, answer in enumerate(ours.answers):
-                yield {
-                    "prompt": number + 1,
-                    "task": prompt.task,
-                    "variant": name,
-                    "repeat": repeat + 1,
-                    **_counts(answer.counters),
-                    "identical": ours.gap is None,
-                }
-
-
-def _counts(counters: Counters) -> dict[str, Any]:
-    return {
-        "prompt_tokens": counters.prompt_tokens,
-        "generated_tokens": counters.generated_tokens,
-        "time_to_first_token_s": counters.time_to_first_token_s,
-        "decode_s": counters.decode_s,
-        "tokens_per_s": counters.tokens_per_s,
-        "acceptance_length": counters.acceptance_length,
-        "drafted_tokens": counters.drafted_tokens,
-        "accepted_tokens": counters.accepted_tokens,
     }

@@ -169,21 +169,16 @@ def _measure_steps(backend: Backend, report: Progress) -> list[dict[str, Any]]:
         if number and time.perf_counter() > deadline:
             break
         report("measuring step times", number / len(depths))
-        _fill(backend, depth)
-        curves.append({"depth": depth, "ms": {str(n): _least_step_ms(backend, n) for n in sizes}})
+        while backend.length < depth:
+            count = min(backend.batch_size, depth - backend.length)
+            backend.prefill(some_tokens(backend, count))
+        least = dict[str, float]()
+        for size in sizes:
+            [times] = in_turns([partial(one_step, backend, size)], _REPEATS + 1)  # one: the graph
+            least[str(size)] = min(times)
+        curves.append({"depth": depth, "ms": least})
     backend.truncate(0)
     return curves
-
-
-def _fill(backend: Backend, depth: int) -> None:
-    while backend.length < depth:
-        count = min(backend.batch_size, depth - backend.length)
-        backend.prefill(some_tokens(backend, count))
-
-
-def _least_step_ms(backend: Backend, nodes: int) -> float:
-    [times] = in_turns([partial(one_step, backend, nodes)], _REPEATS + 1)  # one builds the graph
-    return min(times)
 
 
 def _bandwidth(spec: ModelSpec, plan: Plan, curves: Sequence[dict[str, Any]]) -> dict[str, float]:

@@ -47,6 +47,14 @@ def render_profile(profile: dict[str, Any]) -> str:
     """The page as text."""
     require_plots()
     model, memory, speeds = profile["model"], profile["memory"], profile["speed"]
+    components = [
+        (name.replace("_", " "), size_of(size), size_of(memory["allocated"].get(name)))
+        for name, size in memory["predicted"].items()
+    ]
+    predicted, measured = (
+        size_of(memory[f"{kind}_peak_bytes"]) for kind in ("predicted", "measured")
+    )
+    components.append(("peak of the process", predicted, measured))
     sections = [
         tiles_of(_profile_tiles(profile)),
         section_of(
@@ -54,7 +62,7 @@ def render_profile(profile: dict[str, Any]) -> str:
             "What the plan allowed for and what llama.cpp says it allocated; where that is "
             "nothing (-), it is part of the peak.",
             figure_of(_draw_components, memory),
-            _component_table(memory),
+            table_of(("component", "predicted", "measured"), components, numbers=2),
         ),
         section_of(
             "Memory over time",
@@ -118,17 +126,6 @@ def _profile_tiles(profile: dict[str, Any]) -> list[tuple[str, str, str]]:
         ("gain by drafts", f"{speed / plain:.2f}x", length),
         ("reading prompts", reading, f"in batches of {prefill['batch_size']}"),
     ]
-
-
-def _component_table(memory: dict[str, Any]) -> Markup:
-    rows = [
-        (name.replace("_", " "), size_of(size), size_of(memory["allocated"].get(name)))
-        for name, size in memory["predicted"].items()
-    ]
-    peaks = (memory[f"{kind}_peak_bytes"] for kind in ("predicted", "measured"))
-    predicted, measured = map(size_of, peaks)
-    rows.append(("peak of the process", predicted, measured))
-    return table_of(("component", "predicted", "measured"), rows, numbers=2)
 
 
 def _speed_table(speeds: Sequence[Row]) -> Markup:
@@ -200,7 +197,10 @@ def _draw_steps(axes: Any, profile: dict[str, Any]) -> None:
     axes.axvline(profile["draft_max"] + 1, color=GREY, linestyle=":", linewidth=1.2)
     axes.margins(y=0.15)
     axes.xaxis.get_major_locator().set_params(integer=True)
-    _finish(axes, "tokens in the step", "ms", "upper left")
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("tokens in the step")
+    axes.set_ylabel("ms")
+    axes.legend(loc="upper left")
 
 
 def _draw_frontier(axes: Any, profile: dict[str, Any]) -> None:
@@ -231,11 +231,3 @@ def _draw_tasks(axes: Any, speeds: Sequence[Row]) -> None:
     axes.margins(y=0.2)
     axes.set_ylabel("tokens/s")
     axes.legend(loc="upper right", ncols=len(speeds))
-
-
-def _finish(axes: Any, x: str, y: str, legend: str | None = None) -> None:
-    axes.set_ylim(bottom=0)
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
-    if legend is not None:
-        axes.legend(loc=legend)

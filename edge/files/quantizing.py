@@ -18,7 +18,6 @@ from pathlib import Path
 
 import numpy as np
 
-from edgespec.backends.base import Tokenizer
 from edgespec.backends.llama.tokenizer import open_tokenizer
 from edgespec.errors import UnsupportedError
 from edgespec.exits.texts import chat_of, read_prompts
@@ -64,7 +63,10 @@ def texts_for(
         if data is None:
             chat = chat_of(spec, tokenizer)
         else:
-            pieces = _file_texts(spec, data, tokenizer)
+            start = [] if spec.bos_id is None else [spec.bos_id]
+            pieces = texts_of_tokens(read_prompts(data, tokenizer), start)
+            if len(pieces) < _LEAST_PIECES:
+                raise UnsupportedError(f"{data} holds too little text", hint="name a longer one")
             # Half is to fit to and half is held out: no piece is in both.
             order = np.random.default_rng(0).permutation(len(pieces))
             return [pieces[number] for number in order[seed != FIT_SEED :: 2][:count]]
@@ -76,14 +78,6 @@ def texts_for(
         seed=seed,
         progress=lambda part: progress("writing text", part),
     )
-
-
-def _file_texts(spec: ModelSpec, data: Path, tokenizer: Tokenizer) -> list[CountedText]:
-    start = [] if spec.bos_id is None else [spec.bos_id]
-    pieces = texts_of_tokens(read_prompts(data, tokenizer), start)
-    if len(pieces) < _LEAST_PIECES:
-        raise UnsupportedError(f"{data} holds too little text", hint="name a longer one")
-    return pieces
 
 
 def require_matrix(spec: ModelSpec, recipe: Recipe, wanted: str | None) -> Prediction:
@@ -182,7 +176,12 @@ def fit_file(
     kept = folder / blake2b(key.encode(), digest_size=6).hexdigest()
     pieces = Pieces(spec.path, kept / "pieces", allowed=types)
     _require_room(pieces, size_bytes, target)
-    _make_folder(kept)
+    try:
+        kept.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise UnsupportedError(
+            f"cannot make the folder {kept}: {reason(problem)}", hint="name another with --work"
+        ) from None
     texts = _kept_texts(kept / _TEXTS, spec, data, progress)
     matrix = kept / "imatrix.gguf"
     if not matrix.exists():
@@ -211,15 +210,6 @@ def fit_file(
         with suppress(OSError):  # other sizes, or somebody else's files
             folder.rmdir()
     return replace(found, file_bytes=target.stat().st_size)
-
-
-def _make_folder(place: Path) -> None:
-    try:
-        place.mkdir(parents=True, exist_ok=True)
-    except OSError as problem:
-        raise UnsupportedError(
-            f"cannot make the folder {place}: {reason(problem)}", hint="name another with --work"
-        ) from None
 
 
 def _require_room(pieces: Pieces, size_bytes: int, target: Path) -> None:

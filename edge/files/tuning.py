@@ -65,7 +65,10 @@ def tune(
         raise UnsupportedError("there is no type to try", hint="name some with --types")
     with _folder_for(spec, target) as folder:
         recipes = _recipes(spec, types, imatrix, imatrix_name)
-        rows = [_source_row(spec), *_candidate_rows(spec, recipes, folder, progress)]
+        curve = curve_from(step_ms(spec.path, threads=host.usable_cores()))
+        source = {"type": spec.file_type, "bytes": spec.file_bytes, "is_source": True}
+        rows: list[dict[str, Any]] = [source | speed_of(spec, curve)]  # measured as it is
+        rows += _candidate_rows(spec, recipes, folder, progress)
         reference = held_out(spec, data, progress)
         judge = _Judge(spec, recipes | {_YARDSTICK: Recipe("Q4_0")}, reference, folder)
         if max_kl is None:
@@ -136,17 +139,6 @@ def _measure_together(
         times = [step_ms(path, threads=threads) for path in paths]
     for row, found in zip((source, chosen), times, strict=True):
         row["measured"] = speed_of(spec, curve_from(found))
-
-
-def _source_row(spec: ModelSpec) -> dict[str, Any]:
-    """The source itself, measured as it is."""
-    curve = curve_from(step_ms(spec.path, threads=host.usable_cores()))
-    return {
-        "type": spec.file_type,
-        "bytes": spec.file_bytes,
-        "is_source": True,
-        **speed_of(spec, curve),
-    }
 
 
 def _candidate_rows(

@@ -66,13 +66,6 @@ class RemoteFile:
     file_bytes: int
     digest: str
 
-    def hashing(self) -> tuple[str, Any]:
-        """The kind of its digest, and a hash that gives it after all bytes of the file."""
-        if len(self.digest) == _SHA256_LETTERS:
-            return "SHA-256", hashlib.sha256()
-        head = f"blob {self.file_bytes}\0".encode()
-        return "git's SHA-1", hashlib.sha1(head, usedforsecurity=False)
-
 
 @dataclass(frozen=True, slots=True)
 class Repository:
@@ -81,11 +74,6 @@ class Repository:
     name: str
     commit: str
     files: dict[str, RemoteFile]
-
-
-def is_offline() -> bool:
-    """Whether nothing may be asked of the hub."""
-    return os.environ.get("HF_HUB_OFFLINE", "").lower() in _TRUE
 
 
 def list_repository(name: str) -> Repository:
@@ -130,7 +118,7 @@ def _pages(name: str, address: str) -> Iterator[Any]:
             "GET", following, headers=headers, follow_redirects=False, timeout=_PATIENCE_S
         ) as response:
             if response.status_code >= 400:
-                raise _RefusedError(response)
+                response.raise_for_status()
             moved = response.headers.get("Location") if response.status_code >= 300 else None
             following = moved or response.links.get("next", {}).get("url")
             following = None if following is None else urljoin(str(response.url), following)
@@ -145,14 +133,6 @@ def _pages(name: str, address: str) -> Iterator[Any]:
                 yield json.loads(data)
     if following is not None:
         raise _malformed(name, "length", f"over {_MOST_PAGES} pages")
-
-
-class _RefusedError(Exception):
-    """The hub's answer to a question about a repository was none."""
-
-    def __init__(self, response: Any) -> None:
-        super().__init__(f"status {response.status_code}")
-        self.response = response
 
 
 def _remote_file(name: str, one: dict[str, Any]) -> RemoteFile:
@@ -269,7 +249,7 @@ def _endpoint() -> str | None:
 @contextmanager
 def _told(what: str) -> Iterator[None]:
     """Turns what the library and the network can say into our errors."""
-    if is_offline():
+    if os.environ.get("HF_HUB_OFFLINE", "").lower() in _TRUE:
         raise DownloadError(f"HF_HUB_OFFLINE forbids asking for {what}", hint=_ALONE)
     try:
         yield
@@ -403,24 +383,22 @@ def check(wanted: Wanted, fits: Check | None) -> None:
     _check_disk(wanted)
     if fits is None or not choice.is_model(wanted.paths[0]):
         return
+
+    def is_fit(one: Wanted) -> bool:
+        with suppress(DoesNotFitError), header_only(one) as spec:
+            fits(spec)
+            return True
+        return False
+
     try:
         with header_only(wanted) as spec:
             fits(spec)
     except DoesNotFitError as problem:
-        smaller = _smaller(wanted, lambda one: _is_fit(one, fits))
+        smaller = _smaller(wanted, is_fit)
         raise DoesNotFitError(
             f"{wanted.name} would not fit: {problem}",
             hint=f"{smaller} fits; {problem.hint}" if smaller else problem.hint,
         ) from problem
-
-
-def _is_fit(wanted: Wanted, fits: Check) -> bool:
-    try:
-        with header_only(wanted) as spec:
-            fits(spec)
-    except DoesNotFitError:
-        return False
-    return True
 
 
 def _smaller(wanted: Wanted, is_good: Callable[[Wanted], bool]) -> str | None:
@@ -502,21 +480,18 @@ def here(wanted: Wanted) -> Path | None:
 
     They may lie there under an older commit, with the same bytes. The cache may be read-only.
     """
+    files = wanted.repository.files
     for _, place in resolve.snapshots(wanted.repository.name):
         is_now = place.name == wanted.repository.commit
         if all(
             (place / path).is_file()
-            and (is_now or Path(os.path.realpath(place / path)).name == _digest(wanted, path))
+            and (is_now or Path(os.path.realpath(place / path)).name == files[path].digest)
             for path in wanted.paths
         ):
             if is_now:
                 _refer(place.parents[1], wanted.repository.commit)
             return place / wanted.paths[0]
     return None
-
-
-def _digest(wanted: Wanted, path: str) -> str:
-    return wanted.repository.files[path].digest
 
 
 def _place(repository: Repository, path: str) -> Path:
@@ -550,7 +525,11 @@ def _fetch_file(repository: Repository, path: str, tell: Callable[[int], None]) 
         if not blob.exists():
             _fill(repository, path, blob, tell)
         if not place.exists():
-            _link(blob, place)
+            place.unlink(missing_ok=True)  # what is here and does not exist is a link to nothing
+            try:
+                place.symlink_to(os.path.relpath(blob, place.parent))
+            except OSError:  # links are for administrators on some systems
+                os.replace(blob, place)
 
 
 def _fill(repository: Repository, path: str, blob: Path, tell: Callable[[int], None]) -> None:
@@ -566,7 +545,10 @@ def _fill(repository: Repository, path: str, blob: Path, tell: Callable[[int], N
             if is_full(problem):
                 problem.filename = str(partial)
             raise
-    kind, digest = file.hashing()
+    kind, digest = "SHA-256", hashlib.sha256()
+    if len(file.digest) < _SHA256_LETTERS:
+        head = f"blob {file.file_bytes}\0".encode()
+        kind, digest = "git's SHA-1", hashlib.sha1(head, usedforsecurity=False)
     with partial.open("rb") as written:
         while block := written.read(_BLOCK_BYTES):
             digest.update(block)
@@ -577,14 +559,6 @@ def _fill(repository: Repository, path: str, blob: Path, tell: Callable[[int], N
             hint="the file was removed; fetch it again",
         )
     os.replace(partial, blob)
-
-
-def _link(blob: Path, place: Path) -> None:
-    place.unlink(missing_ok=True)  # what is here and does not exist is a link to nothing
-    try:
-        place.symlink_to(os.path.relpath(blob, place.parent))
-    except OSError:  # links are for administrators on some systems
-        os.replace(blob, place)
 
 
 # -- removing ----------------------------------------------------------------------------------
@@ -600,7 +574,8 @@ def files_of(local: resolve.Local) -> tuple[list[Path], list[Path]]:
     """
     cache = resolve.hub_cache()
     real = Path(os.path.realpath(cache))
-    links = _parts_beside(local.path)
+    names = [other.name for other in local.path.parent.iterdir()]
+    links = [local.path.with_name(name) for name in choice.parts_of(names, local.path.name)]
     if not all(_named(link).is_relative_to(real) for link in links):
         raise ModelNotFoundError(
             f"{local.name} is not in the hub's cache", hint=f"it is {local.source}'s: {local.path}"
@@ -627,9 +602,3 @@ def _steps(link: Path) -> Iterator[Path]:
         seen.add(link)
         link = _named(link.parent / os.readlink(link))
         yield link
-
-
-def _parts_beside(path: Path) -> list[Path]:
-    """All parts of the model whose first part is given."""
-    names = [other.name for other in path.parent.iterdir()]
-    return [path.with_name(name) for name in choice.parts_of(names, path.name)]

@@ -15,6 +15,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -31,6 +32,7 @@ _OLLAMA_HOST, _OLLAMA_USER = "registry.ollama.ai", "library"
 _OLLAMA_MODEL = "application/vnd.ollama.image.model"
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _MANIFEST_BYTES = 1 << 20
+_LM_STUDIO = ("~/.lmstudio", "~/.cache/lm-studio")
 _FOLDER = "models--"  # how the hub's cache calls a repository
 
 
@@ -83,24 +85,18 @@ def named(name: str) -> Local | None:
 
 
 def _everything() -> Iterator[Local]:
-    yield from _embedded()
+    with suppress(MissingDependencyError):
+        yield Local(EMBEDDED, embedded_model(), "edgespec")
     yield from _of_hub()
     yield from _of_ollama()
     own = os.environ.get(FOLDERS, "").split(os.pathsep)
     for source, folder in (
         ("llama.cpp", llama_cpp_cache()),
-        *(("LM Studio", folder) for folder in _lm_studio_folders()),
+        *(("LM Studio", Path(os.path.expanduser(home)) / "models") for home in _LM_STUDIO),
         *((FOLDERS, Path(os.path.expanduser(folder))) for folder in own if folder),
     ):
         for path in gguf_files(folder):
             yield Local(_short(path), path, source)
-
-
-def _embedded() -> Iterator[Local]:
-    try:
-        yield Local(EMBEDDED, embedded_model(), "edgespec")
-    except MissingDependencyError:
-        return
 
 
 def gguf_files(folder: Path) -> list[Path]:
@@ -208,16 +204,11 @@ def _of_hub() -> Iterator[Local]:
 # -- Ollama's ------------------------------------------------------------------------------------
 
 
-def _ollama_folders() -> list[Path]:
-    if folder := os.environ.get("OLLAMA_MODELS"):
-        return [Path(os.path.expanduser(folder))]
-    # The second one is that of the system's service.
-    home = Path(os.path.expanduser("~/.ollama/models"))
-    return [home, Path("/usr/share/ollama/.ollama/models")]
-
-
 def _of_ollama() -> Iterator[Local]:
-    for folder in _ollama_folders():
+    # The second one is that of the system's service.
+    usual = (os.path.expanduser("~/.ollama/models"), "/usr/share/ollama/.ollama/models")
+    own = os.environ.get("OLLAMA_MODELS")
+    for folder in map(Path, (os.path.expanduser(own),) if own else usual):
         try:
             manifests = sorted((folder / "manifests").glob("*/*/*/*"))
         except OSError:
@@ -226,13 +217,11 @@ def _of_ollama() -> Iterator[Local]:
             blob = _ollama_blob(folder, manifest)
             if blob is not None:
                 host, user, model, tag = manifest.parts[-4:]
-                yield Local(f"{OLLAMA}{_ollama_name(host, user, model)}:{tag}", blob, "Ollama")
-
-
-def _ollama_name(host: str, user: str, model: str) -> str:
-    if host != _OLLAMA_HOST:
-        return f"{host}/{user}/{model}"
-    return model if user == _OLLAMA_USER else f"{user}/{model}"
+                if host != _OLLAMA_HOST:
+                    model = f"{host}/{user}/{model}"
+                elif user != _OLLAMA_USER:
+                    model = f"{user}/{model}"
+                yield Local(f"{OLLAMA}{model}:{tag}", blob, "Ollama")
 
 
 def _ollama_blob(folder: Path, manifest: Path) -> Path | None:
@@ -262,14 +251,6 @@ def llama_cpp_cache() -> Path:
         return Path(os.path.expanduser("~/Library/Caches/llama.cpp"))
     caches = os.environ.get("LOCALAPPDATA" if os.name == "nt" else "XDG_CACHE_HOME")
     return Path(os.path.expanduser(caches or "~/.cache")) / "llama.cpp"
-
-
-def _lm_studio_folders() -> list[Path]:
-    homes = [
-        Path(os.path.expanduser("~/.lmstudio")),
-        Path(os.path.expanduser("~/.cache/lm-studio")),
-    ]
-    return [home / "models" for home in homes]
 
 
 # Brings the file of a repository that a tag means; `edgespec.models.hub.fetching` has one.

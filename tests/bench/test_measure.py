@@ -14,9 +14,7 @@ from edgespec.bench.measure import (
     _ceiling,
     _compare,
     _keep_common,
-    _Load,
     _rows,
-    _Run,
 )
 from edgespec.bench.summary import Prompted
 from edgespec.measure.prompts import TaskPrompt
@@ -66,8 +64,7 @@ def test_the_widest_gap_of_a_prompt_counts_and_each_pair_is_asked_for_once() -> 
 def test_every_answer_has_a_row_that_says_whose_it_is() -> None:
     plain, drafted = [answers(SAME, SAME)] * 2, [answers(SAME, SAME), answers(SAME, OTHER)]
     drafted[1].gap = 0.25
-    load = _Load("--ctx 512", ["none", "suffix"], [plain, drafted], 0.5, {})
-    rows = list(_rows(PROMPTS, _Run([load], 0.0, PROMPTS)))
+    rows = _rows(PROMPTS, ["plain --ctx 512", "suffix --ctx 512"], [plain, drafted])
     shown = [(row["prompt"], row["variant"], row["repeat"], row["identical"]) for row in rows]
     assert shown == [
         (1, "plain --ctx 512", 1, True),

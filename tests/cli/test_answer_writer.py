@@ -201,7 +201,8 @@ def test_a_terminal_sees_how_far_a_long_prompt_is_read(
     monkeypatch.setattr(answer_writer, "_SILENT_S", 0.01)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     with nullcontext() if problem is None else pytest.raises(ValueError, match="broken"):
-        assert [one.text for one in with_progress(Slow(seen, problem))] == ["one ", "two"]
+        slow: Any = Slow(seen, problem)
+        assert [one.text for one in with_progress(slow)] == ["one ", "two"]
     shown = capsys.readouterr().err
     assert shown.startswith("\rreading the prompt: 3,000 of 4,000 tokens, 0 s left,  75%")
     assert shown.endswith(" \r")

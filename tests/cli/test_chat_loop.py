@@ -15,7 +15,7 @@ from decoding_cases import END
 from serving_cases import CALL, TEMPLATE, Speaker
 
 from edgespec.cli import chat_loop
-from edgespec.cli.chat_loop import Chat, stoppable
+from edgespec.cli.chat_loop import Chat, ending_of, stoppable
 from edgespec.decode.engine import Engine
 from edgespec.decode.generation import ToolCall
 
@@ -100,7 +100,7 @@ def test_an_answer_that_was_cut_off_says_why_and_what_helps(
 ) -> None:
     """A loop of 1,024 tokens was shown as speed."""
     result: Any = SimpleNamespace(finish_reason=reason, text=text, token_ids=(1, 2, 3))
-    said = Chat._ending(object.__new__(Chat), result)
+    said = ending_of(result)
     assert said.endswith(told) and bool(said) == bool(told)
 
 

@@ -19,7 +19,7 @@ from hybrid_gguf import Shape, write_hollow, write_hybrid
 from random_gguf import Q8_0, write_model
 
 import edgespec
-from edgespec.errors import ModelNotFoundError
+from edgespec.errors import MissingDependencyError, ModelNotFoundError
 from edgespec.memory.bytes import simulation
 from edgespec.memory.plan.plan import Plan
 from edgespec.memory.store.packed import PackedFile
@@ -301,7 +301,10 @@ def test_one_process_of_llama_cpp_answers_for_all_files(
 def test_a_machine_without_models_says_how_to_get_one(
     at_home: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edgespec.models.hub.resolve._embedded", lambda: iter(()))
+    def missing() -> Path:
+        raise MissingDependencyError("it is not installed")
+
+    monkeypatch.setattr("edgespec.models.hub.resolve.embedded_model", missing)
     status, out, told = at_home("models", "list")
     assert (status, out) == (0, "")
     assert told == "no model is here; `edgespec models pull hf:OWNER/REPO` gets one\n"

@@ -266,14 +266,15 @@ class AfterAWhile(threading.Event):
 @pytest.mark.model
 def test_ctrl_c_keeps_the_document(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     run_module = import_module("edgespec.cli.run")
-    event, generate = AfterAWhile(), run_module._generate
+    event, load = AfterAWhile(), run_module.load_engine
 
-    def answer(*arguments: Any) -> Any:
+    def loaded(*arguments: Any, **options: Any) -> Any:
+        found = load(*arguments, **options)
         event.is_answering = True
-        return generate(*arguments)
+        return found
 
     monkeypatch.setattr(run_module, "cancel_on_interrupt", lambda: event)
-    monkeypatch.setattr(run_module, "_generate", answer)
+    monkeypatch.setattr(run_module, "load_engine", loaded)
     done = command(*ENDLESS, "--json", "--drafter", "none")
     assert (done.status, done.err) == (130, "")
     assert done.document["finish_reason"] == "cancelled"
