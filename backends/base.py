@@ -72,16 +72,6 @@ class Tokenizer(Protocol):
         """Whether the token ends a generation."""
 
 
-@runtime_checkable
-class ListsTokens(Protocol):
-    """A tokenizer that lists its vocabulary at once."""
-
-    vocab_size: int
-
-    def all_bytes(self) -> list[bytes]:
-        """The bytes of each token (control tokens: none)."""
-
-
 class AnswerFormat(NamedTuple):
     """What an answer keeps to.
 

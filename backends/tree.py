@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from edgespec.sampling.distributions import DraftDistribution
+    from edgespec.sampling.sampling import DraftDistribution
 
 
 def is_chain(parents: Sequence[int]) -> bool:

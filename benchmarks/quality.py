@@ -31,8 +31,7 @@ from edgespec.prefix import common_prefix_length
 from edgespec.setup.loading import load
 from edgespec.switching.engine import SwitchingEngine, entropy_nats
 from edgespec.switching.forecast import Forecast, sweep
-from edgespec.switching.planning import Curves
-from edgespec.switching.policy import SwitchPolicy
+from edgespec.switching.planning import Curves, SwitchPolicy
 
 # -- problems --------------------------------------------------------------------------------
 

@@ -42,7 +42,7 @@ from edgespec.drafting.constants import REQUIRED_GAIN
 from edgespec.drafting.drafters import combined as combined_module
 from edgespec.drafting.drafters import make_drafter, suffix
 from edgespec.drafting.drafters.combined import BelievedTimes, CombinedDrafter
-from edgespec.drafting.drafters.proposal_builder import top_tokens_of
+from edgespec.drafting.drafters.model import top_tokens_of
 from edgespec.drafting.drafters.suffix import VERSION, SuffixDrafter, cautious
 from edgespec.drafting.proposal import (
     EMPTY,

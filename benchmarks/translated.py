@@ -27,7 +27,7 @@ from edgespec.backends.llama.backend import LlamaBackend
 from edgespec.backends.llama.kernels import refusal_of_kernels
 from edgespec.backends.llama.tokenizer import open_tokenizer
 from edgespec.decode.engine import Engine
-from edgespec.drafting.drafters.proposal_builder import SHARES
+from edgespec.drafting.drafters.model import SHARES
 from edgespec.drafting.drafters.translated import (
     TranslatedChain,
     TranslatedText,
@@ -48,7 +48,7 @@ _RIGHT, _SPAN = 0.65, 96  # of a draft model's tokens; characters of the text lo
 class _NoModel:
     """The cache of a draft model that is not there."""
 
-    context_size = 1 << 20
+    context_size, batch_size = 1 << 20, 1
 
 
 def cost() -> None:

@@ -24,8 +24,8 @@ from edgespec.option_fields import option
 
 if TYPE_CHECKING:
     from edgespec.decode.generation import Chunk
+    from edgespec.decode.scheduler import Stream
     from edgespec.decode.session import Turn
-    from edgespec.decode.stream import Stream
 
 
 _MARK = re.compile(r"\x1b\[\d+m")

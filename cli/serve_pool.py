@@ -25,8 +25,8 @@ from edgespec.paths import expanded
 from edgespec.serve.model_file import ModelFile
 from edgespec.serve.parsing import Defaults, Limits
 from edgespec.serve.pool import CHAT, Member, Pool, Shared, keep_alive_of
-from edgespec.setup.kernel_choice import prepare_kernels
 from edgespec.setup.model_sets import Capacity, largest_sets, plan_set
+from edgespec.setup.planning import prepare_kernels
 
 _ALWAYS = "always"
 _BLOB = "sha256-"  # how Ollama calls files

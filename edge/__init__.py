@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from edgespec.decode.engine import Engine
     from edgespec.decode.generation import Chunk, Counters, Result, Span, ToolCall
     from edgespec.decode.options import GenerationOptions
+    from edgespec.decode.scheduler import Stream
     from edgespec.decode.session import Session, Turn
-    from edgespec.decode.stream import Stream
     from edgespec.errors import (
         BackendError,
         ContextFullError,
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from edgespec.memory.plan.options import LoadOptions
     from edgespec.memory.plan.plan import Plan
     from edgespec.models.chat import ChatMessage
-    from edgespec.sampling.logprobs import TokenLogprob
+    from edgespec.sampling.best_tokens import TokenLogprob
     from edgespec.sampling.params import SamplingParams
     from edgespec.serve.server import Server
     from edgespec.setup.embedding import Embedder, embed
     from edgespec.setup.loading import load, plan
-    from edgespec.switching.policy import SwitchPolicy
+    from edgespec.switching.planning import SwitchPolicy
 
 __all__ = [
     "BackendError",
@@ -84,14 +84,14 @@ _MODULES = {
     "GenerationOptions": "decode.options",
     "LoadOptions": "memory.plan.options",
     "Result": "decode.generation",
-    "Stream": "decode.stream",
+    "Stream": "decode.scheduler",
     "Plan": "memory.plan.plan",
     "SamplingParams": "sampling.params",
     "Server": "serve.server",
     "Session": "decode.session",
     "Span": "decode.generation",
-    "SwitchPolicy": "switching.policy",
-    "TokenLogprob": "sampling.logprobs",
+    "SwitchPolicy": "switching.planning",
+    "TokenLogprob": "sampling.best_tokens",
     "ToolCall": "decode.generation",
     "Turn": "decode.session",
     "embed": "setup.embedding",

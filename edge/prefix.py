@@ -1,4 +1,4 @@
-"""Where two sequences part."""
+"""Where two sequences part, and where whole characters end."""
 
 from __future__ import annotations
 
@@ -16,3 +16,15 @@ def common_prefix_length(a: Sequence[object], b: Sequence[object], start: int = 
         start += block
     start = min(start, size)
     return next((i for i in range(start, size) if a[i] != b[i]), size)
+
+
+def complete(data: bytes) -> int:
+    """How many bytes are whole characters, as far as the last one is concerned."""
+    for back in range(1, min(4, len(data)) + 1):
+        byte = data[-back]
+        if byte < 0x80:
+            break
+        if byte >= 0xC0:
+            needed = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
+            return len(data) if back >= needed else len(data) - back
+    return len(data)

@@ -55,9 +55,8 @@ from edgespec.drafting.drafters.combined import CombinedDrafter
 from edgespec.drafting.drafters.recycling import RecyclingDrafter
 from edgespec.drafting.drafters.suffix import SuffixDrafter
 from edgespec.drafting.proposal import Drafter
-from edgespec.sampling.distributions import DraftDistribution, TargetDistribution, without
 from edgespec.sampling.params import SamplingParams
-from edgespec.sampling.sampling import Sampler
+from edgespec.sampling.sampling import DraftDistribution, Sampler, TargetDistribution, without
 
 pytestmark = pytest.mark.usefixtures("frozen_clock")
 

@@ -182,7 +182,7 @@ class LlamaTokenizer:
             size = -count
 
     def all_bytes(self) -> list[bytes]:
-        """As of `ListsTokens`: 35 ms for 49,152 tokens."""
+        """The bytes of each token (control tokens: none): 35 ms for 49,152 tokens."""
         size, found = 64, list[bytes]()
         buffer, ask = ctypes.create_string_buffer(size), self._lib.llama_token_to_piece
         with self.vocabulary() as vocab:

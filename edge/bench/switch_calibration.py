@@ -30,8 +30,7 @@ from edgespec.switching.forecast import (
     forecast,
     sweep,
 )
-from edgespec.switching.planning import Calibrated, Curves, keep_switch
-from edgespec.switching.policy import SwitchPolicy
+from edgespec.switching.planning import Calibrated, Curves, SwitchPolicy, keep_switch
 
 _SECONDS = 60.0
 _MOST_TOKENS, _LEAST_TOKENS = 96, 24  # of a text

@@ -10,21 +10,28 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar, Protocol, TypeAlias, TypeGuard
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeGuard
 
-from edgespec.backends.base import Backend, ImageRun, KeepsSnapshots, KeepsStates, SeesImages
+from edgespec.backends.base import (
+    Backend,
+    ImageRun,
+    KeepsSnapshots,
+    KeepsStates,
+    SeesImages,
+    sequences_of,
+)
 from edgespec.decode.generation import Chunk, Counters, PartReader, Result, TextStream
 from edgespec.decode.kept import PrefixKeeper
 from edgespec.decode.options import GenerationOptions
-from edgespec.decode.scheduler import Scheduler, never
-from edgespec.decode.sequence import Job, Target
+from edgespec.decode.scheduler import Scheduler, Stream, chunks_of
 from edgespec.decode.slots import Slots
-from edgespec.decode.stream import Stream, chunks_of
-from edgespec.drafting.drafters.combined import RoundHistory
-from edgespec.drafting.proposal import Drafter
+from edgespec.decode.step import Job, Target
+from edgespec.drafting.drafters.combined import BelievedTimes, RoundHistory
+from edgespec.drafting.proposal import Calibration, Drafter
 from edgespec.errors import ContextFullError, UnsupportedError
 from edgespec.memory.store.prefixes import PrefixStore
 from edgespec.memory.times.curve import CostCurve
+from edgespec.memory.times.speed import NO_DIFFERENCE
 from edgespec.models.chat import ChatMessage, Message, check_roles, prompt_text
 from edgespec.models.images import Image, images_of, parts_of
 from edgespec.models.spec import ModelSpec
@@ -39,43 +46,35 @@ if TYPE_CHECKING:
     from edgespec.decode.options import GenerationKeywords
 
 
-_FEW = 32  # tokens of a cache that are read again at once
 # One sequence, for mypy to know a literal of messages; nobody mixes them with ids.
 Prompt: TypeAlias = str | Sequence[ChatMessage | int]
 AnyPrompt: TypeAlias = str | Sequence[Message | int]
-
-
-class WithTools(Protocol):
-    """A prompt that offers tools, how it is continued, and what finds calls in the answer."""
-
-    @property
-    def text(self) -> str: ...
-
-    @property
-    def options(self) -> GenerationOptions: ...
-
-    @property
-    def make_reader(self) -> Callable[[], PartReader]: ...
 
 
 class Engine(Target):
     """A loaded model. Use `edgespec.load` to make one from a file.
 
     Args:
-        backend, curve, drafter, more_drafters, max_nodes, history, snapshots_cost: as of `Target`.
-            Snapshots are given up between two answers where drafts were not worth them.
+        backend: the model, and its cache with all sequences.
+        curve: measured step times; None where nothing is ever drafted.
+        drafter: where drafts come from; None disables speculation.
+        more_drafters: those of the cache's other sequences; without, these are never drafted for.
+        max_nodes: largest step, roots included; None leaves it to the backend.
+        history: counts how many tokens steps of each size emitted, for later plans.
         chat_template: Jinja source of the model's chat format, or None.
         tool_template: the same for conversations with tools, where the file has one.
         reuses_cache: whether a generation may go on from what the cache holds of its prompt.
         is_exact: the answer must be plain decoding's, so no setting may change it.
+        snapshots_cost: how many times as long plain steps take because the backend keeps snapshots,
+            which are given up between two answers where drafts were not worth them.
         cache_key: what a saved cache must have been made with to be read back; "" saves none.
         spec: what the model's file says; None where it is of no file.
         on_close: called once when the engine is closed.
     """
 
     # Prompts with tools, and what reads their answers, know chat formats as a server does; the
-    # public face (`edgespec.load`) brings them.
-    with_tools: ClassVar[Callable[[Engine, AnyPrompt, GenerationOptions], WithTools]]
+    # public face (`edgespec.load`) brings them: a `text`, its `options`, and `make_reader`.
+    with_tools: ClassVar[Callable[[Engine, AnyPrompt, GenerationOptions], Any]]
 
     def __init__(
         self,
@@ -95,15 +94,17 @@ class Engine(Target):
         spec: ModelSpec | None = None,
         on_close: Callable[[], None] | None = None,
     ) -> None:
-        super().__init__(
-            backend,
-            curve=curve,
-            drafter=drafter,
-            more_drafters=more_drafters,
-            max_nodes=max_nodes,
-            history=history,
-            snapshots_cost=snapshots_cost,
-        )
+        self.backend = backend
+        self.curve = curve
+        self.drafter = drafter if backend.capabilities.rollback and curve is not None else None
+        self.more_drafters = more_drafters
+        self.history = history if history is not None else RoundHistory()
+        self.sequences = sequences_of(backend)
+        self.max_nodes = min(backend.max_nodes, max_nodes or backend.max_nodes)
+        self.times = BelievedTimes()
+        self.forced = Calibration(1, [0], [0], [0.6])  # a guess
+        self.snapshots_cost = snapshots_cost
+        self.curves = {}
         self.chat_template = chat_template
         self.tool_template = tool_template
         self.reuses_cache = reuses_cache
@@ -250,14 +251,23 @@ class Engine(Target):
         sampler = Sampler(params, self.vocab_size, texts, tokenizer.token_bytes)
         grammar = make_grammar(tokenizer, asked.answer_format, asked.begun)
         is_free = params.draws_freely and grammar is None and asked.thought is None
-        picks = sampler if grammar is None else ConstrainedSampler(sampler, grammar)
+        formed = sampler if grammar is None else ConstrainedSampler(sampler, grammar)
+        picks: Sampler | ConstrainedSampler | LimitedThought = formed
+        if asked.thought is not None:
+            end_ids = tokenizer.encode(asked.thought.forced, add_special=False)
+            picks = LimitedThought(formed, asked.thought, end_ids, self._bytes_with(asked.markers))
+        prediction: tuple[int, ...] = ()
+        if asked.prediction:
+            # By the last eight tokens of the prompt a drafter finds where the answer begins.
+            tokens = tokenizer.encode(asked.prediction, add_special=False)
+            prediction = (*texts[-8:], *tokens[: self.backend.context_size])
         return Job(
             target=self,
             prompt=ids,
             text=TextStream(self._bytes_with(asked.markers), asked.stop),
             is_end=tokenizer.is_end,
             max_tokens=asked.max_tokens,
-            sampler=picks if asked.thought is None else self._limited(picks, asked),
+            sampler=picks,
             draft_sampler=sampler.independent() if is_free else None,
             limit=min(asked.max_tokens, room),
             cancel=asked.cancel,
@@ -267,7 +277,7 @@ class Engine(Target):
             history=asked.history,
             salt=asked.cache_salt + (f" {scales}" if scales != self._scales else ""),
             scales=scales,
-            prediction=self._predicted(texts, asked.prediction),
+            prediction=prediction,
             images=images or {},
             grammar=grammar,
             reuse=asked.reuse and self.reuses_cache,
@@ -284,22 +294,6 @@ class Engine(Target):
                 hint="--lora FILE loads one, which is number 0",
             )
         return tuple(float(lora.get(number, 0.0)) for number in range(count))
-
-    def _limited(
-        self, sampler: Sampler | ConstrainedSampler, asked: GenerationOptions
-    ) -> LimitedThought:
-        """The same sampler, that ends a thought at its limit."""
-        assert asked.thought is not None
-        end_ids = self.backend.tokenizer.encode(asked.thought.forced, add_special=False)
-        return LimitedThought(sampler, asked.thought, end_ids, self._bytes_with(asked.markers))
-
-    def _predicted(self, ids: list[int], text: str) -> tuple[int, ...]:
-        """A predicted answer as a text to draft from, found where the prompt ends."""
-        if not text:
-            return ()
-        tokens = self.backend.tokenizer.encode(text, add_special=False)
-        # By the last eight tokens of the prompt a drafter finds where a predicted answer begins.
-        return (*ids[-8:], *tokens[: self.backend.context_size])
 
     def astream(
         self,
@@ -466,11 +460,14 @@ class Engine(Target):
 
         Not where this empties a cache that the prompt goes on from.
         """
-        backend = self.backend
-        if not isinstance(backend, KeepsSnapshots) or self.are_snapshots_worth_it:
+        backend, cost = self.backend, self.snapshots_cost
+        saved = self.drafter.saved_part if self.drafter is not None else None
+        # None while too little is known.
+        is_worth_it = saved is None or (1.0 - saved) * cost < NO_DIFFERENCE or cost < NO_DIFFERENCE
+        if not isinstance(backend, KeepsSnapshots) or is_worth_it:
             return
-        if job.reuse and common_prefix_length(backend.tokens, job.prompt) > _FEW:
-            return
+        if job.reuse and common_prefix_length(backend.tokens, job.prompt) > 32:
+            return  # fewer tokens are read again at once
         backend.keep_snapshots(0)
         self.drafter = None
 
@@ -482,7 +479,9 @@ class Engine(Target):
         """A sequence for `count` tokens, for who holds the engine; None without room."""
         return self._slots.spare(count, salt)
 
-    def exclusive(self, is_cancelled: Callable[[], bool] = never) -> AbstractContextManager[bool]:
+    def exclusive(
+        self, is_cancelled: Callable[[], bool] = lambda: False
+    ) -> AbstractContextManager[bool]:
         """Hold the cache between two turns, when a sequence is free, to work on it.
 
         Yields False, without holding it, where `is_cancelled` while it waited. Raises as `stream`,

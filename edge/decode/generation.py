@@ -5,11 +5,7 @@ from __future__ import annotations
 import codecs
 import json
 from collections import Counter
-from collections.abc import (
-    Callable,
-    Iterable,
-    Sequence,
-)
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
 
@@ -19,7 +15,7 @@ from edgespec.models.chat import ChatMessage
 
 if TYPE_CHECKING:  # commands ask for the names alone
     from edgespec.backends.base import Logits
-    from edgespec.sampling.logprobs import TokenLogprob
+    from edgespec.sampling.best_tokens import TokenLogprob
 
 
 @dataclass(slots=True)
@@ -57,19 +53,6 @@ class Counters:
     catch_up_s: float = 0.0
     contended_rounds: int = 0
     changed_tokens: int = 0
-
-    def add_reading(self, num_tokens: int, num_reused: int, seconds: float) -> None:
-        """Count what was read before a first token: a prompt, or what another model wrote."""
-        if self.generated_tokens == 0:
-            self.reused_tokens = num_reused
-        else:
-            self.caught_up_tokens += num_tokens
-            self.catch_up_s += seconds
-
-    def add_first(self) -> None:
-        """Count a token that came of reading; only that of the prompt is no round."""
-        self.rounds += self.generated_tokens > 0
-        self.generated_tokens += 1
 
     def add_round(
         self, tree: DraftTree, path: Sequence[int], step_s: float, draft_s: float, round_s: float
@@ -184,26 +167,16 @@ class ToolCall:
         return {"role": "tool", "tool_call_id": self.id, "content": content}
 
 
-class Parts(Protocol):
-    """What a part of an answer adds: to its text, to the thought before it, and to calls."""
-
-    @property
-    def content(self) -> str: ...
-
-    @property
-    def reasoning(self) -> str: ...
-
-    @property
-    def calls(self) -> Sequence[Any]: ...
-
-
 class PartReader(Protocol):
-    """Finds thoughts and calls of tools in an answer while it is written."""
+    """Finds thoughts and calls of tools in an answer while it is written.
 
-    def push(self, text: str) -> Parts:
+    What a part adds has `content` for the text, `reasoning` for the thought before it, and `calls`.
+    """
+
+    def push(self, text: str) -> Any:
         """What is known with more of the text."""
 
-    def finish(self) -> Parts:
+    def finish(self) -> Any:
         """What was held back."""
 
 
@@ -314,8 +287,12 @@ class TextStream:
     def __init__(self, token_bytes: Callable[[int], bytes], stop: Sequence[str] = ()) -> None:
         self._token_bytes = token_bytes
         self._decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
-        stops = (stop,) if isinstance(stop, str) else tuple(stop)
-        self._matchers = [_Matcher(text) for text in stops]
+        self._stops = (stop,) if isinstance(stop, str) else tuple(stop)
+        if "" in self._stops:
+            raise UnsupportedError(
+                "a stop string must not be empty: it would stop before the first token",
+                hint="leave the stop string out",
+            )
         self._held = ""  # whole characters that are not given out: a stop string may have begun
         self._emitted: list[str] = []
         self._finished = False
@@ -348,62 +325,17 @@ class TextStream:
         return shown + rest
 
     def _add(self, new_text: str) -> str:
-        if not self._matchers:
-            self._emitted.append(new_text)
-            return new_text
-        text = self._held + new_text
-        length = len(self._held)
-        for character in new_text:
-            length += 1
-            completed = [m.text for m in self._matchers if m.completes(character)]
-            if completed:
-                self.stopped, self.stop_string = True, max(completed, key=len)
-                return self._emit(text[: length - len(self.stop_string)], held="")
-        num_held = max(m.num_matched for m in self._matchers)
-        cut = len(text) - num_held
-        return self._emit(text[:cut], held=text[cut:])
-
-    def _emit(self, shown: str, *, held: str) -> str:
-        self._held = held
+        shown, self._held = self._held + new_text, ""
+        if places := [shown.find(one) + len(one) for one in self._stops if one in shown]:
+            found = shown[: min(places)]
+            self.stopped = True
+            self.stop_string = max((one for one in self._stops if found.endswith(one)), key=len)
+            shown = found.removesuffix(self.stop_string)
+        elif self._stops:  # the end may be the beginning of one
+            most = min(len(shown), max(map(len, self._stops)))
+            ends = (shown[-size:] for size in range(most, 0, -1))
+            begun = (one for one in ends if any(stop.startswith(one) for stop in self._stops))
+            self._held = next(begun, "")
+            shown = shown.removesuffix(self._held)
         self._emitted.append(shown)
         return shown
-
-
-class _Matcher:
-    """One stop string, and how much of it the text seen so far ends with (Knuth-Morris-Pratt).
-
-    A character costs a constant number of steps on average, however long the stop string is.
-    """
-
-    def __init__(self, text: str) -> None:
-        if not text:
-            raise UnsupportedError(
-                "a stop string must not be empty: it would stop before the first token",
-                hint="leave the stop string out",
-            )
-        self.text = text
-        self.num_matched = 0
-        self._fallback = _fallbacks(text)
-
-    def completes(self, character: str) -> bool:
-        """Read one character; True if the stop string ends with it."""
-        matched = self.num_matched
-        while matched and self.text[matched] != character:
-            matched = self._fallback[matched]
-        self.num_matched = matched + (self.text[matched] == character)
-        return self.num_matched == len(self.text)
-
-
-def _fallbacks(text: str) -> list[int]:
-    """At n: the length of the longest proper prefix of `text` that ends `text[:n]`.
-
-    "abab!" gives [0, 0, 0, 1, 2, 0].
-    """
-    fallbacks = [0, 0]
-    matched = 0
-    for character in text[1:]:
-        while matched and text[matched] != character:
-            matched = fallbacks[matched]
-        matched += text[matched] == character
-        fallbacks.append(matched)
-    return fallbacks

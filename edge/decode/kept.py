@@ -17,8 +17,8 @@ from warnings import warn
 
 from edgespec.backends.base import KeepsCache
 from edgespec.decode.scheduler import Scheduler
-from edgespec.decode.sequence import Job
 from edgespec.decode.slots import Slot, Slots
+from edgespec.decode.step import Job
 from edgespec.errors import BackendError, EdgespecError, EdgespecWarning
 from edgespec.memory.bytes.config import PIECE_TOKENS
 from edgespec.memory.store.prefixes import Piece, PrefixStore, ends_of

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from edgespec.backends.base import Backend
 from edgespec.decode.verification import accept
-from edgespec.drafting.drafters.proposal_builder import top_tokens_of
+from edgespec.drafting.drafters.model import top_tokens_of
 from edgespec.drafting.proposal import (
     EMPTY,
     Drafter,

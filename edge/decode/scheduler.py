@@ -17,22 +17,20 @@ import os
 import threading
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from time import perf_counter
+from typing import Any
 
-from edgespec.decode.sequence import Chunks, Job
+from edgespec.decode.generation import Chunk, ModelTurn, PartReader, Result, Span, ToolCall
 from edgespec.decode.slots import Slots
-from edgespec.decode.step import Outcome, PromptChunk, make_step
+from edgespec.decode.step import Chunks, Job, Outcome, PromptChunk, make_step
 from edgespec.errors import BackendError, EdgespecError, UnsupportedError
-from edgespec.memory.times.curve import Chunk, CostCurve
+from edgespec.memory.times.curve import Chunk as PrefillChunk
+from edgespec.memory.times.curve import CostCurve
 
 _PATIENCE_S = 0.05  # between two looks at whether a waiting generation was cancelled
-
-
-def never() -> bool:
-    """Nobody cancels it."""
-    return False
 
 
 class Scheduler:
@@ -93,7 +91,7 @@ class Scheduler:
                 self._slots.release_threads()
 
     @contextmanager
-    def exclusive(self, is_cancelled: Callable[[], bool] = never) -> Iterator[bool]:
+    def exclusive(self, is_cancelled: Callable[[], bool] = lambda: False) -> Iterator[bool]:
         """Work on the cache between two turns, one thread at a time, when a sequence is free.
 
         Yields False, with nothing free, where `is_cancelled` while it waited. Raises
@@ -369,10 +367,15 @@ class Scheduler:
         seeing = [one for one in reading if one.sequence.is_at_image]
         # Who came meanwhile is looked for every 20 ms while all wait for their images.
         wait_s = 0.02 if len(seeing) + num_short == len(self._running) else 0.0
-        for job in seeing:
-            self._read_image(job, wait_s)
+        for job in seeing:  # others go on while an image is encoded, or may begin meanwhile
+            try:
+                if self._slots.count == 1 or job.sequence.is_encoded(wait_s):
+                    job.sequence.read_image()
+            except Exception as problem:
+                self._fail(job, problem)
         reading = [one for one in self._running if one.is_reading and not one.sequence.is_at_image]
-        groups = list(_groups(writing))
+        most = min((job.sequence.target.max_nodes for job in writing), default=1)
+        groups = [writing[start : start + most] for start in range(0, len(writing), most)]
         if reading and not (self._mixes and groups and len(groups[-1]) < _most_rows(reading)):
             groups.append([])
         for number, group in enumerate(groups, 1):
@@ -384,14 +387,6 @@ class Scheduler:
         sequence = job.sequence
         need = sequence.backend.length + sequence.target.max_nodes + 1
         return self._slots.grow(job.slot, need)
-
-    def _read_image(self, job: Job, wait_s: float) -> None:
-        """A part of it; others go on while it is encoded, or may begin after `wait_s`."""
-        try:
-            if self._slots.count == 1 or job.sequence.is_encoded(wait_s):
-                job.sequence.read_image()
-        except Exception as problem:
-            self._fail(job, problem)
 
     def _step(self, writing: Sequence[Job], reading: Sequence[Job], num_writing: int) -> None:
         """One step; `num_writing` answers go on in this turn."""
@@ -420,7 +415,11 @@ class Scheduler:
             self._process(job, outcome)
         for job in reading[: len(chunks)]:
             if not job.is_reading:
-                self._process(job, _first_of(job))
+                try:
+                    outcome = job.sequence.first()
+                except Exception as problem:
+                    outcome = problem
+                self._process(job, outcome)
 
     def _chunks(
         self, reading: Sequence[Job], num_nodes: int, num_writing: int
@@ -471,13 +470,6 @@ class Scheduler:
             self._end(job, problem)
 
 
-def _first_of(job: Job) -> Outcome:
-    try:
-        return job.sequence.first()
-    except Exception as problem:
-        return problem
-
-
 def _depth(reading: Sequence[Job]) -> int:
     """Tokens before what is read next: most of a step's chunks are of the first prompt."""
     return len(reading[0].prompt) - reading[0].sequence.num_pending if reading else 0
@@ -486,13 +478,6 @@ def _depth(reading: Sequence[Job]) -> int:
 def _most_rows(reading: Sequence[Job]) -> int:
     """Rows of logits that a step of the whole cache has room for."""
     return reading[0].sequence.target.backend.max_nodes
-
-
-def _groups(jobs: Sequence[Job]) -> Iterator[Sequence[Job]]:
-    """As many at a time as a step has room for."""
-    most = min((job.sequence.target.max_nodes for job in jobs), default=1)
-    for start in range(0, len(jobs), most):
-        yield jobs[start : start + most]
 
 
 def _closed() -> UnsupportedError:
@@ -532,7 +517,7 @@ class ChunkedPrefill:
         times = 1.0 + _FURTHER * (waiting - 1)
 
         def with_chunk_ms(tokens: int) -> float:
-            return self._curve.t(0 if self._apart else num_nodes, 0, Chunk(tokens, depth))[0]
+            return self._curve.t(0 if self._apart else num_nodes, 0, PrefillChunk(tokens, depth))[0]
 
         most_ms = plain_ms * (times + (not self._apart))
         return max(1, bisect_left(range(1, most + 1), most_ms, key=with_chunk_ms))
@@ -543,7 +528,205 @@ class ChunkedPrefill:
         That began behind `depth` tokens of its text.
         """
         if num_read:
-            self._curve.observe_chunk(Chunk(num_read, depth), num_nodes, ms)
+            self._curve.observe_chunk(PrefillChunk(num_read, depth), num_nodes, ms)
         else:
             self._curve.observe(num_nodes, 0, 0, ms)
         self._since_plain = self._since_plain + 1 if num_read else 0
+
+
+# -- the reader's side: chunks as they come, and the result behind them -------------------
+
+
+class Stream:
+    """Chunks of one generation; `result` is complete when the iteration has ended.
+
+    Iterating goes on where the last iteration was left. With an engine of one user the model writes
+    on when a chunk is waited for, of this or of another generation: one that is started meanwhile
+    comes after this one. An engine of several users writes on whether chunks are read or not.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        chunks: Chunks,
+        drop_cancelled: Callable[[], None],
+        reader: PartReader | None = None,
+    ) -> None:
+        self.prompt_ids = tuple(job.prompt)
+        self.seed = job.sampler.seed  # that it draws with; repeat it to get the same tokens
+        self._job, self._chunks, self._drop_cancelled = job, chunks, drop_cancelled
+        self._reader, self._is_finished = reader, False
+        self._read: list[Chunk] = []
+
+    @property
+    def written(self) -> str:
+        """What was written so far, thoughts and calls included."""
+        return self._job.text.text
+
+    @property
+    def num_read(self) -> tuple[int, int]:
+        """Tokens of the prompt that are in the cache, and how many were there before."""
+        return self._job.num_read, self._job.num_reused
+
+    @property
+    def result(self) -> Result:
+        """The generation so far; its finish reason is "cancelled" while it is not complete."""
+        job, chunks = self._job, tuple(self._read)
+        reason = job.finish_reason  # which is set behind the last chunk
+        is_read = len(chunks) >= job.num_chunks
+        ids = tuple(token for chunk in chunks for token in chunk.token_ids)
+        return Result(
+            "".join(chunk.text for chunk in chunks),
+            ids,
+            reason if is_read else "cancelled",
+            replace(job.counters, generated_tokens=len(ids)),
+            _spans(chunks),
+            _turns(job.routing.turns, len(ids)),
+            tuple(one for chunk in chunks for one in chunk.logprobs),
+            job.text.stop_string if is_read else None,
+            "".join(chunk.reasoning for chunk in chunks),
+            _joined(call for chunk in chunks for call in chunk.tool_calls),
+        )
+
+    def __iter__(self) -> Iterator[Chunk]:
+        return self
+
+    def __next__(self) -> Chunk:
+        try:
+            chunk = self._with_parts(next(self._chunks))
+        except StopIteration:
+            job = self._job
+            # What may have begun a stop string has not, now that no more comes.
+            is_read = len(self._read) >= job.num_chunks
+            rest = job.text.finish() if job.has_ended and is_read else ""
+            chunk = self._with_parts(Chunk(rest, ()), is_last=job.has_ended and is_read)
+            if not (chunk.text or chunk.reasoning or chunk.tool_calls):
+                raise
+        self._read.append(chunk)
+        return chunk
+
+    def _with_parts(self, chunk: Chunk, *, is_last: bool = False) -> Chunk:
+        """A chunk with thoughts and calls taken out of its text, where tools were offered."""
+        if self._reader is None or self._is_finished:
+            return chunk
+        found = [self._reader.push(chunk.text)]
+        if is_last:
+            self._is_finished = True
+            found.append(self._reader.finish())
+        return replace(
+            chunk,
+            text="".join(one.content for one in found),
+            drafted_chars=0,
+            sources=(),
+            reasoning="".join(one.reasoning for one in found),
+            tool_calls=tuple(
+                ToolCall(call.identity, call.name, call.arguments, call.is_whole)
+                for one in found
+                for call in one.calls
+            ),
+        )
+
+    def close(self) -> None:
+        """Stop and give the engine back; what was read stays in `result`.
+
+        From another thread than the reading one this cancels: the step under way is finished.
+        """
+        self._job.was_closed = True
+        with suppress(ValueError):  # it is being read
+            self._chunks.close()
+        self._drop_cancelled()
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _joined(parts: Iterable[ToolCall]) -> tuple[ToolCall, ...]:
+    """Calls with their parts put together."""
+    found: dict[str, ToolCall] = {}
+    for part in parts:
+        before = found[part.id].arguments if part.id in found else ""
+        found[part.id] = replace(part, arguments=before + part.arguments)
+    return tuple(found.values())
+
+
+def _spans(chunks: Iterable[Chunk]) -> tuple[Span, ...]:
+    """Who wrote what, where there are two models."""
+    spans: list[Span] = []
+    end = 0
+    for chunk in chunks:
+        start, end = end, end + len(chunk.token_ids)
+        if spans and spans[-1].model == chunk.model:
+            start = spans.pop().start
+        if chunk.model:
+            spans.append(Span(chunk.model, start, end))
+    return tuple(spans)
+
+
+def _turns(turns: Sequence[ModelTurn], count: int) -> tuple[ModelTurn, ...]:
+    """Of so many tokens; the last turn may have had more."""
+    if not turns:
+        return ()
+    *ended, (model, _) = turns
+    rest = count - sum(tokens for _, tokens in ended)
+    return (*ended, (model, rest)) if rest > 0 else tuple(ended)
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """What comes after the last chunk."""
+
+    problem: BaseException | None
+
+
+async def chunks_of(stream: Any) -> AsyncGenerator[Chunk, None]:
+    """The chunks of a `Stream` or a `Turn`, without blocking the event loop.
+
+    Leaving the iteration early, or cancelling the task, stops the generation after the step under
+    way and waits for that; so does closing the event loop, which waits for nothing. Raises what the
+    stream raises.
+    """
+    import asyncio  # costs 40 ms, which commands do not need
+
+    loop = asyncio.get_running_loop()
+    queue: asyncio.Queue[Chunk | _End] = asyncio.Queue()
+
+    def put(item: Chunk | _End) -> bool:
+        """False where nobody can wait for it any more: the event loop is closed."""
+        try:
+            loop.call_soon_threadsafe(queue.put_nowait, item)
+        except RuntimeError:
+            if not loop.is_closed():
+                raise
+            return False
+        return True
+
+    def read() -> None:
+        problem: BaseException | None = None
+        try:
+            for chunk in stream:
+                if not put(chunk):
+                    stream.close()
+                    break
+        except BaseException as caught:
+            problem = caught
+        put(_End(problem))
+
+    threading.Thread(target=read, name="edgespec-stream", daemon=True).start()
+    end: _End | None = None
+    try:
+        while end is None:
+            item = await queue.get()
+            if isinstance(item, _End):
+                end = item
+            else:
+                yield item
+    finally:
+        if end is None:
+            stream.close()
+            while not isinstance(await queue.get(), _End):
+                pass
+    if end.problem is not None:
+        raise end.problem

@@ -23,7 +23,7 @@ from edgespec.backends.base import KeepsCache, Tokenizer, sequences_of
 from edgespec.decode.engine import Engine, ShownImages
 from edgespec.decode.generation import Chunk, PartReader, Result
 from edgespec.decode.options import GenerationOptions, Tool
-from edgespec.decode.stream import Stream, chunks_of
+from edgespec.decode.scheduler import Stream, chunks_of
 from edgespec.errors import BackendError, ContextFullError, SessionFileError, UnsupportedError
 from edgespec.memory.store.cache_file import read_session, write_session
 from edgespec.models.chat import ChatMessage, Message, plain_message
@@ -455,7 +455,7 @@ class Turn:
     ) -> None:
         self.said = said
         self.prompt = prompt
-        self.prompt_ids = tuple(prompt.ids)
+        self.prompt_ids, self.seed = stream.prompt_ids, stream.seed
         self.replaced = 0
         self._session = session
         self._stream = stream
@@ -469,11 +469,6 @@ class Turn:
     def written(self) -> str:
         """As of `Stream`."""
         return self._stream.written
-
-    @property
-    def seed(self) -> int | None:
-        """Seed the sampler draws with."""
-        return self._stream.seed
 
     @property
     def num_read(self) -> tuple[int, int]:
@@ -525,7 +520,10 @@ class KnownText:
 
         Of one that is not known at all they are `respelled`: others may know it.
         """
-        chars, ids = self._part_of(text)
+        common = common_prefix_length(self.text, text)
+        places = [place for place in self.places if place[0] <= common]
+        chars, count = places[-1] if places else (0, 0)
+        ids = self.ids[:count]
         rest = tokenizer.encode(text[chars:], add_special=False) if chars else []
         if chars and (not rest or tokenizer.token_bytes(rest[0]) == b""):
             return [*ids, *rest]  # text is cut alike on both sides of a control token
@@ -550,12 +548,6 @@ class KnownText:
         named = b"".join(data or tokenizer.token_text(token).encode() for data, token in pieces)
         if answer in (plain, named.decode(errors="replace")):
             self._add(answer, ids)
-
-    def _part_of(self, text: str) -> tuple[int, list[int]]:
-        common = common_prefix_length(self.text, text)
-        places = [place for place in self.places if place[0] <= common]
-        chars, count = places[-1] if places else (0, 0)
-        return chars, self.ids[:count]
 
     def _cut(self, num_chars: int) -> None:
         """Forget what goes beyond a common text of `num_chars`."""

@@ -24,9 +24,6 @@ from edgespec.backends.base import (
 from edgespec.errors import ContextFullError
 from edgespec.prefix import common_prefix_length
 
-# A text is another's continuation where so many times more is kept than lost, and it has all of its
-# prompt but what opens the answer: conversations may have a long system prompt in common.
-_GOES_ON, _OPENING = 8, 16
 _FURTHER = 64  # cells that a text is promised at once beyond what it needs: steps between looks
 _Parts = list[tuple[int, int]]  # of a text, in order: the number of a part, and its cells
 
@@ -136,15 +133,15 @@ class Slots:
             return None
         slot, source, known = self._place(free, text, reuse, salt)
         shared = source.parts(known) if self.shares or source is slot else []
-        running = [(one.most - one.promised, one.held()) for one in self._slots if not one.is_free]
         own, left = need - sum(length for _, length in shared), (most or need) - need
-        if not self._is_safe([*running, (left, [*shared, (-1, own)])]):
+        if not self._is_safe((left, [*shared, (-1, own)])):
             return None
         if slot.salt != salt:
             slot.backend.truncate(0)
             slot.salt = salt
         if source is not slot:
-            self._share(source, slot, known)
+            assert isinstance(self._whole, HoldsSequences), "sequences of one cache"
+            self._whole.share(source.number, slot.number, known)
         slot.shared, slot.own, slot.promised = shared, next(self._numbers), need
         slot.most = most or need
         slot.prompt = len(text)
@@ -159,20 +156,21 @@ class Slots:
         before = slot.promised
         for promised in (need + _FURTHER, need):
             slot.promised = min(promised, slot.most)
-            running = [one for one in self._slots if not one.is_free]
-            if self._is_safe([(one.most - one.promised, one.held()) for one in running]):
+            if self._is_safe():
                 self._make_room()
                 return True
         slot.promised = before
         return False
 
-    def _is_safe(self, texts: Sequence[tuple[int, _Parts]]) -> bool:
-        """Whether all texts could be written to their ends, one after the other.
+    def _is_safe(self, *others: tuple[int, _Parts]) -> bool:
+        """Whether all texts, and others, could be written to their ends, one after the other.
 
-        Each has some parts now, and may need so many cells more.
+        Each may need so many cells more, and has some parts now.
         """
-        left = [parts for _, parts in sorted(texts, key=lambda text: text[0])]
-        for more, _ in sorted(texts, key=lambda text: text[0]):
+        running = [(one.most - one.promised, one.held()) for one in self._slots if not one.is_free]
+        texts = sorted([*running, *others], key=lambda text: text[0])
+        left = [parts for _, parts in texts]
+        for more, _ in texts:
             if _count(part for parts in left for part in parts) + more > self._cells:
                 return False
             del left[0]
@@ -197,8 +195,7 @@ class Slots:
         """Promise a slot `count` cells that no other one has; False, as before, without room."""
         before = slot.shared, slot.promised, slot.most
         slot.shared, slot.promised, slot.most = [], max(slot.promised, count), max(slot.most, count)
-        running = [one for one in self._slots if not one.is_free]
-        if not self._is_safe([(one.most - one.promised, one.held()) for one in running]):
+        if not self._is_safe():
             slot.shared, slot.promised, slot.most = before
             return False
         self._make_room()
@@ -237,8 +234,10 @@ class Slots:
         text = text[:-1]  # the last token's logits are wanted
         known = {slot: slot.reach(text, salt) for slot in self._slots}
         best = max(free, key=lambda slot: known[slot])
-        is_kept = known[best] >= max(1, _GOES_ON * (len(best.tokens) - known[best]))
-        if is_kept and best.common(text, salt) >= best.prompt - _OPENING:
+        # A text is another's continuation where eight times more is kept than lost, and all of its
+        # prompt but what opens the answer: conversations may have a long system prompt in common.
+        is_kept = known[best] >= max(1, 8 * (len(best.tokens) - known[best]))
+        if is_kept and best.common(text, salt) >= best.prompt - 16:
             return best, best, known[best]
         if self.count == 1 or not oldest.goes_back:
             return oldest, oldest, known[oldest]
@@ -247,10 +246,6 @@ class Slots:
                 known[slot] = slot.reach(text, salt, shared=True)
         source = max(self._slots, key=lambda slot: (known[slot], slot is oldest))
         return oldest, source, known[source]
-
-    def _share(self, source: Slot, target: Slot, length: int) -> None:
-        assert isinstance(self._whole, HoldsSequences), "sequences of one cache"
-        self._whole.share(source.number, target.number, length)
 
     def _make_room(self) -> None:
         """Empty free slots until nobody who was promised cells can miss them."""

@@ -34,7 +34,7 @@ that is grown node by node, by whatever rule, has that of the root alone: the ta
        later (as when a size is chosen for a whole proposal after drawing it), biases the output.
     3. Siblings are numbered in the order in which they were added.
     4. A distribution is the one given what was drawn before: without replacement,
-       `distributions.without` the siblings.
+       `without` the siblings (`sampling.py`).
 
 A deterministic token may be chosen, or merged, because of what was drawn: if it repeats an earlier
 sibling it adds nothing, the sibling keeps its distribution, and both share what grows below. A
@@ -48,32 +48,20 @@ Pure: no model inside, and no random generator either.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.backends.base import Logits
 from edgespec.backends.tree import DraftTree
-from edgespec.sampling.distributions import DraftDistribution, TargetDistribution
-from edgespec.sampling.sampling import Sampler
-
-
-class Dice(Protocol):
-    """Where chance comes in: a `Sampler`, or whoever wants to see all outcomes."""
-
-    def accepts(self, probability: float) -> bool:
-        """True with this probability."""
-
-    def draw(self, weights: NDArray[np.float64]) -> int:
-        """An index of weights [k], in proportion to them."""
+from edgespec.sampling.sampling import DraftDistribution, Sampler, TargetDistribution
 
 
 def accept_sampled(
     tree: DraftTree,
     distributions: Sequence[DraftDistribution | None],
     target: Callable[[int], TargetDistribution],
-    dice: Dice,
+    dice: Sampler,
 ) -> tuple[list[int], list[int]]:
     """Judge a tree with sampled nodes, leaves first.
 
@@ -84,7 +72,7 @@ def accept_sampled(
         target: the target's distribution at a node, summing to 1, ids in any order, as
             `Sampler.unsorted_distribution` gives it. Asked for when it is needed, and written on;
             one row for each node of a path is kept at a time. With penalties use sample-and-match.
-        dice: independent of the tokens drawn for the tree: not a generator of the same seed.
+        dice: draws independently of the tokens of the tree: not with a generator of the same seed.
 
     Returns:
         The nodes to commit (root first) and the tokens emitted. Both have the same length: the
@@ -170,7 +158,7 @@ class _Rest:
             # The child's weight was 1 but for rounding: begin again with what the target says.
             self._mass, self._scale = None, self.weight
 
-    def draw(self, dice: Dice) -> int:
+    def draw(self, dice: Sampler) -> int:
         index = dice.draw(self._open())
         return index if self._ids is None else int(self._ids[index])
 

@@ -77,7 +77,7 @@ TRANSLATED_HITS = (
 )  # fmt: skip
 TEXT_TRIES = 20.0  # of a place in a chain that earlier texts stand for: the next may be of a kind
 
-# -- drafters that write ahead (proposal_builder.py, model.py) -----------------------------------
+# -- drafters that write ahead (model.py) --------------------------------------------------------
 SHARE_BORDERS = (0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.96, 0.99, 0.999)  # of the draft's token
 DRAFT_GUESSES = ((0.7, 0.15, 0.05), (0.6, 0.15, 0.05))  # by best or drawn, and rank
 FIRST_CHANCE = 0.7  # of a token at any place of a chain, before anything was counted: a guess

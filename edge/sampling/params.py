@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -258,35 +258,24 @@ def _check(params: SamplingParams) -> None:
             f"mirostat must be 0 or 2, got {params.mirostat}",
             hint="2 is the simpler one with the same aim as 1; 0 is off",
         )
-    _check_order(params.samplers)
-    if params.is_greedy:
-        for name in _needs_temperature(params):
-            raise UnsupportedError(
-                f"{name} needs a temperature above 0",
-                hint="0 is greedy; 0.8 is llama.cpp's default",
-            )
-
-
-def _check_order(samplers: tuple[str, ...]) -> None:
-    for name in samplers:
+    for name in params.samplers:
         if name not in ORDER:
             raise UnsupportedError(
                 f"there is no sampler {name!r}", hint=f"name some of {';'.join(ORDER)}"
             )
-    if len(set(samplers)) != len(samplers):
+    if len(set(params.samplers)) != len(params.samplers):
         raise UnsupportedError("samplers names one twice", hint="give each sampler one place")
-
-
-def _needs_temperature(params: SamplingParams) -> Iterator[str]:
-    """What could leave out the best token, or draws."""
-    if params.typical_p < 1.0 and TYPICAL in params.samplers:
-        yield "typical_p"
-    if params.uses_xtc:
-        yield "xtc_probability"
-    if params.dynatemp_range > 0.0:
-        yield "dynatemp_range"
-    if params.mirostat:
-        yield "mirostat"
+    leaves_out_the_best = {
+        "typical_p": params.typical_p < 1.0 and TYPICAL in params.samplers,
+        "xtc_probability": params.uses_xtc,
+        "dynatemp_range": params.dynatemp_range > 0.0,
+        "mirostat": params.mirostat,
+    }
+    if params.is_greedy and any(leaves_out_the_best.values()):
+        name = next(name for name, is_on in leaves_out_the_best.items() if is_on)
+        raise UnsupportedError(
+            f"{name} needs a temperature above 0", hint="0 is greedy; 0.8 is llama.cpp's default"
+        )
 
 
 def bias_pairs(

@@ -38,8 +38,12 @@ from numpy.typing import NDArray
 from edgespec.errors import BackendError, EdgespecError, UnsupportedError
 from edgespec.sampling.best_tokens import head_reaching, inverse_of, softmax_weights
 from edgespec.sampling.chain import Chain, Dry, Left, Mirostat, Penalties, TokenText
-from edgespec.sampling.distributions import TargetDistribution
 from edgespec.sampling.params import SamplingParams, bias_pairs
+
+# Probabilities of all tokens [V], from which a draft's token was drawn; they sum to 1.
+DraftDistribution = NDArray[np.float64] | NDArray[np.float32]
+# Token ids [k], or None where every token has its place, and their probabilities [k] or [V].
+TargetDistribution = tuple[NDArray[np.int64] | None, NDArray[np.float64]]
 
 
 class Sampler:
@@ -233,6 +237,17 @@ class Sampler:
             )
             drawn = uniform * float(cumulative[-1])
         return int(head.ids[_index_at(cumulative, drawn)])
+
+
+def without(distribution: DraftDistribution, token: int) -> DraftDistribution | None:
+    """A distribution [V] given that `token` is not drawn again; None where nothing else can be."""
+    others: DraftDistribution = distribution.copy()
+    others[token] = 0.0
+    total = float(others.sum())
+    if total <= 0.0:
+        return None
+    others /= total
+    return others
 
 
 def top_two_gap(logits_row: NDArray[np.float32]) -> float:

@@ -19,9 +19,9 @@ from edgespec.serve.parsing import Defaults, Limits, ServedModel
 from edgespec.serve.pool import CHAT, EMBED, Shared, about
 from edgespec.serve.service import Service
 from edgespec.setup.embedding import Embedder
-from edgespec.setup.kernel_choice import prepare_kernels
 from edgespec.setup.loading import load_plan
 from edgespec.setup.model_sets import Planned, Sizes, beside, plan_beside
+from edgespec.setup.planning import prepare_kernels
 
 
 class ModelFile:

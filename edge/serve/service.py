@@ -24,8 +24,8 @@ from edgespec.backends.vocabulary import TextBound
 from edgespec.decode.engine import Engine, sees_images
 from edgespec.decode.generation import Chunk, Result
 from edgespec.decode.options import GenerationOptions
+from edgespec.decode.scheduler import Stream
 from edgespec.decode.session import KnownText
-from edgespec.decode.stream import Stream
 from edgespec.errors import ContextFullError, UnsupportedError
 from edgespec.log import PROMPTS, REQUEST_ID
 from edgespec.memory.plan.plan import Plan

@@ -7,20 +7,13 @@ from __future__ import annotations
 
 import atexit
 from contextlib import suppress
-from typing import Protocol
+from typing import Any
 from weakref import WeakSet
 
-
-class Closable(Protocol):
-    """A model."""
-
-    def close(self) -> None: ...
+_OPEN: WeakSet[Any] = WeakSet()
 
 
-_OPEN: WeakSet[Closable] = WeakSet()
-
-
-def close_at_exit(model: Closable) -> None:
+def close_at_exit(model: Any) -> None:
     """Close a model when the interpreter ends, if it is still there; twice does no harm."""
     atexit.unregister(_close_all)
     atexit.register(_close_all)  # before what was registered earlier, as a log's end

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 TOKENS = 512  # of the text that is read twice; the table of docs/memory.md is of as many
 _LEAST_TOKENS = 128
-_ROWS = (8, 32)  # of logits at once, at least and at most: a plan has room for its steps'
-_TOP = 512  # tokens whose probabilities are compared one by one
 
 
 def measure_kv_losses(
@@ -64,7 +62,7 @@ def measure_kv_losses(
     counted[-1] = False
     progress(_measuring(kinds[0]), 0.0)
     reference = make_reference(
-        spec.path, [CountedText(ids, counted)], threads=threads, top=_TOP, **loading
+        spec.path, [CountedText(ids, counted)], threads=threads, top=512, **loading
     )
     yield "f16", None
     for number, kind in enumerate(kinds, 1):
@@ -121,9 +119,8 @@ def _measure(spec: ModelSpec, plan: Plan, kind: str, report: Progress) -> bool:
     tokens = min(TOKENS, int(plan.cells * cell / (2 * KV_TYPE_BYTES["f16"])))
     if tokens < _LEAST_TOKENS:
         return False
-    least, most = _ROWS
     loading: Loading = {
-        "batch_size": min(most, max(least, plan.max_nodes)),
+        "batch_size": min(32, max(8, plan.max_nodes)),  # a plan has room for its steps' rows
         "kernels": plan.kernels,
         "tied": spec.tied_embeddings,
         "gpu_layers": plan.gpu_layers,

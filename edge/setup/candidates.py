@@ -69,15 +69,12 @@ _READ_BY_NAME = 1.03
 _MANY, _FLAT = 8, 1.3
 _WORTH_A_WINDOW = 1.03  # times plain decoding that is predicted where contexts are full
 _WORTH_LOADING = 0.01  # of the time of rounds: what it has to save where that was seen
-_SURE = 2.0  # standard errors
-_EXIT, _SMALL = "early_exit", "draft_model"  # names in a plan
+_EXIT, SMALL_MODEL = "early_exit", "draft_model"  # names in a plan
 _DRAFTS = {
     _EXIT: "the model's own first words of what follows",
     HEAD: "the head",
-    _SMALL: "a small model",
+    SMALL_MODEL: "a small model",
 }
-# A small model that nobody named: times smaller than the model, by bytes, and files looked at.
-_TIMES_SMALLER, _MOST_LOOKED_AT = 5, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +85,7 @@ class DraftSource:
     models bring; without any it says nothing.
     """
 
-    kind: str  # _EXIT, HEAD or _SMALL
+    kind: str  # _EXIT, HEAD or SMALL_MODEL
     spec: ModelSpec | None  # of its file; None: the model's own
     gains: Sequence[float] = ()
     is_named: bool = False
@@ -97,11 +94,6 @@ class DraftSource:
     def drafts_as(self) -> str:
         """MODEL or HEAD."""
         return HEAD if self.kind == HEAD else MODEL
-
-    @property
-    def is_small(self) -> bool:
-        """Whether it is a smaller model, which reads the text itself: several may be drafted."""
-        return self.kind == _SMALL
 
 
 def source_of(spec: ModelSpec, request: Request) -> DraftSource | None:
@@ -141,9 +133,9 @@ def _small_model(spec: ModelSpec, request: Request) -> DraftSource | None:
     """The small model to draft with: of the same vocabulary, the embedded one, or another."""
     if request.switch is not None or spec.format == ONNX_FORMAT:
         return None
-    most = spec.weight_bytes // _TIMES_SMALLER
+    most = spec.weight_bytes // 5
     local = [(one.file_bytes, one) for one in local_models()]
-    small = sorted((size, one.path) for size, one in local if 0 < size <= most)[-_MOST_LOOKED_AT:]
+    small = sorted((size, one.path) for size, one in local if 0 < size <= most)[-8:]
     embedded = [one.path for size, one in local if one.name == EMBEDDED and size <= most]
     found: list[tuple[bool, bool, int, DraftSource]] = []
     for path in dict.fromkeys((*embedded, *(path for _, path in small))):
@@ -152,7 +144,7 @@ def _small_model(spec: ModelSpec, request: Request) -> DraftSource | None:
             if draft.reads is not None or read_exit(draft) is not None:
                 continue
             check_drafter(spec, draft)
-            source = DraftSource(_SMALL, draft, TRANSLATED_GAINS)
+            source = DraftSource(SMALL_MODEL, draft, TRANSLATED_GAINS)
             order = is_translated(spec, draft), path not in embedded, draft.weight_bytes
             found.append((*order, source))
     return min(found, key=lambda one: one[:3])[3] if found else None
@@ -214,19 +206,19 @@ def _with(one: Candidate | None, plan: Plan, plan_of: Callable[[Request], Plan])
         try:
             drafting = plan_of(one.request)
         except DoesNotFitError as problem:
-            reason = f"{reason}; but it {problem}" if one.choice == _SMALL else str(problem)
+            reason = f"{reason}; but it {problem}" if one.choice == SMALL_MODEL else str(problem)
         else:
             if drafting.draft_max and not drafting.is_limited:
                 drafting = drafting.with_reason("drafter", one.who)
-                if one.choice == _SMALL:  # whose name is told in any case
-                    return drafting.with_reason(_SMALL, reason)
+                if one.choice == SMALL_MODEL:  # whose name is told in any case
+                    return drafting.with_reason(SMALL_MODEL, reason)
                 used = Choice(one.choice, "used", reason)
                 return drafting.with_choice(used) if one.choice else drafting
             left = drafting.context_size
             reason += f"; but it would leave {left} of {plan.context_size} tokens of context"
-            if one.choice == _SMALL and left < plan.context_size:
+            if one.choice == SMALL_MODEL and left < plan.context_size:
                 return plan.with_choice(
-                    Choice(_SMALL, "not used", f"{reason}; --ctx {left} takes it")
+                    Choice(SMALL_MODEL, "not used", f"{reason}; --ctx {left} takes it")
                 )
     if not one.is_told:
         return plan
@@ -274,7 +266,7 @@ def _drafts_of(source: DraftSource, spec: ModelSpec, request: Request, plan: Pla
     path = None if source.spec is None else source.spec.path
     is_at_hand = source.is_named or source.spec is None
     hint = f"; --drafter {names} uses it" if is_at_hand else ""
-    if source.kind == _SMALL:
+    if source.kind == SMALL_MODEL:
         hint = f"; --draft-model {path} uses it"
     asked = replace(request, drafter=names, draft_model=path)
     return Candidate(asked, who, pays, reason, choice, is_told=True, hint=hint)
@@ -287,8 +279,9 @@ def _with_prediction(spec: ModelSpec, plan: Plan) -> Plan:
     drafter = read_model_spec(plan.draft_model)
     if read_exit(drafter) is not None:
         return plan
-    _, reason = _judged(spec, plan, DraftSource(_SMALL, drafter, TRANSLATED_GAINS, is_named=True))
-    return plan.with_reason(_SMALL, f"as asked; {reason}")
+    source = DraftSource(SMALL_MODEL, drafter, TRANSLATED_GAINS, is_named=True)
+    _, reason = _judged(spec, plan, source)
+    return plan.with_reason(SMALL_MODEL, f"as asked; {reason}")
 
 
 def with_offer(spec: ModelSpec, request: Request, plan: Plan) -> Plan:
@@ -333,12 +326,14 @@ def _judged(spec: ModelSpec, plan: Plan, source: DraftSource) -> tuple[bool, str
     learned = stored_learned(spec, plan, drafter)
     rounds, saved, error = part_saved(learned)
     if rounds >= TELLING_ROUNDS:
-        cost = reading * _snapshots_for_it(spec, plan, source)
+        cost = reading
+        if not plan.draft_max and source.drafts_as == HEAD:  # it alone needs snapshots
+            cost *= snapshot_cost(spec, plan, DRAFT_SIZES[0]) or 1.0
         reason = f"in the last {rounds:.0f} rounds here it saved {max(0.0, saved):.1%} of the time"
         if cost > 1.0:
             saved = 1.0 - cost * (1.0 - saved)
             reason += f", and plain steps take {cost:.2f} times as long for it"
-        pays = saved + _SURE * cost * error > _WORTH_LOADING
+        pays = saved + 2.0 * cost * error > _WORTH_LOADING
         if pays or keeps_out(learned):
             return pays, reason
     is_asked = source.is_named or drafter is None
@@ -348,7 +343,7 @@ def _judged(spec: ModelSpec, plan: Plan, source: DraftSource) -> tuple[bool, str
             missing = "it is not known yet whether it pays here"
         return is_asked, missing
     if curve is None:
-        if source.kind == _SMALL:  # its ledger bounds what a try can cost
+        if source.kind == SMALL_MODEL:  # its ledger bounds what a try can cost
             share = drafter.weight_bytes / spec.weight_bytes
             return True, f"tried: it has {share:.2f} of the bytes, and nothing is measured yet"
         return is_asked, "step times are not measured yet"
@@ -377,16 +372,6 @@ def _unsupported(request: Request, plan: Plan, drafts_as: str) -> str:
     if plan.backend != LLAMACPP:
         return "ONNX Runtime runs no heads"
     return "two models write in turns" if request.switch is not None else ""
-
-
-def _snapshots_for_it(spec: ModelSpec, plan: Plan, source: DraftSource) -> float:
-    """How many times as long plain steps take with the snapshots that drafts of a head alone need.
-
-    1 where the plan keeps some for other drafts.
-    """
-    if plan.draft_max or source.drafts_as == MODEL:
-        return 1.0
-    return snapshot_cost(spec, plan, DRAFT_SIZES[0]) or 1.0
 
 
 def _is_made_for(spec: ModelSpec, drafter: ModelSpec, made: ExitInfo | MadeFor) -> bool:

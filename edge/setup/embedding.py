@@ -107,20 +107,16 @@ class Embedder:
             )
         with ExitStack() as failed:
             failed.callback(release)
-            self._load(plan, report)
+            self.chosen = plan
+            self.ranks = plan.pooling == RANK
+            self._context = EmbeddingContext(
+                str(plan.spec.path),
+                plan.config,
+                plan.parameters,
+                ranks=self.ranks,
+                progress=lambda fraction: report("loading", fraction),
+            )
             self._on_close = failed.pop_all()
-        close_at_exit(self)
-
-    def _load(self, plan: EmbeddingPlan, report: Progress) -> None:
-        self.chosen = plan
-        self.ranks = plan.pooling == RANK
-        self._context = EmbeddingContext(
-            str(plan.spec.path),
-            plan.config,
-            plan.parameters,
-            ranks=self.ranks,
-            progress=lambda fraction: report("loading", fraction),
-        )
         self.size = self._context.size
         self.tokenizer = self._context.tokenizer
         self._bound = TextBound(self.tokenizer, plan.context_size)
@@ -129,6 +125,7 @@ class Embedder:
         self._is_closed = False
         self._thread = threading.Thread(target=self._work, name="edgespec-embedder", daemon=True)
         self._thread.start()
+        close_at_exit(self)
 
     @staticmethod
     def plan(
@@ -138,13 +135,7 @@ class Embedder:
         options: LoadOptions | None = None,
         **changes: Unpack[LoadKeywords],
     ) -> EmbeddingPlan:
-        """What loading would allocate and choose, and why; loads nothing.
-
-        Args:
-            model: a GGUF file, or the name of one on this machine.
-            pooling: "mean", "cls", "last" or "rank": which state stands for a text. None takes what
-                the file says.
-            options: how to load; `changes` are fields of it.
+        """What loading would allocate and choose, and why; loads nothing. Arguments as above.
 
         Raises ModelNotFoundError or ModelFileError for what is no model, UnsupportedError for what
         is not possible with this one, and DoesNotFitError.
@@ -179,7 +170,10 @@ class Embedder:
             )
         size = self._size(dimensions)
         made = self._computed(texts, truncate, cancel)
-        return Embeddings(_normalized(made.rows[:, :size]), made.num_tokens)
+        rows = np.zeros((len(made.rows), size), np.float32)
+        lengths = np.linalg.norm(made.rows[:, :size], axis=1, keepdims=True)
+        np.divide(made.rows[:, :size], lengths, out=rows, where=lengths > 0)  # one of zeros stays
+        return Embeddings(rows, made.num_tokens)
 
     def rerank(
         self,
@@ -404,11 +398,3 @@ def _cancelled() -> BackendError:
 
 def _closed() -> UnsupportedError:
     return UnsupportedError("the model is closed", hint="load the model again")
-
-
-def _normalized(rows: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Rows of length 1; one of zeros stays."""
-    made = np.zeros(rows.shape, np.float32)
-    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
-    np.divide(rows, lengths, out=made, where=lengths > 0)
-    return made

@@ -73,27 +73,9 @@ from edgespec.progress import Progress
 from edgespec.setup import stored
 from edgespec.setup.at_exit import close_at_exit
 from edgespec.setup.cache_types import know_cache_type, measure_smaller_types
-from edgespec.setup.kernel_choice import prepare_kernels
-from edgespec.setup.planning import make_run_plan, plan_or_say_what_fits
-from edgespec.setup.stored import (
-    PREFILLS,
-    STEPS,
-    compared,
-    curve_at,
-    curve_key,
-    draft_key,
-    keep_compared,
-    keep_curve,
-    keep_plain_step,
-    keep_snapshot_cost,
-    settings_key,
-    stored_curve,
-    stored_plain_step,
-    stored_snapshot_costs,
-)
+from edgespec.setup.planning import make_run_plan, plan_or_say_what_fits, prepare_kernels
 from edgespec.switching.engine import SwitchingEngine
-from edgespec.switching.planning import stored_switch
-from edgespec.switching.policy import SwitchPolicy
+from edgespec.switching.planning import SwitchPolicy, stored_switch
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -104,7 +86,6 @@ if TYPE_CHECKING:
 _LOGGER = logging.getLogger("edgespec.setup")
 # Together with warm-up and one large step too many these stay below two seconds.
 _CURVE_SECONDS = 1.1
-_TRIES = 4  # to plan with what is free, where other programs take it meanwhile
 
 
 def load(
@@ -165,7 +146,7 @@ def plan_to_load(spec: ModelSpec, request: Request, report: Progress) -> Plan:
     """
     prepare_kernels(spec, request)
     may_be_smaller = request.prefer == "context" and not (request.asks_kv_type or request.exact)
-    for _ in range(_TRIES):
+    for _ in range(4):  # where other programs take what is free meanwhile
         plan = plan_or_say_what_fits(spec, request)
         while may_be_smaller and measure_smaller_types(spec, plan, report):
             plan = make_run_plan(spec, request)
@@ -224,7 +205,7 @@ def _load_one(
     spec: ModelSpec, plan: Plan, report: Progress, make: Callable[..., Engine] = Engine
 ) -> Engine:
     """One model of a plan."""
-    key = settings_key(spec, plan)
+    key = stored.settings_key(spec, plan)
     if plan.projector is not None:  # cells may be of images
         file = read_projector(plan.projector).file
         key += f" | {content_hash([(file.path, file.file_bytes)])} {plan.image_tokens}"
@@ -244,15 +225,18 @@ def _load_one(
         else:
             _know_plain_step(backend, spec, plan, report)
         models: Sequence[WritingDrafter] = ()
-        cost = 1.0
+        cost, vocab_size = 1.0, backend.tokenizer.vocab_size
         if curve is not None:
             cost = _snapshots_cost(backend, curve, spec, plan)
             models = load_draft_model(backend, spec, plan, report)
-            models = models or windows_of(backend, plan, curve)
+            if not models and WINDOW in plan.drafter.split(",") and plan.draft_max:
+                texts = [one for one in sequences_of(backend) if isinstance(one, LlamaSequence)]
+                windows = [Window(one, WINDOW_FIRST, WINDOW_LAST) for one in texts]
+                models = [WindowDrafter(WindowText(one), curve, vocab_size) for one in windows]
         for model in models:
             stack.callback(model.close)
         backend.truncate(0)  # of timed steps that could not be taken back
-        learning = Learning(spec, plan, curve, models, backend.tokenizer.vocab_size)
+        learning = Learning(spec, plan, curve, models, vocab_size)
         engine = make(
             backend,
             curve=curve,
@@ -359,11 +343,11 @@ def _snapshots_cost(backend: Backend, curve: CostCurve, spec: ModelSpec, plan: P
     """How many times as long plain steps take with its snapshots: stored, or measured now."""
     if not isinstance(backend, KeepsSnapshots):
         return 1.0
-    known = stored_snapshot_costs(spec, plan).get(plan.snapshots)
+    known = stored.stored_snapshot_costs(spec, plan).get(plan.snapshots)
     if known is not None:
         return known
     times = snapshots_cost(backend, curve.base[1])  # in turns: whoever computes beside both
-    keep_snapshot_cost(spec, plan, plan.snapshots, times)
+    stored.keep_snapshot_cost(spec, plan, plan.snapshots, times)
     return times
 
 
@@ -375,17 +359,17 @@ def _curve(backend: Backend, spec: ModelSpec, plan: Plan, report: Progress) -> C
     measured beside other programs is kept without what these explain, and measured again by the
     first load that has all threads.
     """
-    stored = stored_curve(spec, plan)
-    if stored is not None and measured_while_busy(backend, stored):
-        stored = None
-    known = None if stored is None else stored.resized(backend.max_nodes)
+    kept = stored.stored_curve(spec, plan)
+    if kept is not None and measured_while_busy(backend, kept):
+        kept = None
+    known = None if kept is None else kept.resized(backend.max_nodes)
     is_whole = known is not None and float("inf") not in known.base[1:]
     if known is not None and is_whole and known.contention == 1.0:
         return known
     report("measuring step times", 0.0)
     contention = contention_now(backend)
     if known is not None and contention < known.contention:
-        stored = known = None
+        kept = known = None
     elif known is not None and (is_whole or contention > known.contention):
         report("measuring step times", 1.0)
         return known
@@ -401,7 +385,7 @@ def _curve(backend: Backend, spec: ModelSpec, plan: Plan, report: Progress) -> C
     if known is not None and backend.contention != contention:
         return known  # others began or ended in the middle of it
     curve = curve.uncontended(backend.contention)
-    keep_curve(curve_key(spec, plan), curve, replaced=stored is None)
+    stored.keep_curve(stored.curve_key(spec, plan), curve, replaced=kept is None)
     if curve.contention == 1.0 and plan.backend == LLAMACPP and not plan.devices:
         saw_step(spec.bytes_per_token, curve.base[1] / 1e3)
     return curve
@@ -409,12 +393,12 @@ def _curve(backend: Backend, spec: ModelSpec, plan: Plan, report: Progress) -> C
 
 def _know_plain_step(backend: Backend, spec: ModelSpec, plan: Plan, report: Progress) -> None:
     """Measure a step over one token for plans, once, where a run without drafts comes first."""
-    if stored_curve(spec, plan) or stored_plain_step(spec, plan):
+    if stored.stored_curve(spec, plan) or stored.stored_plain_step(spec, plan):
         return
     report("measuring step times", 0.0)
     contention_now(backend)
     plain = measure_curve(lambda nodes: one_step(backend, nodes), 1, seconds=_CURVE_SECONDS)
-    keep_plain_step(spec, plan, plain.uncontended(backend.contention))
+    stored.keep_plain_step(spec, plan, plain.uncontended(backend.contention))
     report("measuring step times", 1.0)
 
 
@@ -431,13 +415,13 @@ def largest_exact_step(
         return 1
     known = [
         size
-        for (tried, deep), size in compared(spec, config, STEPS).items()
+        for (tried, deep), size in stored.compared(spec, config, stored.STEPS).items()
         if deep >= depth and (tried >= largest or size < tried)
     ]
     if not known:
         told = "checking that batches round like single tokens"
         known = [largest_invariant_step(backend, progress=lambda part: report(told, part))]
-        keep_compared(spec, config, STEPS, (largest, depth), known[0])
+        stored.keep_compared(spec, config, stored.STEPS, (largest, depth), known[0])
     size = min(known)
     if size == 1:
         raise UnsupportedError(
@@ -454,10 +438,10 @@ def prefill_is_exact(backend: Backend, spec: ModelSpec, config: RunConfig, step:
     `step` is the most nodes of a step.
     """
     sizes = backend.batch_size, step, tested_depth(backend)
-    known = compared(spec, config, PREFILLS).get(sizes)
+    known = stored.compared(spec, config, stored.PREFILLS).get(sizes)
     if known is None:
         known = prefill_is_invariant(backend, step)
-        keep_compared(spec, config, PREFILLS, sizes, known)
+        stored.keep_compared(spec, config, stored.PREFILLS, sizes, known)
     return bool(known)
 
 
@@ -552,11 +536,11 @@ def load_draft_model(
         report(told, part)
 
     def measured(backend: Backend, draft_spec: ModelSpec | None) -> CostCurve:
-        key = draft_key(spec, plan, draft_spec)
-        stored = curve_at(key)
-        curve = _draft_curve(backend, report, stored, target, draft_spec)
-        if curve is not stored:
-            keep_curve(key, curve, replaced=True)
+        key = stored.draft_key(spec, plan, draft_spec)
+        kept = stored.curve_at(key)
+        curve = _draft_curve(backend, report, kept, target, draft_spec)
+        if curve is not kept:
+            stored.keep_curve(key, curve, replaced=True)
         return curve
 
     if path is None:
@@ -594,32 +578,20 @@ def load_draft_model(
         return drafters
 
 
-def windows_of(target: Backend, plan: Plan, curve: CostCurve) -> list[WritingDrafter]:
-    """The target drafting for itself in each sequence of its cache, if the plan says so."""
-    if WINDOW not in plan.drafter.split(",") or not plan.draft_max:
-        return []
-    vocab_size = target.tokenizer.vocab_size
-    texts = (
-        WindowText(Window(one, WINDOW_FIRST, WINDOW_LAST))
-        for one in sequences_of(target)
-        if isinstance(one, LlamaSequence)
-    )
-    return [WindowDrafter(text, curve, vocab_size) for text in texts]
-
-
 def _draft_curve(
     backend: Backend,
     report: Progress,
-    stored: CostCurve | None,
+    kept: CostCurve | None,
     target: Backend,
     spec: ModelSpec | None,
 ) -> CostCurve:
-    """The times of a draft model's steps behind those of its `target`; stored ones if they hold."""
-    holds = stored is not None and not measured_while_busy(
-        backend, stored, lambda: one_step(target, 1)
-    )
-    if stored is not None and holds and stored.contention <= backend.contention:
-        return stored
+    """The times of a draft model's steps behind those of its `target`; `kept` ones if they hold."""
+    if (
+        kept is not None
+        and not measured_while_busy(backend, kept, lambda: one_step(target, 1))
+        and kept.contention <= backend.contention
+    ):
+        return kept
     report("measuring step times", 0.0)
     curve = measure_curve(lambda nodes: one_step(backend, nodes), DRAFT_MODEL_NODES, seconds=0.4)
     if spec is not None and spec.reads is None:

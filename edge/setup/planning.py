@@ -4,7 +4,7 @@
 
 A request leaves open who drafts and which kernels compute. Every way to settle that is a request
 that says more, planned as any other (`planned`): drafters (`candidates`), with edgespec's kernels
-and with llama.cpp's (`kernel_choice`).
+and with llama.cpp's.
 
 Imports no inference library and no numpy, so that `edgespec plan` answers at once.
 
@@ -18,7 +18,7 @@ byte, and so do letters that make no word, while usual text takes one for every 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
@@ -33,6 +33,7 @@ from edgespec.errors import DoesNotFitError, EdgespecError, UnsupportedError
 from edgespec.memory.bytes.config import MEBIBYTE, RunConfig
 from edgespec.memory.bytes.simulation import simulating
 from edgespec.memory.device.bandwidth import is_from_busy_moment, memory_bandwidth
+from edgespec.memory.device.kernels import missing_kernels
 from edgespec.memory.plan.machine import Machine, this_machine
 from edgespec.memory.plan.options import LLAMACPP, ONNX
 from edgespec.memory.plan.plan import Plan
@@ -48,15 +49,16 @@ from edgespec.models.pairing import check_drafter, is_translated
 from edgespec.models.projector import projector_beside, read_projector
 from edgespec.models.spec import GGUF_FORMAT, ONNX_FORMAT, ModelSpec, read_model_spec
 from edgespec.setup.candidates import (
+    SMALL_MODEL,
     DraftSource,
     best_drafters,
     source_of,
     window_unsupported,
 )
-from edgespec.setup.kernel_choice import best_kernels
 from edgespec.setup.stored import (
     curve_with,
     known_exact_step,
+    stored_curve,
     stored_kv_losses,
     stored_plain_step,
     stored_rounds,
@@ -74,7 +76,11 @@ def make_run_plan(spec: ModelSpec, request: Request, machine: Machine | None = N
     machine = machine or this_machine(request.workers)
     with simulating():
         sized, is_found = with_projector(spec, request)
-        limits = image_limits(sized)
+        limits = [request.image_max_tokens]  # None leaves it to the projector
+        if sized.mmproj is not None and request.image_max_tokens is None:
+            projector = read_projector(Path(sized.mmproj))
+            tokens = projector.tokens(None)
+            limits += (one for one in (2048, 1024, 512, 256) if projector.tokens(one) < tokens)
         for most in limits:
             sized, _ = with_projector(spec, replace(request, image_max_tokens=most))
             try:
@@ -87,7 +93,11 @@ def make_run_plan(spec: ModelSpec, request: Request, machine: Machine | None = N
                 plan = _made(spec, replace(sized, mmproj=None), machine)
                 reason = "the one beside the model does not fit"
                 return plan.with_choice(Choice("mmproj", "none", reason))
-            if not is_too_large(sized, plan.context_size):
+            if sized.mmproj is None:
+                break
+            # Images of a prompt have to fit, and the next one must leave half of the context.
+            tokens = 2 * read_projector(Path(sized.mmproj)).tokens(sized.image_max_tokens)
+            if (sized.prompt_tokens if sized.images else tokens) <= plan.context_size:
                 break
     if plan.projector is None:
         return plan
@@ -111,6 +121,37 @@ def _made(spec: ModelSpec, request: Request, machine: Machine) -> Plan:
     return replace(plan, drafter_is_asked=request.drafter != "auto")
 
 
+def prepare_kernels(spec: ModelSpec, request: Request) -> None:
+    """Hand the kernels to llama.cpp, so that the next plan knows where they do not fit it."""
+    asked = request.gpu_layers or 0
+    is_elsewhere = asked < 0 or asked > spec.num_layers
+    is_possible = request.kernels != "off" and not missing_kernels() and not is_elsewhere
+    if request.backend == ONNX or spec.format == ONNX_FORMAT or not is_possible:
+        return
+    from edgespec.backends.llama.kernels import refusal_of_kernels
+
+    refusal_of_kernels()
+
+
+def best_kernels(spec: ModelSpec, request: Request, plan_of: Callable[[Request], Plan]) -> Plan:
+    """The plan with the kernels whose steps were measured to be faster, as by `bench`.
+
+    Else with edgespec's, where they fit: a file of quantized weights was slower with them on no
+    processor that was measured (docs/measurements.md), so nothing is timed before a first load.
+    """
+    plan = plan_of(request)
+    if request.kernels != "auto" or not plan.kernels:
+        return plan
+    own = replace(plan, kernels=False)
+    curves = stored_curve(spec, own), stored_curve(spec, plan)
+    if any(one is None or one.contention != 1.0 for one in curves):
+        return plan
+    other = plan_of(replace(request, kernels="off"))
+    speeds = plan.tokens_per_s, other.tokens_per_s
+    reason = "{:.1f} tokens/s predicted, {:.1f} with llama.cpp's".format(*speeds)
+    return (plan if speeds[0] >= speeds[1] else other).with_reason("kernels", reason)
+
+
 def _for_users(spec: ModelSpec, request: Request) -> tuple[Request, DraftSource | None]:
     """What may draft besides tables: an early exit or a head for one user, a small model for all.
 
@@ -123,7 +164,7 @@ def _for_users(spec: ModelSpec, request: Request) -> tuple[Request, DraftSource 
         return request, None
     source = source_of(spec, request)
     if users > 1:
-        return request, source if source is not None and source.is_small else None
+        return request, source if source is not None and source.kind == SMALL_MODEL else None
     if request.draft_model is not None:  # candidates without it are planned, too
         request = replace(request, users=1)
     return request, source
@@ -235,9 +276,6 @@ def with_switch(plan: Plan, spec: ModelSpec, small: ModelSpec, depth: int) -> Pl
     return replace(plan, choices=choices, tokens_per_s=speed, speed_range=(low, high))
 
 
-_LIMITS = (2048, 1024, 512, 256)  # tokens of an image, where as many as it may have are too many
-
-
 def with_projector(spec: ModelSpec, request: Request) -> tuple[Request, bool]:
     """The request with a projector's path, or None, and whether the plan may do without it.
 
@@ -266,24 +304,6 @@ def with_projector(spec: ModelSpec, request: Request) -> tuple[Request, bool]:
     return request, is_found and not request.images
 
 
-def image_limits(request: Request) -> Sequence[int | None]:
-    """Most tokens of an image to plan with, the best first; None leaves it to the projector."""
-    if request.mmproj is None or request.image_max_tokens is not None:
-        return [request.image_max_tokens]
-    projector = read_projector(Path(request.mmproj))
-    most = projector.tokens(None)
-    return [None, *(one for one in _LIMITS if projector.tokens(one) < most)]
-
-
-def is_too_large(request: Request, context_size: int) -> bool:
-    """Whether images of a prompt do not fit into a context, or the next one takes most of it."""
-    if request.mmproj is None:
-        return False
-    if request.images:
-        return request.prompt_tokens > context_size
-    return read_projector(Path(request.mmproj)).tokens(request.image_max_tokens) > context_size // 2
-
-
 def _unsupported_reason(spec: ModelSpec, request: Request) -> str:
     """What keeps images away, or ""."""
     if request.backend == ONNX or spec.format == ONNX_FORMAT:
@@ -304,7 +324,18 @@ def with_backend(spec: ModelSpec, request: Request, machine: Machine) -> tuple[R
     """
     asked = request.backend
     if spec.format == ONNX_FORMAT:
-        _check_folder(spec, request)
+        if request.backend == LLAMACPP:
+            raise UnsupportedError(
+                f"llama.cpp runs GGUF files, and {spec.path} is an ONNX model folder",
+                hint="leave out --backend, or name a GGUF file",
+            )
+        if request.exact:
+            # Empty cells lie between the past and the new tokens: sums are taken in another order.
+            raise UnsupportedError(
+                "--exact is not possible with an ONNX model folder: a token rounds differently "
+                "once it is past",
+                hint="leave out --exact, or use a GGUF file of this model",
+            )
         request = _with_device(replace(request, backend=ONNX), machine)
         return request, Choice("backend", ONNX, "the model is an ONNX folder")
     request = _with_device(request, machine)
@@ -314,21 +345,6 @@ def with_backend(spec: ModelSpec, request: Request, machine: Machine) -> tuple[R
         return request, Choice("backend", ONNX, reason)
     reason = "as asked" if asked == LLAMACPP else "it runs GGUF files"
     return replace(request, backend=LLAMACPP), Choice("backend", LLAMACPP, reason)
-
-
-def _check_folder(spec: ModelSpec, request: Request) -> None:
-    if request.backend == LLAMACPP:
-        raise UnsupportedError(
-            f"llama.cpp runs GGUF files, and {spec.path} is an ONNX model folder",
-            hint="leave out --backend, or name a GGUF file",
-        )
-    if request.exact:
-        # Empty cells lie between the past and the new tokens, so sums are taken in another order.
-        raise UnsupportedError(
-            "--exact is not possible with an ONNX model folder: a token rounds differently once it "
-            "is past",
-            hint="leave out --exact, or use a GGUF file of this model",
-        )
 
 
 def _with_device(request: Request, machine: Machine) -> Request:
@@ -394,10 +410,6 @@ def most_prompt_tokens(
         )
 
 
-_MOST_READ = 12  # headers, of a few to a hundred milliseconds each
-_MARGIN = 0.98  # of the bytes that are left: other types may be copied, and these are not planned
-
-
 def plan_or_say_what_fits(
     spec: ModelSpec, request: Request, machine: Machine | None = None
 ) -> Plan:
@@ -422,13 +434,15 @@ def _files_that_fit(spec: ModelSpec, request: Request, machine: Machine) -> Iter
     known = {**{one.path: one.name for one in local_models()}, **beside}
     sizes = {path: path.stat().st_size for path in known if path.exists()}
     smaller = [path for path, size in sizes.items() if size < spec.file_bytes]
-    for path in sorted(smaller, key=lambda one: -sizes[one])[:_MOST_READ]:
+    for path in sorted(smaller, key=lambda one: -sizes[one])[:12]:  # up to 0.1 s each
         with suppress(EdgespecError, OSError):
             other = read_model_spec(path)
             if _is_same_model(spec, other):
                 plan = make_run_plan(other, request, machine)
                 takes = -(-(plan.predicted_peak_bytes + plan.predicted_gpu_bytes) // MEBIBYTE)
-                yield f"`{_shown(spec, path, known[path])}` ({other.file_type}) fits in {takes} MiB"
+                is_beside = path.parent == spec.path.parent  # named as the other one was
+                name = str(spec.path.with_name(path.name)) if is_beside else known[path]
+                yield f"`{name}` ({other.file_type}) fits in {takes} MiB"
                 return
 
 
@@ -439,11 +453,6 @@ def _is_same_model(spec: ModelSpec, other: ModelSpec) -> bool:
         return one.arch, one.num_layers, one.embedding_size, one.tokenizer_hash, one.name
 
     return shape(spec) == shape(other) and other.weight_bytes < spec.weight_bytes
-
-
-def _shown(spec: ModelSpec, path: Path, name: str) -> str:
-    """What to type for a file: beside the other one as that was named."""
-    return str(spec.path.with_name(path.name)) if path.parent == spec.path.parent else name
 
 
 def _to_be_made(spec: ModelSpec, request: Request, machine: Machine) -> Iterator[str]:
@@ -458,7 +467,8 @@ def _to_be_made(spec: ModelSpec, request: Request, machine: Machine) -> Iterator
         needed = make_run_plan(spec, least, replace(machine, free_bytes=1 << 60))
         limit = min(machine.free_bytes, request.budget_bytes or machine.free_bytes)
         left = spec.file_bytes - (needed.predicted_peak_bytes - limit)
-        size = int(_MARGIN * left) // MEBIBYTE
+        # Other types may be copied, and these are not planned.
+        size = int(0.98 * left) // MEBIBYTE
         weights = sum(prod(tensor.dims) for tensor in spec.tensors.values())
         # 2.8 bits of a weight are what `quantize fit` gets down to: Q2_K has 2.6, and heads more.
         if size * MEBIBYTE >= weights * 2.8 / 8 and left < spec.file_bytes:

@@ -203,7 +203,7 @@ def keep_learned(
     state: Mapping[str, Any],
     began_s: float,
 ) -> None:
-    """Keep how a draft model, or a head, did in a run that `began_s` (see `ledger.dated`)."""
+    """Keep how a draft model, or a head, did in a run that `began_s` (see `dated`)."""
     key = learned_key(spec, plan, draft_spec)
     cache.update(_LEARNED, key, lambda now: dated(state, now, began_s))
 

@@ -19,12 +19,9 @@ import numpy as np
 from edgespec.backends.base import Backend, Logits
 from edgespec.decode.engine import Engine
 from edgespec.decode.generation import LARGE, SMALL, ModelTurn, Routing
-from edgespec.decode.sequence import Job
+from edgespec.decode.step import Job
 from edgespec.errors import BackendError, EdgespecWarning
-from edgespec.switching.policy import SwitchPolicy
-
-_NOTHING = -80.0  # of a log-probability: exp of it adds nothing to an entropy
-_LEAST, _MOST = 1e-3, 1e30  # sums of exponentials that are exact enough
+from edgespec.switching.planning import SwitchPolicy
 
 
 def entropy_nats(row: Logits) -> float:
@@ -38,12 +35,12 @@ def entropy_nats(row: Logits) -> float:
         total = float(weights.sum())
         weights *= row
         weighted = float(weights.sum())
-    if _LEAST < total < _MOST and math.isfinite(weighted):
+    if 1e-3 < total < 1e30 and math.isfinite(weighted):  # exact enough
         return max(0.0, math.log(total) - weighted / total)
     most = row.max()
     if not math.isfinite(most):  # nothing can be chosen, which is for the sampler to say
         return math.nan
-    return entropy_nats(np.maximum(row - most, _NOTHING))
+    return entropy_nats(np.maximum(row - most, -80.0))  # exp of it adds nothing to an entropy
 
 
 class Switch(Routing):
@@ -71,23 +68,16 @@ class Switch(Routing):
             return policy.up_nats == math.inf
         return policy.down_nats < 0.0 or policy.up_nats <= 0.0
 
-    @property
-    def looks(self) -> bool:
-        """Whether the next entropy can matter: not if the mean of any decision leaves it out."""
-        row = self._rows + (self.writer == LARGE)
-        return row + self._policy.window > self._least
-
     def switches_model(self, row: Logits) -> bool:
-        """As `sees`, of logits [V], whose entropy is computed only where it can matter."""
+        """As `sees`, of logits [V]."""
         if self.is_settled or self.is_due:
             return self.is_due
-        return self.sees(entropy_nats(row) if self.looks else 0.0)
+        return self.sees(entropy_nats(row))
 
     def sees(self, nats: float) -> bool:
         """Whether the other model writes the next token, which has this entropy.
 
-        To be told that of each token of the writer, in order, before it is picked; any number does
-        where it `looks` at none.
+        To be told that of each token of the writer, in order, before it is picked.
         """
         if self.is_due:
             return True

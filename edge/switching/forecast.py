@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 from edgespec.decode.generation import LARGE, SMALL, ModelTurn
 from edgespec.switching.engine import Switch
-from edgespec.switching.planning import Curves, turns_ms
-from edgespec.switching.policy import SwitchPolicy
+from edgespec.switching.planning import Curves, SwitchPolicy, turns_ms
 
 DEFAULT_SHARE = 0.4  # of the large model, where nothing is wanted
 # Part of the large model's entropies that is low enough to go down. With windows of one token and

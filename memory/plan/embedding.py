@@ -7,11 +7,10 @@ for a row of logits for each token of a batch, whether there is a head or not.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 
 from edgespec.errors import DoesNotFitError, UnsupportedError
-from edgespec.memory.bytes.config import HOST, MEBIBYTE, RunConfig
+from edgespec.memory.bytes.config import MEBIBYTE, RunConfig
 from edgespec.memory.bytes.footprint import (
     RUNTIME_BYTES,
     Component,
@@ -23,28 +22,21 @@ from edgespec.memory.bytes.simulation import ContextRequest
 from edgespec.memory.device import host
 from edgespec.memory.plan.machine import Machine, this_machine
 from edgespec.memory.plan.options import LLAMACPP, ONNX, LoadOptions
-from edgespec.memory.plan.plan import component_bytes
+from edgespec.memory.plan.plan import Planned
 from edgespec.memory.plan.request import Choice, Request, threads_of
 from edgespec.models.pooling import POOLINGS, RANK
 from edgespec.models.spec import ONNX_FORMAT, ModelSpec
 
-# Every token of a batch looks at every other one, of whichever text: 1,000 short texts with
-# all-MiniLM-L6-v2 took 1.73 s of two cores in batches of 128, and 1.85 and 2.01 s in 256 and 512.
-# More threads need more rows.
-_BATCH, _ROWS_OF_THREAD, _MOST_BATCH = 128, 32, 512
-_TEXTS = 64  # of a batch
-_STATEFUL_TEXTS = 4  # of a model with a recurrent state, of which each text has one
-_USUAL_CONTEXT, _LEAST_CONTEXT = 2048, 64
-_BF16_FLAG = "avx512_bf16"  # of processors with products of BF16; edgespec's keep 32 bits
-# What this kind of model can be told; the other options are about writing text.
-_TAKEN = {"budget_bytes", "context_size", "threads", "gpu_layers", "kernels", "backend", "device"}
-_WITHOUT_MEANING = {
+_LEAST_CONTEXT = 64
+# What this kind of model can be told, and what changes nothing; others are about writing text.
+_TAKEN = {
+    *("budget_bytes", "context_size", "threads", "gpu_layers", "kernels", "backend", "device"),
     *("prefer", "users", "remember", "exact", "drafter", "draft_max", "mmproj"),
 }
 
 
 @dataclass(frozen=True, slots=True)
-class EmbeddingPlan:
+class EmbeddingPlan(Planned):
     """How a model that makes embeddings is loaded. Sizes are in tokens.
 
     `batch_size` tokens are computed at once, of several texts, or one longer text; with `goes_on`
@@ -89,16 +81,6 @@ class EmbeddingPlan:
         )
 
     @property
-    def predicted_peak_bytes(self) -> int:
-        """Ceiling of the process's resident memory."""
-        return sum(part.nbytes for part in self.components if part.device == HOST)
-
-    @property
-    def component_bytes(self) -> dict[str, int]:
-        """Bytes by component."""
-        return component_bytes(self.components)
-
-    @property
     def parameters(self) -> tuple[tuple[str, int], ...]:
         """Of llama.cpp's context, where they are others than those of one that writes text."""
         return (
@@ -109,10 +91,6 @@ class EmbeddingPlan:
             ("n_seq_max", self.texts),
             ("n_outputs_max", 0),
         )
-
-    def as_json(self) -> dict[str, object]:
-        """Choices by name, each with value and reason."""
-        return {c.name: {"value": c.value, "reason": c.reason} for c in self.choices}
 
 
 def embeds(spec: ModelSpec, pooling: str | None = None) -> bool:
@@ -135,11 +113,25 @@ def plan_embedding(
     chosen = _pooling_of(spec, pooling)
     machine = machine or this_machine()
     limit = min(machine.free_bytes, options.budget_bytes or machine.free_bytes)
-    for context in _contexts(spec, options):
+    trained, asked = spec.context_length, options.context_size
+    if asked is not None and asked > trained:
+        raise UnsupportedError(
+            f"--ctx {asked} exceeds the {trained} tokens the model is made for",
+            hint=f"use --ctx {trained} or less",
+        )
+    longest = asked or min(trained, 2048)
+    halves = (longest >> times for times in range(1, 6) if asked is None)
+    for context in [longest, *(half for half in halves if half >= _LEAST_CONTEXT)]:
         plan = _planned(spec, options, chosen, context, limit, machine)
         if plan.predicted_peak_bytes <= limit:
             return plan
-    raise _too_large(plan, options)
+    needed = -(-plan.predicted_peak_bytes // MEBIBYTE)
+    where = "free" if options.budget_bytes is None else "budget"
+    raise DoesNotFitError(
+        f"needs {needed} MiB for texts of {plan.context_size} tokens; {where}: "
+        f"{plan.limit_bytes // MEBIBYTE} MiB",
+        hint="leave out --ctx" if (asked or 0) > _LEAST_CONTEXT else "use a smaller model file",
+    )
 
 
 def check_options(spec: ModelSpec, options: LoadOptions) -> None:
@@ -156,7 +148,7 @@ def check_options(spec: ModelSpec, options: LoadOptions) -> None:
     usual = LoadOptions()
     for one in fields(LoadOptions):
         value = getattr(options, one.name)
-        if one.name not in _TAKEN | _WITHOUT_MEANING and value != getattr(usual, one.name):
+        if one.name not in _TAKEN and value != getattr(usual, one.name):
             raise UnsupportedError(
                 f"--{one.name.replace('_', '-')} is about writing text, and this model is loaded "
                 "for embeddings",
@@ -187,24 +179,6 @@ def _pooling_of(spec: ModelSpec, asked: str | None) -> Choice:
     return Choice("pooling", asked, "as asked")
 
 
-def _contexts(spec: ModelSpec, options: LoadOptions) -> Iterator[int]:
-    """Tokens of the longest text: as asked, or shorter and shorter. Raises UnsupportedError."""
-    trained, asked = spec.context_length, options.context_size
-    if asked is not None:
-        if asked > trained:
-            raise UnsupportedError(
-                f"--ctx {asked} exceeds the {trained} tokens the model is made for",
-                hint=f"use --ctx {trained} or less",
-            )
-        yield asked
-        return
-    context = min(trained, _USUAL_CONTEXT)
-    yield context
-    while context // 2 >= _LEAST_CONTEXT:
-        context //= 2
-        yield context
-
-
 def _planned(
     spec: ModelSpec,
     options: LoadOptions,
@@ -214,9 +188,18 @@ def _planned(
     machine: Machine,
 ) -> EmbeddingPlan:
     threads = threads_of(Request.loading(options))
-    batch = min(context, max(_BATCH, min(_MOST_BATCH, _ROWS_OF_THREAD * int(threads.value))))
-    kernels = _kernels_of(spec, options, machine)
-    texts = max(1, min(_STATEFUL_TEXTS if spec.keeps_state else _TEXTS, batch))
+    # Every token of a batch looks at every other one, of whichever text: 1,000 short texts with
+    # all-MiniLM-L6-v2 took 1.73 s of two cores in batches of 128, and 1.85 and 2.01 s in 256 and
+    # 512. More threads need more rows.
+    batch = min(context, max(128, min(512, 32 * int(threads.value))))
+    is_here = options.kernels != "off" and not options.gpu_layers
+    is_on = is_here and not machine.missing_kernels
+    kernels = Choice("kernels", "on" if is_on else "off", machine.missing_kernels or "on this CPU")
+    if options.kernels == "auto" and _is_bf16(spec) and "avx512_bf16" in host.cpu_flags():
+        # edgespec's keep 32 bits.
+        kernels = Choice("kernels", "off", "this CPU multiplies BF16, and llama.cpp's own do so")
+    # Of a batch at most; each text has a recurrent state, where the model keeps any.
+    texts = max(1, min(4 if spec.keeps_state else 64, batch))
     choices = (
         pooling,
         Choice("context_size", context, "tokens of the longest text; --ctx changes it"),
@@ -229,15 +212,6 @@ def _planned(
         options.gpu_layers or 0, kernels.value == "on", limit, (), choices,
     )  # fmt: skip
     return _with_bytes(plan, machine, options if isinstance(options, Request) else Request())
-
-
-def _kernels_of(spec: ModelSpec, options: LoadOptions, machine: Machine) -> Choice:
-    """Whose kernels multiply: llama.cpp's where they alone have an instruction for the weights."""
-    if options.kernels == "auto" and _is_bf16(spec) and _BF16_FLAG in host.cpu_flags():
-        return Choice("kernels", "off", "this CPU multiplies BF16, and llama.cpp's own do so")
-    is_here = options.kernels != "off" and not options.gpu_layers
-    is_on = is_here and not machine.missing_kernels
-    return Choice("kernels", "on" if is_on else "off", machine.missing_kernels or "on this CPU")
 
 
 def _is_bf16(spec: ModelSpec) -> bool:
@@ -260,14 +234,3 @@ def _with_bytes(plan: EmbeddingPlan, machine: Machine, request: Request) -> Embe
     )
     parts = (*footprint(plan.spec, plan.config, answer), *(one for one in others if one.nbytes > 0))
     return replace(plan, components=parts)
-
-
-def _too_large(plan: EmbeddingPlan, options: LoadOptions) -> DoesNotFitError:
-    needed = -(-plan.predicted_peak_bytes // MEBIBYTE)
-    where = "free" if options.budget_bytes is None else "budget"
-    shorter = options.context_size is not None and options.context_size > _LEAST_CONTEXT
-    return DoesNotFitError(
-        f"needs {needed} MiB for texts of {plan.context_size} tokens; {where}: "
-        f"{plan.limit_bytes // MEBIBYTE} MiB",
-        hint="leave out --ctx" if shorter else "use a smaller model file",
-    )

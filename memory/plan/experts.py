@@ -22,13 +22,8 @@ from edgespec.memory.times.speed import SpeedModel
 from edgespec.models.spec import ModelSpec
 
 _KIND = "experts"
-_LEAST_TOKENS_PER_S = 0.5  # slower ones are to be asked for
-# Where a disk cannot be measured: what a virtual one gave for pieces of 864 KiB.
-_UNKNOWN_BYTES_PER_S = 550e6
 # Of what was counted in one text, for others.
 _OTHER_TEXTS = 1.2
-_LEAST_TOKENS = 32  # that are worth a count
-_MATRICES = 3  # of an expert: gate, up and down
 
 
 def with_experts_on_disk(layout: Layout) -> Layout:
@@ -85,15 +80,16 @@ class ExpertReads:
 
     def added_to(self, speed: SpeedModel) -> SpeedModel:
         """A model of speeds whose steps take what reading takes on top."""
-        fast, usual, slow = (self._added(speed.curve, one) for one in self.exponents)
-        return replace(speed, curve=usual, likely=(slow, fast))
 
-    def _added(self, curve: CostCurve, exponent: float) -> CostCurve:
-        reading_ms = [
-            1e3 * self.experts.read_bytes(self.kept, exponent, size) / self.bytes_per_s
-            for size in range(len(curve.base))
-        ]
-        return curve.longer(reading_ms)
+        def added(exponent: float) -> CostCurve:
+            read = (
+                self.experts.read_bytes(self.kept, exponent, size)
+                for size in range(len(speed.curve.base))
+            )
+            return speed.curve.longer([1e3 * nbytes / self.bytes_per_s for nbytes in read])
+
+        fast, usual, slow = map(added, self.exponents)
+        return replace(speed, curve=usual, likely=(slow, fast))
 
 
 def reads_of(layout: Layout) -> ExpertReads:
@@ -104,14 +100,15 @@ def reads_of(layout: Layout) -> ExpertReads:
     if isinstance(counted := document.get("exponent"), float):
         exponents = counted / _OTHER_TEXTS, counted, min(EVEN, counted * _OTHER_TEXTS)
         source = "as counted"
-    slabs = spec.num_layers * spec.num_experts * _MATRICES
-    speed = disk_bandwidth(spec.path, experts.nbytes // slabs) or _UNKNOWN_BYTES_PER_S
+    slabs = spec.num_layers * spec.num_experts * 3  # gate, up and down
+    # Where a disk cannot be measured: what a virtual one gave for pieces of 864 KiB.
+    speed = disk_bandwidth(spec.path, experts.nbytes // slabs) or 550e6
     return ExpertReads(experts, layout.expert_bytes, exponents, speed, source)
 
 
 def require_speed(layout: Layout, speeds: tuple[float, float]) -> None:
     """Raises DoesNotFitError for a speed, at best, that nobody would wait for unasked."""
-    if speeds[1] < _LEAST_TOKENS_PER_S and layout.request.packed_file != "on":
+    if speeds[1] < 0.5 and layout.request.packed_file != "on":
         raise DoesNotFitError(
             f"its experts do not fit into memory, and reading them leaves {speeds[1]:.2f} tokens/s "
             f"at best, with {layout.expert_bytes // MEBIBYTE} MiB of "
@@ -123,7 +120,7 @@ def require_speed(layout: Layout, speeds: tuple[float, float]) -> None:
 def keep_counts(spec: ModelSpec, expert_bytes: int, used: int, read: int) -> None:
     """Store how often experts that a router chose were in memory, for later plans of this file."""
     experts = experts_of(spec)
-    least = _LEAST_TOKENS * spec.num_layers * spec.num_experts_used
+    least = 32 * spec.num_layers * spec.num_experts_used  # of so many tokens it is worth a count
     if experts is not None and used >= least:
         found = exponent_of(1.0 - read / used, expert_bytes / experts.nbytes)
         cache.store(_KIND, spec.fingerprint, {"exponent": found})

@@ -56,17 +56,6 @@ from edgespec.models.spec import ModelSpec
 
 BATCH_SIZES = (512, 256, 128, 64, 32)
 DRAFT_SIZES = (3, 7, 15, 31)
-_GPU_BATCH = 512  # a GPU is idle on smaller ones
-# Prompt tokens a second with batches of 64, 128 and 512 on two cores: 0.80, 0.93 and 1 of the best
-# on a model 576 wide, 0.96, 1 and 0.94 on one 1536 wide.
-_CPU_BATCHES = ((1024, 64), (0, 128))  # from this width on
-# What llama.cpp writes of a cell, and of a layer, besides values, when it copies a state.
-_CELL_HEADER, _LAYER_HEADER = 16, 64
-# Of the disk cache, by tracemalloc for texts of 4,096 and 32,768 tokens: 2.0 MiB where a piece is
-# checked (two blocks) and up to 1.3 MiB of documents; 64 to 66 a token where a text is looked up.
-_HASHED_BYTES, _INDEX_TOKEN_BYTES = 3 << 20, 64
-
-
 Losses = Mapping[str, float]  # KL divergence in nats from f16, by type of cache
 
 
@@ -130,11 +119,6 @@ class Layout:
         return "gpu" if is_gpu else "cpu"
 
     @property
-    def exact(self) -> bool:
-        """Whether tokens may not depend on what else is in their step."""
-        return self.request.exact
-
-    @property
     def has_drafter(self) -> bool:
         """Whether anything drafts."""
         return self.drafter != "none"
@@ -162,7 +146,7 @@ class Layout:
             raise UnsupportedError(
                 "--lora is not possible: ONNX Runtime takes no adapters", hint="leave out --backend"
             )
-        if self.request.lora and self.exact:
+        if self.request.lora and self.request.exact:
             raise UnsupportedError(
                 "--exact is not possible with --lora: what an adapter adds is rounded otherwise in "
                 "steps of several tokens",
@@ -189,12 +173,12 @@ class Layout:
     @property
     def wanted_batch(self) -> int:
         """Prompt tokens evaluated at once where memory is no limit: more would not be faster."""
-        if self.gpu_layers:
-            return _GPU_BATCH
-        if self.expert_bytes:  # each batch reads nearly all of them
+        # A GPU is idle on smaller ones, and each batch reads nearly all experts of a file.
+        if self.gpu_layers or self.expert_bytes:
             return BATCH_SIZES[0]
-        width = self.spec.embedding_size
-        return next(size for from_width, size in _CPU_BATCHES if width >= from_width)
+        # Prompt tokens a second with batches of 64, 128 and 512 on two cores: 0.80, 0.93 and 1 of
+        # the best on a model 576 wide, 0.96, 1 and 0.94 on one 1536 wide.
+        return 64 if self.spec.embedding_size >= 1024 else 128
 
     @property
     def limit_bytes(self) -> int:
@@ -289,7 +273,14 @@ class Layout:
         """
         config = self.config(context, batch, draft_max)
         parts = (*self._model_parts(config, draft_max), *self._other_parts(context))
-        return tuple(map(_pooled, parts)) if self.machine.is_one_pool else parts
+        if not self.machine.is_one_pool:
+            return parts
+        return tuple(
+            replace(part, device=HOST, name=f"{part.device}_{part.name}")
+            if part.device.startswith(GPU)
+            else part
+            for part in parts
+        )
 
     def _model_parts(self, config: RunConfig, draft_max: int) -> tuple[Component, ...]:
         """Of the models, the head and what drafts."""
@@ -370,7 +361,10 @@ class Layout:
             serves = self.request.serves
             parts = projector_parts(self.projector, self.image_tokens, on_gpu=on_gpu, serves=serves)
             yield from parts
-        if held := self._held_bytes():
+        # What the process holds beyond the runtime: a program around it, an engine that is open. An
+        # onnxruntime that is loaded already counts twice on that backend.
+        held = self.machine.process_bytes - RUNTIME_BYTES - self.request.interface_bytes
+        if held > 0:
             yield Component("process", held)
 
     @property
@@ -386,12 +380,14 @@ class Layout:
         split.
         """
         spec = self.spec
-        is_whole = spec.keeps_state or spec.sliding_window or (self.exact and self.users > 1)
+        is_whole = spec.keeps_state or spec.sliding_window or self._is_apart
         sizes = KV_TYPE_BYTES[self.kv_type_k], KV_TYPE_BYTES[self.kv_type_v]
         layers = zip(spec.num_kv_heads, spec.key_length, spec.value_length, strict=True)
         row = max(heads * max(key * sizes[0], value * sizes[1]) for heads, key, value in layers)
         cells = context if is_whole or self.projector else min(context, PIECE_TOKENS)
-        return round(row * cells) + _INDEX_TOKEN_BYTES * context * self.users + _HASHED_BYTES
+        # By tracemalloc for texts of 4,096 and 32,768 tokens: 2.0 MiB where a piece is checked (two
+        # blocks) and up to 1.3 MiB of documents; 64 to 66 a token where a text is looked up.
+        return round(row * cells) + 64 * context * self.users + (3 << 20)
 
     @cached_property
     def state_bytes(self) -> int:
@@ -408,26 +404,19 @@ class Layout:
             answers = [self.machine.sizes([ContextRequest(spec, config)])[0] for config in shapes]
             short, long = (sum(one.cache for one in answer.values()) for answer in answers)
             nbytes += max(0, 2 * short - long)
-        if spec.sliding_window and not self.exact:
+        if spec.sliding_window and not self.request.exact:
             sizes = KV_TYPE_BYTES[self.kv_type_k], KV_TYPE_BYTES[self.kv_type_v]
             layers = zip(
                 spec.is_sliding, spec.num_kv_heads, spec.key_length, spec.value_length, strict=True
             )
             nbytes += spec.sliding_window * (
-                _CELL_HEADER
+                16  # that llama.cpp writes of a cell, besides values, when it copies a state
                 + sum(
                     slides * heads * (key * sizes[0] + value * sizes[1])
                     for slides, heads, key, value in layers
                 )
             )
-        return round(nbytes) + _LAYER_HEADER * spec.num_layers if nbytes else 0
-
-    def _held_bytes(self) -> int:
-        """What the process holds beyond the runtime: a program around it, an engine that is open.
-
-        An onnxruntime that is loaded already counts twice on that backend.
-        """
-        return max(0, self.machine.process_bytes - RUNTIME_BYTES - self.request.interface_bytes)
+        return round(nbytes) + 64 * spec.num_layers if nbytes else 0
 
     def nbytes(self, context: int, batch: int, draft_max: int) -> int:
         """Everything a budget covers: the processor's memory and the GPU's, not that of workers."""
@@ -505,12 +494,14 @@ class Layout:
     def _uses_gpu(self) -> bool:
         return not self.counts or any(not one.worker for one in self.devices)
 
-    def cells(self, context: int) -> int:
-        """Tokens the cache has room for, of all users together.
+    @property
+    def _is_apart(self) -> bool:
+        """Whether each user has cells of its own: among others' sums would have another order."""
+        return self.request.exact and self.users > 1
 
-        With `--exact` each has cells of its own: among others' sums would have another order.
-        """
-        if self.exact and self.users > 1:
+    def cells(self, context: int) -> int:
+        """Tokens the cache has room for, of all users together."""
+        if self._is_apart:
             return self.users * padded(context)
         return context + self.more_cells
 
@@ -524,11 +515,15 @@ class Layout:
 
     def _config(self, context: int, batch: int, draft_max: int) -> RunConfig:
         """As `config`, which also says whether the file is mapped."""
+        reads = self.draft_spec.reads if self.draft_spec is not None else None
+        # Drafts are chains where `LlamaContext` finds so.
+        has_head, spec = self.has_head or reads is not None, self.spec
+        is_chained = spec.keeps_state or spec.sliding_window or has_head or self._is_apart
         return RunConfig(
             context_size=context,
             batch_size=max(batch, self.max_nodes(draft_max)),
             max_nodes=self.max_nodes(draft_max),
-            max_leaves=most_leaves(self.drafter, draft_max) if self._verifies_trees else 1,
+            max_leaves=1 if is_chained else most_leaves(self.drafter, draft_max),
             threads=self.threads,
             kv_type_k=self.kv_type_k,
             kv_type_v=self.kv_type_v,
@@ -540,11 +535,11 @@ class Layout:
             expert_bytes=self.expert_bytes,
             users=self.users,
             cells=self.cells(context),
-            exact=self.exact,
+            exact=self.request.exact,
             drafter=self.drafter,
             snapshots=snapshots_of(self.spec, draft_max),
             head=self.has_head and draft_max > 0,
-            captured_layers=self._read_by_head if draft_max else (),
+            captured_layers=reads.layers if reads is not None and draft_max else (),
             drafts_itself="window" in self.drafter.split(",") and draft_max > 0,
             states=self.states,
             disk_cache_bytes=self._disk_cache_bytes,
@@ -554,21 +549,6 @@ class Layout:
             backend=self.backend,
             device=self.device,
         )
-
-    @property
-    def _read_by_head(self) -> tuple[int, ...]:
-        reads = self.draft_spec.reads if self.draft_spec is not None else None
-        return reads.layers if reads is not None else ()
-
-    @property
-    def _verifies_trees(self) -> bool:
-        """As `LlamaContext` finds it: elsewhere drafts are chains."""
-        spec = self.spec
-        has_head = self.has_head or (
-            self.draft_spec is not None and self.draft_spec.reads is not None
-        )
-        is_chained = spec.keeps_state or spec.sliding_window > 0 or has_head
-        return not is_chained and not (self.exact and self.users > 1)
 
     def _draft_config(self, config: RunConfig) -> RunConfig:
         assert self.draft_spec is not None
@@ -618,10 +598,3 @@ def smallest_batch(draft_max: int) -> int:
 def parts_on(label: str, parts: Iterable[Component]) -> Iterator[Component]:
     """The components on a device, also those of a GPU in the processor's memory."""
     return (part for part in parts if part.device == label or part.name.startswith(f"{label}_"))
-
-
-def _pooled(part: Component) -> Component:
-    """Of a GPU that shares the processor's memory: there."""
-    if not part.device.startswith(GPU):
-        return part
-    return replace(part, device=HOST, name=f"{part.device}_{part.name}")

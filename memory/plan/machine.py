@@ -6,33 +6,16 @@ import itertools
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from edgespec.memory.bytes.config import GPU, HOST, WORKER
-from edgespec.memory.bytes.footprint import GROWTH_BYTES, LIBRARY_BYTES, Component
+from edgespec.memory.bytes.footprint import GROWTH_BYTES, LIBRARY_BYTES
 from edgespec.memory.bytes.simulation import Simulate, simulated
 from edgespec.memory.device import host, reservations
 from edgespec.memory.device.accelerators import Accelerator
 from edgespec.memory.device.kernels import missing_kernels
 from edgespec.memory.device.track import give_back_memory, private_bytes, resident_bytes
 from edgespec.memory.plan.options import LLAMACPP
-
-# Never planned with: what is free changes by the time a plan is loaded, and the kernel's own tables
-# grow with a process.
-_SLACK_BYTES = 4 << 20
-
-
-class Planned(Protocol):
-    """What takes memory: a plan of a model that writes text, or of one that makes embeddings."""
-
-    @property
-    def backend(self) -> str: ...
-
-    @property
-    def components(self) -> Sequence[Component]: ...
-
-    @property
-    def predicted_peak_bytes(self) -> int: ...
+from edgespec.memory.plan.plan import Planned
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +84,10 @@ def this_machine(workers: Sequence[str] = ()) -> Machine:
     give_back_memory()  # what reading headers took
     held = resident_bytes()
     held += GROWTH_BYTES if "llama_cpp" in sys.modules else LIBRARY_BYTES
+    # Never planned with is what is free by then no more, and what the kernel's tables grow by.
+    slack = 4 << 20
     return Machine(
-        max(0, reachable_bytes() - _SLACK_BYTES),
+        max(0, reachable_bytes() - slack),
         found,
         held,
         missing_kernels(),

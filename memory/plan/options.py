@@ -32,7 +32,7 @@ if TYPE_CHECKING:
         budget_bytes: int | None
         prefer: Preference
         context_size: int | None
-        drafter: Drafters
+        drafter: str
         draft_model: str | os.PathLike[str] | None
         switch: str | os.PathLike[str] | None
         draft_max: int | None
@@ -63,32 +63,11 @@ DeviceName: TypeAlias = Literal["auto", "cpu", "gpu", "npu"]
 Preference: TypeAlias = Literal["speed", "context"]
 KernelChoice: TypeAlias = Literal["auto", "on", "off"]
 KvType: TypeAlias = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "iq4_nl", "q4_0"]
-# A list of drafters is one text; these are all of them, in the order of their names.
-Drafters: TypeAlias = Literal[
-    "auto",
-    "none",
-    "suffix",
-    "recycling",
-    "model",
-    "head",
-    "window",
-    "suffix,recycling",
-    "suffix,model",
-    "suffix,head",
-    "suffix,window",
-    "recycling,model",
-    "recycling,head",
-    "recycling,window",
-    "suffix,recycling,model",
-    "suffix,recycling,head",
-    "suffix,recycling,window",
-]
 PREFERENCES, BACKENDS, DEVICES, KERNELS = map(
     get_args, (Preference, BackendName, DeviceName, KernelChoice)
 )
 DRAFTERS = ("suffix", "recycling", "model", "head", "window")  # edgespec.drafting.drafters
 DRAFTS = "Drafts"  # a title in help
-_LONGEST_PATTERN, _SHOWN = 4096, 80  # characters
 
 
 def experts_on_host(layers: int | None = None) -> str:
@@ -206,9 +185,9 @@ class LoadOptions:
         check_options(self)
         for text in self.override_tensor or ():
             pattern, _, device = text.rpartition("=")
-            if not pattern or not device.strip() or "\0" in text or len(text) > _LONGEST_PATTERN:
+            if not pattern or not device.strip() or "\0" in text or len(text) > 4096:
                 raise UnsupportedError(
-                    f"--override-tensor {text[:_SHOWN]} is not PATTERN=DEVICE",
+                    f"--override-tensor {text[:80]} is not PATTERN=DEVICE",
                     hint=r"for example: --override-tensor 'blk\.[0-3]\.ffn_.*_exps=CPU'",
                 )
 

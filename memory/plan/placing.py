@@ -75,7 +75,7 @@ def with_exact_cache(layout: Layout, choice: Choice) -> tuple[Layout, Choice]:
     from 512 cells on, unless K and V have different types. bf16 for K costs nothing in decoding;
     reading a prompt loses its tiled path (1.25x slower at 800 tokens, 1.7x at 3000).
     """
-    if not layout.exact or layout.backend == ONNX or choice.value != "f16":
+    if not layout.request.exact or layout.backend == ONNX or choice.value != "f16":
         return layout, choice
     if layout.attends:
         reason = "--exact: edgespec's attention rounds all steps alike"
@@ -122,71 +122,65 @@ def with_layers_placed(layout: Layout) -> tuple[Layout, Choice]:
     Several devices share them by bytes and speed (`spread`).
     Raises UnsupportedError where they were asked for and there is no GPU.
     """
-    asked, context = layout.request.gpu_layers, layout.contexts.least
+    asked = layout.request.gpu_layers
     has_devices = bool(layout.machine.accelerators) and layout.backend != ONNX
     if asked and asked > 0 and not has_devices:
         raise UnsupportedError(
             f"--gpu-layers {asked} is not possible: {_missing_gpu(layout)}",
             hint="`edgespec doctor` says what is missing; or leave the option out",
         )
-    if layout.request.workers:
-        _check_workers(layout)
+    if layout.request.workers and layout.backend == ONNX:
+        raise UnsupportedError(
+            "--workers is not possible with ONNX Runtime", hint="use --backend llamacpp"
+        )
+    if layout.request.workers and layout.switch_spec is not None:
+        raise UnsupportedError(
+            "--workers is not possible with --switch", hint="leave one of them out"
+        )
     if has_devices and layout.machine.is_split:
         layout = spread(layout)
     elif has_devices and asked is not None:
         layout = replace(layout, gpu_layers=asked)
     elif has_devices:
-        layout = _on_gpu(layout, context)
+        layout = _on_gpu(layout)
     reason = _layers_reason(layout)
     return layout, Choice("gpu_layers", layout.gpu_layers, reason)
 
 
-def _check_workers(layout: Layout) -> None:
-    """Raises UnsupportedError for what workers are not used with."""
-    if layout.backend == ONNX:
-        raise UnsupportedError(
-            "--workers is not possible with ONNX Runtime", hint="use --backend llamacpp"
-        )
-    if layout.switch_spec is not None:
-        raise UnsupportedError(
-            "--workers is not possible with --switch", hint="leave one of them out"
-        )
-
-
-def _on_gpu(layout: Layout, context: int) -> Layout:
-    """As many layers on the GPU as fit with this context, or all but some experts.
+def _on_gpu(layout: Layout) -> Layout:
+    """As many layers on the GPU as fit, or all but some experts.
 
     Whatever leaves less on the host for a token to read: that is what takes its time.
     """
-    whole = replace(layout, gpu_layers=_most_on_gpu(layout, context))
+    whole = replace(layout, gpu_layers=_most_on_gpu(layout))
     if whole.gpu_layers < 0 or not may_keep_experts(layout):
         return whole
     layers = range(layout.spec.num_layers + 1)
     all_there = replace(layout, gpu_layers=-1)
     least = bisect_left(
-        layers, True, key=lambda count: _fits(replace(all_there, experts_here=count), context)
+        layers, True, key=lambda count: _fits(replace(all_there, experts_here=count))
     )
     kept = replace(all_there, experts_here=min(least, layout.spec.num_layers))
     if least not in layers:  # not even without experts
-        kept = replace(kept, gpu_layers=_most_on_gpu(kept, context))
+        kept = replace(kept, gpu_layers=_most_on_gpu(kept))
     return min(whole, kept, key=lambda way: read_bytes(way).get(HOST, 0))
 
 
-def _most_on_gpu(layout: Layout, context: int) -> int:
-    """Layers that fit with this context; -1 for all of them and the head."""
+def _most_on_gpu(layout: Layout) -> int:
+    """Layers that fit; -1 for all of them and the head."""
     everything = layout.spec.num_layers + 1
 
     def is_too_much(layers: int) -> bool:
         count = -1 if layers == everything else layers
-        return not _fits(replace(layout, gpu_layers=count), context)
+        return not _fits(replace(layout, gpu_layers=count))
 
     if not is_too_much(everything):
         return -1
     return max(0, bisect_left(range(everything), True, 1, key=is_too_much) - 1)
 
 
-def _fits(layout: Layout, context: int) -> bool:
-    return layout.fits(context, layout.least_batch, layout.request.draft_max or 0)
+def _fits(layout: Layout) -> bool:
+    return layout.fits(*_least(layout))
 
 
 def _missing_gpu(layout: Layout) -> str:
@@ -196,7 +190,15 @@ def _missing_gpu(layout: Layout) -> str:
 
 
 def _layers_reason(layout: Layout) -> str:
-    reason = _whole_layers_reason(layout)
+    if layout.machine.is_split and layout.backend != ONNX:
+        reason = _shares_reason(layout)
+    elif layout.request.gpu_layers is not None:
+        reason = "as asked"
+    elif layout.backend == ONNX or not layout.machine.accelerators:
+        reason = _missing_gpu(layout)
+    else:
+        names = ", ".join(gpu.description for gpu in layout.machine.accelerators)
+        reason = f"{'all' if layout.gpu_layers < 0 else 'as many as'} fit into {names}"
     if layout.request.override_tensor and layout.backend != ONNX:
         return f"{reason}; tensors as --override-tensor says"
     if not layout.experts_here:
@@ -215,18 +217,6 @@ def _gain(layout: Layout) -> str:
         f"a token reads {ours} MiB of this machine's memory, and {other} MiB with "
         f"{layers} whole layers elsewhere (--n-cpu-moe 0)"
     )
-
-
-def _whole_layers_reason(layout: Layout) -> str:
-    if layout.machine.is_split and layout.backend != ONNX:
-        return _shares_reason(layout)
-    if layout.request.gpu_layers is not None:
-        return "as asked"
-    if layout.backend == ONNX or not layout.machine.accelerators:
-        return _missing_gpu(layout)
-    names = ", ".join(gpu.description for gpu in layout.machine.accelerators)
-    how_many = "all" if layout.gpu_layers < 0 else "as many as"
-    return f"{how_many} fit into {names}"
 
 
 def _shares_reason(layout: Layout) -> str:
@@ -299,10 +289,6 @@ def _mapped_reason(layout: Layout) -> str:
 # next one; the slower ones are left out where the rest fits without them. How many bytes a second a
 # device moves is measured, by the worker itself; a GPU of this machine counts as faster than all.
 
-# Times that a step waits for a worker: only what is fetched has an answer. Of a layer whose experts
-# lie here that are its input, the numbers of its experts and their weights. With 10 ms added to
-# each way 1.2 were measured, and 2.1 to 2.8 for such a layer.
-_TRIPS, _TRIPS_OF_EXPERTS = 1, 3
 _HOST = -1  # among the numbers of accelerators
 EXPERTS = "exps."  # in names of tensors
 _LAYER = re.compile(r"blk\.(\d+)\.")
@@ -323,7 +309,7 @@ def spread(layout: Layout) -> Layout:
     ways = [_shared(layout, _filled(layout, order[:count])) for count in range(len(order) + 1)]
     if may_keep_experts(layout):
         ways += [_with_experts_here(layout, order[:count]) for count in range(1, len(order) + 1)]
-    fitting = [way for way in ways if not _is_full(way, way.counts)]
+    fitting = [way for way in ways if not any(_full(way, way.counts))]
     if not fitting:
         return ways[len(order)]
     return min(fitting, key=lambda way: step_s(way, way.counts))
@@ -366,7 +352,10 @@ def step_s(layout: Layout, counts: Sequence[int]) -> float:
     seconds += read.get(HOST, 0) / _speed(layout, _HOST)
     for i, (label, count) in enumerate(zip(layout.machine.labels, counts, strict=True)):
         if count:
-            trips = _TRIPS + _TRIPS_OF_EXPERTS * max(0, min(layout.experts_here - first, count))
+            # Only what is fetched has an answer: of a layer whose experts lie here its input, the
+            # numbers of its experts and their weights. With 10 ms added to each way a step waited
+            # 1.2 times, and 2.1 to 2.8 times for such a layer.
+            trips = 1 + 3 * max(0, min(layout.experts_here - first, count))
             seconds += read.get(label, 0) / _speed(layout, i)
             seconds += trips * layout.machine.accelerators[i].latency_s
         first += count
@@ -475,10 +464,6 @@ def _least_off_host(layout: Layout, counts: Sequence[int], left: int) -> int:
         return HOST not in _full(layout, there)
 
     return bisect_left(range(left), True, key=fits)
-
-
-def _is_full(layout: Layout, counts: Sequence[int]) -> bool:
-    return any(_full(layout, counts))
 
 
 def _full(layout: Layout, counts: Sequence[int]) -> Iterator[str]:

@@ -15,13 +15,6 @@ from edgespec.models.spec import ModelSpec
 
 # A draft model writes one token a step; a few more catch up with what others drafted.
 DRAFT_MODEL_NODES = 8
-DRAFT_MODEL_BATCH = 64
-# Cells of one with a vocabulary of its own: the first 64 tokens of a text, the last 1,024, and
-# room for drafts up to a multiple of 256. With the last 512 tokens alone a 135M model keeps 95%
-# of what it has right (LOG.md).
-TRANSLATED_CONTEXT = 64 + 1024 + 192
-# And of each of several users: with the last 256 it keeps 94%.
-TRANSLATED_SHARE = 64 + 256 + 192
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +36,31 @@ class Goal:
     draft_max: int
 
 
+class Planned:
+    """What plans of models that write text and of those that make embeddings have in common."""
+
+    __slots__ = ()
+    backend: str
+    components: tuple[Component, ...]
+    choices: tuple[Choice, ...]
+
+    @property
+    def predicted_peak_bytes(self) -> int:
+        """Ceiling of the process's resident memory, GPU memory not counted unless it is shared."""
+        return sum(part.nbytes for part in self.components if part.device == HOST)
+
+    @property
+    def component_bytes(self) -> dict[str, int]:
+        """Bytes by component; those on another device begin with its label, such as `gpu_`."""
+        return component_bytes(self.components)
+
+    def as_json(self) -> dict[str, Any]:
+        """Choices by name, each with value and reason."""
+        return {c.name: {"value": c.value, "reason": c.reason} for c in self.choices}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan(RunConfig):
+class Plan(RunConfig, Planned):
     """The configuration of one run, why it is this one, and what it is expected to take."""
 
     draft_max: int
@@ -122,11 +138,6 @@ class Plan(RunConfig):
         return reached < (self.goal.context_size, self.goal.draft_max)
 
     @property
-    def predicted_peak_bytes(self) -> int:
-        """Ceiling of the process's resident memory, GPU memory not counted unless it is shared."""
-        return sum(part.nbytes for part in self.components if part.device == HOST)
-
-    @property
     def predicted_gpu_bytes(self) -> int:
         """Ceiling of what is allocated on GPUs of this machine."""
         return sum(part.nbytes for part in self.components if part.device.startswith(GPU))
@@ -134,15 +145,6 @@ class Plan(RunConfig):
     def predicted_bytes_of(self, label: str) -> int:
         """Ceiling of what is allocated on one device."""
         return sum(part.nbytes for part in self.components if part.device == label)
-
-    @property
-    def component_bytes(self) -> dict[str, int]:
-        """Bytes by component; those on another device begin with its label, such as `gpu_`."""
-        return component_bytes(self.components)
-
-    def as_json(self) -> dict[str, Any]:
-        """Choices by name, each with value and reason."""
-        return {c.name: {"value": c.value, "reason": c.reason} for c in self.choices}
 
 
 def most_leaves(drafter: str, draft_max: int) -> int:
@@ -169,12 +171,15 @@ def draft_config(
     if target is not None and draft.reads is None:
         context = min(context, draft.context_length or context)
         if is_translated(target, draft):
-            context = min(context, TRANSLATED_CONTEXT if config.users == 1 else TRANSLATED_SHARE)
+            # The first 64 tokens of a text, the last 1,024, and room for drafts up to a multiple of
+            # 256. With the last 512 alone a 135M model keeps 95% of what it has right, with 256,
+            # which each of several users has, 94% (LOG.md).
+            context = min(context, 64 + (1024 if config.users == 1 else 256) + 192)
             cells = config.users * context
     return RunConfig(
         context_size=context,
         cells=cells,
-        batch_size=DRAFT_MODEL_BATCH,
+        batch_size=64,
         max_nodes=DRAFT_MODEL_NODES,
         threads=config.threads,
         kv_type_k=_draft_kv_type(draft, config.kv_type_k),

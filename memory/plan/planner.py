@@ -5,10 +5,15 @@ and loads nothing. The search is small on purpose:
 
 1. settings that change what is computed (KV type, drafter) come from the request; as many layers as
    fit go to a GPU (`placing`)
-2. context and drafts: the most that memory allows (`ContextSearch`, `drafts`). A search and
+2. context and drafts: the most that memory allows (`ContextSearch`, `Drafts`). A search and
    not an optimum for each budget, because more memory must never buy less context, a smaller draft
    or less speed
 3. what is left goes to the prompt's batch, and where there are several users to the cells of all
+
+Drafts may have sizes that are worth their memory, by predicted speed. Under a budget the largest is
+the least that keeps 98% of the best predicted tokens/s (arXiv 2506.01986 calls it the lower bound
+of memory that retains the speed-up). Of a model that keeps a state each draft takes one more
+snapshot of it, and plain steps may take longer for these: there no drafts are one of the sizes.
 """
 
 from __future__ import annotations
@@ -21,7 +26,7 @@ from typing import Any
 
 from edgespec.errors import DoesNotFitError
 from edgespec.memory.bytes.config import HOST, MEBIBYTE, WORKER, RunConfig, kv_name, kv_pair
-from edgespec.memory.plan.drafts import Drafts, largest_cheap
+from edgespec.memory.bytes.snapshots import most_snapshots
 from edgespec.memory.plan.experts import (
     reads_of,
     require_speed,
@@ -30,6 +35,7 @@ from edgespec.memory.plan.experts import (
 )
 from edgespec.memory.plan.layout import (
     BATCH_SIZES,
+    DRAFT_SIZES,
     Layout,
     Shortage,
     largest_fitting,
@@ -60,10 +66,8 @@ from edgespec.memory.plan.request import (
     threads_of,
     users_of,
 )
-from edgespec.memory.times.speed import SpeedModel
+from edgespec.memory.times.speed import NO_DIFFERENCE, SpeedModel
 from edgespec.models.spec import ModelSpec
-
-_WORTH_TELLING = 1.02
 
 
 def make_plan(
@@ -116,9 +120,15 @@ def make_plan(
     layout, kv_type = with_exact_cache(layout, kv_type)
     layout, kv_type = with_smaller_cache(layout, kv_type, losses)
     layout = with_experts_on_disk(layout)
-    choices = [kv_type, threads, drafter, *_draft_model(layout), gpu_layers, device_of(layout)]
-    choices.append(kernels_of(layout))
-    choices += _kv_costs(losses)
+    choices = [kv_type, threads, drafter]
+    if layout.draft_spec is not None:
+        choices.append(Choice("draft_model", layout.draft_spec.path.name, "as asked"))
+    choices += [gpu_layers, device_of(layout), kernels_of(layout)]
+    if losses:
+        measured = sorted(losses.items(), key=lambda one: one[1])
+        value = ", ".join(f"{kind} {loss:.2g}" for kind, loss in measured)
+        reason = "nats of KL divergence from f16, measured with this file"
+        choices.append(Choice("kv_losses", value, reason))
     choices += [users] if request.users != 1 else []
     config = layout.config(layout.contexts.least, layout.least_batch, 0)
     known, reads = cache(speed_of), None
@@ -130,33 +140,18 @@ def make_plan(
         speed = known(replace(config, snapshots=snapshots_of(spec, draft_max)))
         return reads.added_to(speed) if reads else speed
 
-    def again(**changes: Any) -> Plan:
-        return make_plan(
-            spec,
-            replace(request, **changes),
-            machine,
-            speed_of,
-            drafter_bytes=drafter_bytes,
-            draft_spec=draft_spec,
-            switch_spec=switch_spec,
-            max_step_of=max_step_of,
-            kv_losses=kv_losses,
-        )
-
+    again = partial(
+        make_plan,
+        spec,
+        machine=machine,
+        speed_of=speed_of,
+        drafter_bytes=drafter_bytes,
+        draft_spec=draft_spec,
+        switch_spec=switch_spec,
+        max_step_of=max_step_of,
+        kv_losses=kv_losses,
+    )
     return _sized(layout, Drafts(layout, speed_with, max_step_of(config)), choices, again)
-
-
-def _kv_costs(losses: Mapping[str, float]) -> Iterator[Choice]:
-    """What types of the cache lose with this file, as far as it was measured."""
-    if losses:
-        known = sorted(losses.items(), key=lambda one: one[1])
-        value = ", ".join(f"{kind} {loss:.2g}" for kind, loss in known)
-        yield Choice("kv_losses", value, "nats of KL divergence from f16, measured with this file")
-
-
-def _draft_model(layout: Layout) -> Iterator[Choice]:
-    if layout.draft_spec is not None:
-        yield Choice("draft_model", layout.draft_spec.path.name, "as asked")
 
 
 def _sized(
@@ -182,6 +177,7 @@ def _sized(
         layout = with_experts_kept(layout, layout.excess_bytes(context, batch_size, draft_max))
         choices = [*choices, reads_of(layout).choice()]
         require_speed(layout, drafts.range_of(0))
+    longest = layout.contexts.longest
     return Plan.of(
         layout.config(context, batch_size, draft_max),
         draft_max=draft_max,
@@ -199,7 +195,7 @@ def _sized(
         plain_range=drafts.range_of(0),
         tokens_per_s=drafts.tokens_per_s(draft_max),
         speed_range=drafts.range_of(draft_max),
-        goal=_goal(layout, drafts),
+        goal=Goal(longest, min(drafts.sizes[-1], longest - 1)),
         speed_source=drafts.speed_of(draft_max).source,
         kv_loss=layout.kv_losses.get(kv_name(layout.kv_type_k, layout.kv_type_v)),
         find_alternatives=partial(
@@ -208,15 +204,10 @@ def _sized(
     )
 
 
-def _goal(layout: Layout, drafts: Drafts) -> Goal:
-    context = layout.contexts.longest
-    return Goal(context, min(drafts.sizes[-1], context - 1))
-
-
 def _alternatives(
     search: ContextSearch, drafts: Drafts, sizes: tuple[int, int, int], again: Callable[..., Plan]
 ) -> Iterator[Alternative]:
-    """What a person could prefer to a plan of these sizes; `again` plans with other options.
+    """What a person could prefer to a plan of these sizes; `again` plans another request.
 
     None for several users, who share the context.
     """
@@ -227,7 +218,7 @@ def _alternatives(
 
     def alternative(name: str, options: str, **changes: Any) -> Iterator[Alternative]:
         with suppress(DoesNotFitError):
-            plan = again(**changes)
+            plan = again(request=replace(request, **changes))
             nbytes = plan.predicted_peak_bytes + plan.predicted_gpu_bytes
             yield Alternative(name, options, nbytes, plan.context_size, plan.tokens_per_s)
 
@@ -248,9 +239,149 @@ def _alternatives(
             return
         options, budget = f"--budget {needed}MiB", needed * MEBIBYTE
         for other in alternative("faster", options, budget_bytes=budget):
-            if other.tokens_per_s > _WORTH_TELLING * now:
+            if other.tokens_per_s > 1.02 * now:
                 yield other
                 return
+
+
+# -- how large drafts may be: sizes that are worth their memory, by predicted speed -----------
+
+CHEAP = 1.02  # of the bytes with the smallest draft: hardly more
+# Unasked, where each draft takes one more copy of a recurrent state. llama.cpp writes a part of all
+# snapshots in every step of some kinds: few are tried before it was measured what that takes.
+_MOST_STATES, _MOST_UNMEASURED = 7, 3
+_WRITES_ALL = ("qwen35", "kimi-k3")  # beginnings of architectures
+
+
+def largest_cheap(layout: Layout, drafts: Sequence[int], smallest: int) -> int:
+    """The largest of ascending drafts that takes hardly more memory than `smallest`."""
+    least = layout.contexts.least, layout.least_batch
+    enough = CHEAP * layout.nbytes(*least, smallest)
+    larger = (draft for draft in reversed(drafts) if layout.nbytes(*least, draft) <= enough)
+    return next(larger, smallest)
+
+
+@dataclass(frozen=True)
+class Drafts:
+    """The sizes of drafts that a plan may have, and what they bring.
+
+    Sizes are compared in the least context. `speed_of` predicts with room for drafts of at most a
+    size, `max_step` is the most nodes of a step, if known.
+    """
+
+    layout: Layout
+    speed_of: Callable[[int], SpeedModel]
+    max_step: int | None = None
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """Ascending, each predicted to be faster than the last.
+
+        The first one is what a plan has in any case: none, or what was asked for. The last one
+        keeps nearly all of the speed. It is 0 because drafts seem not to pay only where plain steps
+        pay for them, too: step times measured on a busy machine would then never be corrected, and
+        the controller does not draft where it does not pay.
+        """
+        if not self.layout.has_drafter:
+            return (0,)
+        asked = self.layout.request.draft_max
+        if asked is not None:
+            return (asked,)
+        most = min(self.max_step or 256, self.layout.contexts.least)
+        if self.layout.spec.keeps_state:
+            is_known = self.speed_of(_MOST_UNMEASURED).is_measured
+            few = self.layout.spec.arch.startswith(_WRITES_ALL) and not is_known
+            states = _MOST_UNMEASURED if few else _MOST_STATES
+            most = min(most, 1 + min(states, most_snapshots(self.layout.spec)))
+        sizes = [draft for draft in DRAFT_SIZES if draft < most]
+        # A draft model that was named is loaded, or what does not fit is said.
+        least = () if self.layout.draft_spec is not None and sizes else (0,)
+        worthwhile = self._worthwhile(sizes)
+        return least if least and self._slow_down(worthwhile) else (*least, *worthwhile)
+
+    def tokens_per_s(self, draft_max: int) -> float:
+        """Predicted speed with drafts of at most this size, halfway through the answer."""
+        return self.speed_of(draft_max).tokens_per_s(draft_max, self.layout.request.depth)
+
+    def range_of(self, draft_max: int) -> tuple[float, float]:
+        """Between what `tokens_per_s` is likely to lie."""
+        return self.speed_of(draft_max).range_of(draft_max, self.layout.request.depth)
+
+    def _slow_down(self, sizes: Sequence[int]) -> bool:
+        """Whether snapshots take more time than drafts of any of these sizes save.
+
+        Not where somebody asks for a drafter.
+        """
+        is_open = self.layout.request.drafter == "auto" and self.layout.spec.keeps_state
+        if not is_open or not all(self.speed_of(size).is_measured for size in sizes):
+            return False
+        best = max(map(self.tokens_per_s, sizes), default=0.0)
+        return best * NO_DIFFERENCE < self.tokens_per_s(0)
+
+    def _worthwhile(self, sizes: Sequence[int]) -> Sequence[int]:
+        has_budget = bool(self.layout.request.budget_bytes)
+        is_measured = all(self.speed_of(size).is_measured for size in sizes)
+        if not is_measured and not has_budget:
+            return sizes  # so that all sizes get measured
+        speeds = {draft: self.tokens_per_s(draft) for draft in sizes}
+        enough = max(speeds.values(), default=0.0) * self._kept_speed
+        kept: list[int] = []
+        for draft, speed in speeds.items():
+            if not kept or speed > speeds[kept[-1]]:
+                kept.append(draft)
+            if speed >= enough:
+                break
+        cheap = 0 if has_budget or self.layout.spec.keeps_state else self._cheap(sizes)
+        return kept if not kept or cheap <= kept[-1] else [*kept, cheap]
+
+    def _cheap(self, sizes: Sequence[int]) -> int:
+        """The largest draft for hardly any memory: some texts use more of it than most do."""
+        return largest_cheap(self.layout, sizes, sizes[0]) if sizes else 0
+
+    @property
+    def _kept_speed(self) -> float:
+        return 0.98 if self.layout.request.budget_bytes else 0.995
+
+    def choices(self, draft_max: int) -> Iterator[Choice]:
+        """The drafts of a plan, with the reason, and the snapshots that they take."""
+        yield Choice("draft_max", draft_max, self._reason(draft_max))
+        if self.layout.spec.has_snapshots and self.layout.has_drafter:
+            yield Choice("snapshots", draft_max, self._price(draft_max))
+
+    def _price(self, draft_max: int) -> str:
+        """What plain steps pay for snapshots."""
+        count = draft_max or DRAFT_SIZES[0]
+        speeds = [self.speed_of(size) for size in (0, count)]
+        if not all(speed.is_measured for speed in speeds):
+            return "each is a copy of the recurrent state; what they cost is measured on first use"
+        plain = [speed.tokens_per_s(0, self.layout.request.depth) for speed in speeds]
+        price = f"plain steps take {plain[0] / plain[1]:.2f} times as long with {count} as without"
+        return f"{price}: more than drafts save" if self.sizes == (0,) else price
+
+    def _reason(self, draft_max: int) -> str:
+        request = self.layout.request
+        if not self.layout.has_drafter:
+            return "no drafter"
+        if request.draft_max is not None:
+            return "as asked"
+        if draft_max == 0:
+            if self.sizes == (0,):
+                return "snapshots of the recurrent state take more time than drafts save"
+            return "the budget leaves no room for drafts"
+        is_measured = self.speed_of(draft_max).is_measured
+        if draft_max == self.sizes[-1] and not is_measured and not request.budget_bytes:
+            if self.layout.spec.keeps_state:
+                return "measured on first use; each takes a copy of the recurrent state"
+            return "all sizes are measured on first use"
+        gain = self.tokens_per_s(draft_max) / self.tokens_per_s(0)
+        return f"{self._kept(draft_max)}; {gain:.2f}x of plain predicted"
+
+    def _kept(self, draft_max: int) -> str:
+        if draft_max < self.sizes[-1]:
+            return "the most that fits"
+        if not self.layout.request.budget_bytes and draft_max == self._cheap(DRAFT_SIZES):
+            return f"the most that takes less than {CHEAP - 1:.0%} of the memory"
+        return f"the least that keeps {self._kept_speed:.1%} of the predicted speed"
 
 
 # -- context and drafts ----------------------------------------------------------------
@@ -346,8 +477,6 @@ def _largest_batch(layout: Layout, draft_max: int) -> int:
 
 # -- states of prefixes ----------------------------------------------------------------
 
-_STATES = 7  # and one for each user, whose last turn it is of
-_STATES_SHARE = 8  # all together take such a part of the weights' bytes
 _LEAST_STATES = 2  # behind a system prompt that several conversations have, and the last message
 
 
@@ -361,8 +490,9 @@ def with_states(
     """
     if not layout.state_bytes:
         return layout
-    share = layout.spec.weight_bytes // _STATES_SHARE // layout.state_bytes
-    wanted = min(max(1 + layout.users, min(share, _STATES + layout.users)), most)
+    share = layout.spec.weight_bytes // 8 // layout.state_bytes  # for all together
+    # Seven, and one for each user, whose last turn it is of.
+    wanted = min(max(1 + layout.users, min(share, 7 + layout.users)), most)
     counts = range(wanted, layout.states, -1)
     fitting = (replace(layout, states=count) for count in counts)
     return next((one for one in fitting if one.fits(context, batch, draft_max)), layout)
@@ -379,7 +509,7 @@ def with_cells_for_all(
     Sizes are in tokens. Each answer is promised its cells before it begins, so with fewer of them
     fewer run at once, and none of them ends early.
     """
-    if not layout.exact:
+    if not layout.request.exact:
         most = (layout.users - 1) * context
         more = [*range(0, most, CONTEXT_STEP), most]
 
@@ -402,8 +532,6 @@ def with_cells_for_all(
 
 # -- why a request does not fit, and what would: every way out is tried before it is named
 
-_NAMED = 4  # components, the largest ones
-
 
 def does_not_fit(layout: Layout, context: int, batch: int, draft_max: int) -> DoesNotFitError:
     """The error for a request that does not fit with these sizes (tokens)."""
@@ -413,7 +541,7 @@ def does_not_fit(layout: Layout, context: int, batch: int, draft_max: int) -> Do
         parts = tuple(parts_on(shortage.device, parts))
     else:
         parts = tuple(part for part in parts if not part.device.startswith(WORKER))
-    largest = sorted(component_bytes(parts).items(), key=lambda item: -item[1])[:_NAMED]
+    largest = sorted(component_bytes(parts).items(), key=lambda item: -item[1])[:4]
     named = ", ".join(f"{name.replace('_', ' ')} {-(-size // MEBIBYTE)}" for name, size in largest)
     total = -(-sum(part.nbytes for part in parts) // MEBIBYTE)
     both = "" if layout.switch_spec is None else "two models and "

@@ -15,8 +15,6 @@ from edgespec.models.spec import ONNX_FORMAT, ModelSpec
 DEFAULT_CONTEXT = 4096
 CONTEXT_STEP = 256
 LEAST_CONTEXT = 512  # offered unasked; a question and its answer
-_USUAL_ANSWER = 256  # tokens, where nobody says how many
-_USUAL_USERS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +48,7 @@ class Request(LoadOptions):
     @property
     def depth(self) -> int:
         """Tokens in the cache halfway through the answer: where speed is predicted."""
-        return self.prompt_tokens + (self.max_tokens or _USUAL_ANSWER) // 2
+        return self.prompt_tokens + (self.max_tokens or 256) // 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +98,7 @@ def users_of(specs: Sequence[ModelSpec], request: Request, draft_spec: ModelSpec
     unsupported = _single_user_reason(specs, request, draft_spec)
     if request.users is None:
         reason = "at once, in shared steps; --users changes it"
-        return Choice("users", 1 if unsupported else _USUAL_USERS, unsupported or reason)
+        return Choice("users", 1 if unsupported else 4, unsupported or reason)
     if request.users > 1 and unsupported:
         raise UnsupportedError(
             f"--users {request.users} is not possible: {unsupported}", hint="leave out --users"

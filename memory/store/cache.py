@@ -96,29 +96,21 @@ def locked() -> Iterator[None]:
     on without: then a change of another process may be lost, and waiting or storing nothing would
     be worse.
     """
-    lock = _acquired()
+    global _patience_s
+    lock: Any = None
+    with contextlib.suppress(OSError, NotImplementedError, RuntimeError, ImportError):
+        # No directory, no locks there, or an interpreter that is shutting down.
+        from filelock import FileLock, Timeout
+
+        cache_directory().mkdir(parents=True, exist_ok=True)
+        free = FileLock(cache_directory() / _LOCK)
+        try:
+            free.acquire(timeout=_patience_s, poll_interval=0.01)
+            lock, _patience_s = free, _PATIENCE_S
+        except Timeout:
+            _patience_s = 0.0
     try:
         yield
     finally:
         if lock is not None:
             lock.release()
-
-
-def _acquired() -> Any:
-    """The lock, or None after a bounded time."""
-    global _patience_s
-    try:
-        from filelock import FileLock, Timeout
-
-        directory = cache_directory()
-        directory.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(directory / _LOCK)
-        try:
-            lock.acquire(timeout=_patience_s, poll_interval=0.01)
-        except Timeout:
-            _patience_s = 0.0
-            return None
-        _patience_s = _PATIENCE_S
-        return lock
-    except (OSError, NotImplementedError, RuntimeError, ImportError):
-        return None  # no directory, no locks there, or an interpreter that is shutting down

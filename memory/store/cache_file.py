@@ -20,8 +20,6 @@ from edgespec.models.writing import reason, whole_file
 
 _MAGIC = b"edgespec session\x01"
 _FOOTER = struct.Struct("<17sQQ32s")  # magic, bytes of the cache, bytes of the JSON, digest
-_BLOCK_BYTES = 1 << 20
-_MOST_JSON_BYTES = 256 << 20
 _HINT = "name a file that /save or Session.save wrote"
 
 
@@ -57,7 +55,13 @@ def read_session(path: Path) -> tuple[dict[str, Any], int]:
     digest.update(text)
     if digest.digest() != wanted:
         raise SessionFileError(f"{path} is damaged: its checksum is wrong")
-    return _document(path, text), cache_bytes
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as problem:
+        raise SessionFileError(f"{path} is damaged: {problem}") from problem
+    if not isinstance(document, dict):
+        raise SessionFileError(f"{path} is damaged: it holds no conversation")
+    return document, cache_bytes
 
 
 def write_parts(
@@ -94,26 +98,16 @@ def _sizes(path: Path, file: IO[bytes]) -> tuple[int, int, bytes]:
     magic, cache_bytes, json_bytes, wanted = _FOOTER.unpack(file.read(_FOOTER.size))
     if magic != _MAGIC:
         raise SessionFileError(f"{path} is not a session of edgespec, or is cut off", hint=_HINT)
-    if cache_bytes + json_bytes + _FOOTER.size != size or json_bytes > _MOST_JSON_BYTES:
+    if cache_bytes + json_bytes + _FOOTER.size != size or json_bytes > 256 << 20:
         raise SessionFileError(f"{path} is damaged: its sizes do not add up")
     return cache_bytes, json_bytes, wanted
-
-
-def _document(path: Path, text: bytes) -> dict[str, Any]:
-    try:
-        document = json.loads(text)
-    except (ValueError, RecursionError) as problem:
-        raise SessionFileError(f"{path} is damaged: {problem}") from problem
-    if not isinstance(document, dict):
-        raise SessionFileError(f"{path} is damaged: it holds no conversation")
-    return document
 
 
 def _digest(file: IO[bytes], size: int) -> hashlib._Hash:
     """SHA-256 of the first `size` bytes; the file stands behind them afterwards."""
     digest = hashlib.sha256()
     file.seek(0)
-    while size > 0 and (block := file.read(min(size, _BLOCK_BYTES))):
+    while size > 0 and (block := file.read(min(size, 1 << 20))):
         digest.update(block)
         size -= len(block)
     return digest

@@ -26,10 +26,8 @@ from edgespec.models.writing import remove_dead, whole_file
 
 LEAST_BYTES = 256 << 20  # of packed weights, which packing takes a second for
 _KIND, _SUFFIX = "packed", ".weights"
-# The part of a disk that all files together take; with one that is needed.
-_SHARE, _NEEDED_SHARE = 0.25, 0.75
+_SHARE = 0.25  # of a disk, that all files together take
 _BLOCK_BYTES = 1 << 20  # beside the first answers
-_LAST = 19  # the priority of what can wait
 
 
 class PackedFile:
@@ -78,7 +76,7 @@ class PackedFile:
         One that is `needed`, as memory has no room for them, may take more of the disk. Raises
         OSError where it cannot be, and BlockingIOError where another process is at it.
         """
-        return NewFile(self, model, nbytes, _NEEDED_SHARE if needed else _SHARE)
+        return NewFile(self, model, nbytes, 0.75 if needed else _SHARE)
 
     def keep(self, model: str, handle: int, layout: str, *, summed: bool) -> None:
         """Note what a file is, which has its name. Raises OSError."""
@@ -155,7 +153,9 @@ class NewFile(Thread):
                     self._ended.wait()
                     if not self._layout:
                         raise BlockingIOError
-                    _yield_to_others()
+                    if sys.platform == "linux":  # where threads have priorities: the last one
+                        with suppress(OSError):
+                            os.setpriority(os.PRIO_PROCESS, get_native_id(), 19)
                     os.fsync(self.handle)
                     self._is_written = True
                 with place.path.open("rb") as file:
@@ -168,13 +168,6 @@ class NewFile(Thread):
                 self.problem = problem
         finally:
             self._begun.set()
-
-
-def _yield_to_others() -> None:
-    """Let this thread compute when no other has anything to do, where threads have priorities."""
-    if sys.platform == "linux":
-        with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, get_native_id(), _LAST)
 
 
 def kept() -> list[tuple[str, int]]:

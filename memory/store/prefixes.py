@@ -34,7 +34,6 @@ from edgespec.models.writing import reason, remove_dead, whole_file
 from edgespec.prefix import common_prefix_length
 
 USUAL_BYTES = 4 << 30  # of disk, where nobody says how many
-_ROOM = 4  # times that has to be free on a disk, for it to be taken unasked
 _SUFFIX = ".cells"
 _FOLDER = "prefixes"
 _OPEN = (-1 << 31).to_bytes(4, "little", signed=True)  # in place of a token that ends a message
@@ -291,7 +290,7 @@ class PrefixStore:
 
 
 def usual_budget() -> int:
-    """Bytes of disk to take unasked: none where the disk is small."""
+    """Bytes of disk to take unasked: none where four times as much is not free."""
     place = cache.cache_directory()
     while not place.exists() and place != place.parent:
         place = place.parent
@@ -299,7 +298,7 @@ def usual_budget() -> int:
         free = shutil.disk_usage(place).free
     except OSError:
         return 0
-    return USUAL_BYTES if free >= _ROOM * USUAL_BYTES else 0
+    return USUAL_BYTES if free >= 4 * USUAL_BYTES else 0
 
 
 def kept_bytes() -> dict[str, int]:

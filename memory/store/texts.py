@@ -7,7 +7,6 @@ drafted. Each text is of a history, and drafts for that alone.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +17,6 @@ from edgespec.memory.store import cache
 from edgespec.models.writing import reason, remove_dead
 
 _KIND = "texts"
-_MOST_TOKENS = 1 << 15
 
 # The history that a text is of, and its token ids.
 KeptText = tuple[str, Sequence[int]]
@@ -62,9 +60,13 @@ def add_texts(fingerprint: str, model: str, texts: Iterable[KeptText]) -> None:
     more = [(history, list(tokens)) for history, tokens in texts if len(tokens) > 1]
 
     def change(now: dict[str, Any] | None) -> dict[str, Any]:
-        kept = _newest([*(text for text in _texts_of(now) if text not in more), *more])
-        stored = [{"history": history, "tokens": tokens} for history, tokens in kept]
-        return {"model": model, "texts": stored}
+        everything = [*(text for text in _texts_of(now) if text not in more), *more]
+        newest, room = list[dict[str, Any]](), 1 << 15  # tokens
+        for history, tokens in reversed(everything):
+            if room > 0:
+                newest.append({"history": history, "tokens": tokens[-room:]})
+            room -= len(tokens)
+        return {"model": model, "texts": newest[::-1]}
 
     problem = cache.update(_KIND, fingerprint, change)
     if problem is not None:
@@ -73,28 +75,13 @@ def add_texts(fingerprint: str, model: str, texts: Iterable[KeptText]) -> None:
         warn(said, EdgespecWarning, stacklevel=2)
 
 
-def _newest(everything: Sequence[KeptText]) -> list[KeptText]:
-    """The last tokens that there is room for, as texts."""
-    kept: list[KeptText] = []
-    room = _MOST_TOKENS
-    for history, tokens in reversed(everything):
-        if room <= 0:
-            break
-        kept.append((history, tokens[-room:]))
-        room -= len(tokens)
-    return kept[::-1]
-
-
 def remembered() -> list[Remembered]:
     """What is kept, by model."""
     found = []
-    for path in sorted((cache.cache_directory() / _KIND).glob("*.json")):
+    for document in cache.documents(_KIND):
         try:
-            document = json.loads(path.read_text())
-            size = path.stat().st_size
-        except (OSError, ValueError, RecursionError):
-            continue
-        if not isinstance(document, dict):
+            size = cache.path_of(_KIND, document["key"]).stat().st_size
+        except (OSError, KeyError, AttributeError):
             continue
         texts = _texts_of(document)
         tokens = sum(len(text) for _, text in texts)

@@ -55,17 +55,11 @@ _UNKNOWN = (1 / 2000, 1 / 8000, 0.15)  # per token of depth, per token and node,
 
 _LIMIT = 3.0  # standard errors, beyond which one normal value in four hundred lies
 _HICCUP = 3.0  # times as long as expected: other programs' doing
-_STALL, _STALL_MS = 20.0, 500.0  # times as long, and long enough for a person to notice: logged
 _TOGETHER = 8  # plain steps that are one observation, so that most cost nothing; or another speed
 _MEDIAN = 0.64  # of the information of a mean of as many has their median
 
 _MOST_LEVEL = 1.3
-_LEVEL_MEMORY_MS = 20_000.0  # of answers that a level is of; older ones fade
-_LEAST_FURTHER = 0.01  # of a single token that one more takes: no token is free
-_MISFIT_RATE, _MISFIT_LIMIT = 0.02, 0.35  # the mean of fifty steps; off by a third
 SHORTEST_MS, _LONGEST_MS = 1e-6, 1e9  # of any step there is
-_MOST_CONTENTION = 4096.0  # threads of a machine
-_LATEST_S = 2.0**37  # a year that calendars still have
 
 
 class Chunk(NamedTuple):
@@ -188,7 +182,7 @@ class CostCurve:
     @property
     def stopped_fitting(self) -> bool:
         """Whether recent steps were so far off that the curve should be measured again."""
-        return self.misfit > _MISFIT_LIMIT
+        return self.misfit > 0.35
 
     def t(self, num_nodes: int, depth: int, chunk: Chunk = _NO_CHUNK) -> tuple[float, float]:
         """Milliseconds that a step takes now, and the relative standard error of that."""
@@ -282,9 +276,7 @@ class CostCurve:
                 return base[below] + node_ms * (size - below), 0.0
         largest = self.max_nodes
         first, last = self.base[1], self.base[largest]
-        node_ms = (
-            max(_LEAST_FURTHER * first, last - first) / (largest - 1) if largest > 1 else first
-        )
+        node_ms = max(0.01 * first, last - first) / (largest - 1) if largest > 1 else first
         further_ms = self._state.further * node_ms * (size - largest)
         return last + further_ms, further_ms
 
@@ -309,17 +301,27 @@ class CostCurve:
         ms = max(ms, SHORTEST_MS)
         expected_ms = self.estimated_ms(num_nodes, depth, previous)
         ratio = ms / (self.scale * expected_ms)
-        if ratio > _STALL and ms > _STALL_MS:
+        if ratio > 20.0 and ms > 500.0:  # long enough for a person to notice
             note_stall(ms, self.scale * expected_ms)
-        self.misfit += _MISFIT_RATE * (min(1.0, abs(ratio - 1.0)) - self.misfit)
+        self.misfit += 0.02 * (min(1.0, abs(ratio - 1.0)) - self.misfit)
         if 1.0 / _HICCUP < ratio < _HICCUP:
             # A pause beside the step is no more of this device than one within it.
             most_ms = _HICCUP * self.scale * expected_ms
-            self._count(expected_ms, ms if round_ms is None else min(round_ms, most_ms))
+            round_ms = ms if round_ms is None else min(round_ms, most_ms)
+            self.answered_ms = min(self.answered_ms, 20_000.0) + expected_ms  # older answers fade
+            level = self.level + (round_ms - self.level * expected_ms) / self.answered_ms
+            self.level = min(max(level, 1 / _MOST_LEVEL), _MOST_LEVEL)
         changed = previous not in (0, num_nodes)
         has_own = self.texts < num_nodes < len(self.base)
         if not (has_own or changed):
-            self._add_plain(num_nodes, depth, log(ratio))
+            # A step without a time of its own to move: eight in a row are one observation.
+            state = self._state
+            if state.plain and state.plain[-1][0] != num_nodes:
+                self._learn_plain()
+            state.plain.append((num_nodes, depth, log(ratio)))
+            if state.is_new or len(state.plain) == _TOGETHER:  # the very first says much
+                state.is_new = False
+                self._learn_plain()
         elif ratio <= _HICCUP or not has_own:  # else a size that may be dear on this machine
             self._learn_plain()
             step = self._step(num_nodes, depth, changed)
@@ -330,22 +332,6 @@ class CostCurve:
         self._learn_plain()
         step = self._step(num_nodes, 0, False, chunk)
         self._learn(step, log(max(ms, SHORTEST_MS) / (self.scale * step.ms)), 1, 0)
-
-    def _count(self, step_ms: float, round_ms: float) -> None:
-        """Let a round count for the level."""
-        self.answered_ms = min(self.answered_ms, _LEVEL_MEMORY_MS) + step_ms
-        level = self.level + (round_ms - self.level * step_ms) / self.answered_ms
-        self.level = min(max(level, 1 / _MOST_LEVEL), _MOST_LEVEL)
-
-    def _add_plain(self, num_nodes: int, depth: int, off: float) -> None:
-        """A step without a time of its own to move: eight in a row are one observation."""
-        state = self._state
-        if state.plain and state.plain[-1][0] != num_nodes:
-            self._learn_plain()
-        state.plain.append((num_nodes, depth, off))
-        if state.is_new or len(state.plain) == _TOGETHER:  # the very first says much
-            state.is_new = False
-            self._learn_plain()
 
     def _learn_plain(self) -> None:
         """Let the plain steps that nothing was learned of yet be one observation."""
@@ -504,8 +490,8 @@ class CostCurve:
         )
         level = _between(document.get("level", 1.0), 1 / _MOST_LEVEL, _MOST_LEVEL)
         answered_ms = _between(document.get("answered_ms", 0.0), 0, _LONGEST_MS)
-        contention = _between(document.get("contention", 1.0), 1.0, _MOST_CONTENTION)
-        measured_s = _between(document.get("measured_s", 0.0), 0, _LATEST_S)
+        contention = _between(document.get("contention", 1.0), 1.0, 4096.0)
+        measured_s = _between(document.get("measured_s", 0.0), 0, 2.0**37)
         base = _times(document["base_ms"])
         slopes = depth_ms, depth_node_ms, change_ms
         curve = cls(base, *slopes, level, answered_ms, contention, measured_s)

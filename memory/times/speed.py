@@ -29,11 +29,6 @@ DEFAULT_ROUNDS: tuple[Round, ...] = (
     *((8, 1, 4.0), (8, 3, 4.0), (8, 6, 2.0), (8, 8, 8.0), (16, 1, 2.0), (16, 4, 3.0)),
     *((16, 7, 2.0), (16, 16, 9.0), (32, 1, 1.0), (32, 32, 8.0)),
 )
-# What a device without measurements does of what its bandwidth allows: single steps of five files,
-# with and without kernels, took 1.4 to 2.75 times as long beside other programs, 1.03 on a quiet
-# machine (EPYC Zen 3). Copies beside other programs had half of what they have alone there.
-_ESTIMATED, _BUSY_COPIES = (1 / 2.8, 1.15), 2.0
-_LIKELY = 1.64  # standard errors of either side: nine of ten
 # Times as many rounds with nothing to draft: Spec-Bench's categories had 0.99x to 1.54x of plain
 # where their mean was 1.25x, and this many give 1.1x to 2x by the curves of four machines.
 _OTHER_TEXTS = (4.0, 0.25)
@@ -79,18 +74,22 @@ class SpeedModel:
         Of drafts that is with texts that leave a quarter as much to draft, or four times as much.
         """
         curves, texts = self.likely or 2 * (self.curve,), _OTHER_TEXTS if draft_max else (1.0, 1.0)
-        low, high = (
-            replace(self, curve=curve, rounds=_with_plain_rounds(self.rounds, times))
-            for curve, times in zip(curves, texts, strict=True)
-        )
-        least, most = _ESTIMATED
+        speeds: list[float] = []
+        for curve, times in zip(curves, texts, strict=True):  # more or fewer rounds draft nothing
+            rounds = tuple((n, e, k * times if n == 1 else k) for n, e, k in self.rounds)
+            model = replace(self, curve=curve, rounds=rounds)
+            speeds.append(model.tokens_per_s(draft_max, depth))
+        # What a device without measurements does of what its bandwidth allows: single steps of five
+        # files, with and without kernels, took 1.4 to 2.75 times as long beside other programs,
+        # 1.03 on a quiet machine (EPYC Zen 3). Copies beside other programs had half of what they
+        # have alone there.
+        least, most = 1 / 2.8, 1.15
         if self._knows_plain_steps:
-            most = exp(_LIKELY * self.curve.speed_error)
+            most = exp(1.64 * self.curve.speed_error)  # of either side: nine of ten lie between
             least = 1.0 / most
         elif self.is_from_busy_moment:
-            most *= _BUSY_COPIES
-        slow, fast = (one.tokens_per_s(draft_max, depth) for one in (low, high))
-        return least * slow, most * fast
+            most *= 2.0
+        return least * speeds[0], most * speeds[1]
 
     def tokens_per_s(self, draft_max: int, depth: int) -> float:
         """Decoding speed with drafts of at most `draft_max` tokens, `depth` tokens in the cache."""
@@ -108,14 +107,6 @@ class SpeedModel:
         rate = tokens / spent_ms if spent_ms else 1.0 / plain_ms
         return 1e3 * rate / self.curve.level
 
-    def plain_tokens_per_s(self, users: int, depth: int) -> float:
-        """Speed of all users together whose next tokens come of one step, without drafts.
-
-        Each has `depth` tokens in the cache.
-        """
-        curve = self.curve.together(users)
-        return 1e3 * users / curve.estimated_ms(users, depth) / curve.level
-
     def _step(self, size: int, depth: int) -> tuple[int, float]:
         """The largest step that was measured and is not larger, and its time.
 
@@ -129,11 +120,6 @@ class SpeedModel:
         while base[size] == float("inf"):
             size -= 1
         return size, self.curve.step_ms(size, depth)
-
-
-def _with_plain_rounds(rounds: Sequence[Round], times: float) -> tuple[Round, ...]:
-    """A history with so many times as many rounds that drafted nothing."""
-    return tuple((n, e, count * times if n == 1 else count) for n, e, count in rounds)
 
 
 def estimated_curve(

@@ -24,8 +24,7 @@ from edgespec.memory.times.curve import CostCurve
 from edgespec.models.spec import read_model_spec
 from edgespec.setup.planning import make_run_plan
 from edgespec.switching.engine import SwitchingEngine
-from edgespec.switching.planning import stored_switch
-from edgespec.switching.policy import SwitchPolicy
+from edgespec.switching.planning import SwitchPolicy, stored_switch
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
 from edgespec.decode.generation import Result
 from edgespec.decode.options import GenerationOptions
-from edgespec.decode.sequence import Job
+from edgespec.decode.step import Job
 from edgespec.drafting.drafters.recycling import RecyclingDrafter
 from edgespec.drafting.drafters.suffix import SuffixDrafter, Text, TextIndex
 from edgespec.drafting.proposal import Drafter

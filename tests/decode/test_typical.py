@@ -17,7 +17,7 @@ from lossless_cases import Garbage, V, random_model
 from edgespec.backends.base import Logits
 from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
-from edgespec.decode.verification import Dice, TypicalPick, accept
+from edgespec.decode.verification import TypicalPick, accept
 from edgespec.errors import UnsupportedError
 from edgespec.sampling.params import SamplingParams
 from edgespec.sampling.sampling import Sampler
@@ -43,7 +43,7 @@ def taken_of(row: Logits, tokens: list[int], temperature: float) -> int | None:
 class Choosing(Sampler):
     """A sampler whose draws are all outcomes of dice."""
 
-    def __init__(self, params: SamplingParams, dice: Dice) -> None:
+    def __init__(self, params: SamplingParams, dice: Sampler) -> None:
         super().__init__(params, 5)
         self.dice = dice
 
@@ -59,7 +59,7 @@ def test_the_law_is_the_one_that_is_stated(seed: int, temperature: float) -> Non
     rows = np.random.default_rng(seed).normal(0.0, 2.0, (len(TREE), 5)).astype(np.float32)
     params = SamplingParams(temperature=temperature, accept_typical=EPSILON)
 
-    def walk(dice: Dice) -> tuple[int, ...]:
+    def walk(dice: Sampler) -> tuple[int, ...]:
         return tuple(accept(TREE, rows, TypicalPick(TREE, Choosing(params, dice)))[1])
 
     found: dict[tuple[int, ...], float] = {}

@@ -32,8 +32,8 @@ from drafted_trees import (
 )
 
 from edgespec.backends.tree import DraftTree
-from edgespec.decode.verification import Dice, accept_sampled
-from edgespec.sampling.distributions import TargetDistribution, without
+from edgespec.decode.verification import accept_sampled
+from edgespec.sampling.sampling import Sampler, TargetDistribution, without
 
 
 @cache
@@ -43,7 +43,7 @@ def law_of(grower: str, models: str) -> dict[tuple[int, ...], float]:
 
 
 def test_the_dice_follow_every_outcome() -> None:
-    def experiment(dice: Dice) -> tuple[int, ...]:
+    def experiment(dice: Sampler) -> tuple[int, ...]:
         first = dice.draw(np.array([1.0, 0.0, 3.0]))
         return (first, dice.accepts(0.25)) if first else (first,)
 
@@ -295,7 +295,7 @@ def test_a_token_that_its_law_does_not_have_is_refused() -> None:
 # ------------------------------------------------------------------------------ cost, rounding
 
 
-class Stubborn:
+class Stubborn(Sampler):
     """Always the same answer to a coin; draws the likeliest."""
 
     def __init__(self, answer: bool) -> None:

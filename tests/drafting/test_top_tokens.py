@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgespec.drafting.drafters.proposal_builder import best_token_of, top_tokens_of
+from edgespec.drafting.drafters.model import top_tokens_of
 
 quick = settings(max_examples=100)
 SPREAD = 5.3
@@ -27,8 +27,6 @@ def test_they_are_those_of_the_sorted_row(values: list[float], possible: float) 
     found = [float(row[token]) for token in tokens]
     assert len(set(tokens)) == len(tokens) == len(shares)
     assert found == near[:8]
-    first, share = best_token_of(row)
-    assert row[first] == highest and share == pytest.approx(shares[0])
     weights = [math.exp(x - highest) for x in found]
     assert list(shares) == pytest.approx([w / math.fsum(weights) for w in weights], rel=1e-5)
     assert math.fsum(shares) == pytest.approx(1.0, rel=1e-5)
@@ -60,7 +58,6 @@ def test_masked_tokens_are_never_among_them() -> None:
 def test_a_broken_row_has_none(value: float) -> None:
     """Rows of rejected nodes are looked at too, and nobody has checked those."""
     assert top_tokens_of(np.full(10, value, np.float32)) == ([], [])
-    assert best_token_of(np.full(10, value, np.float32)) == (-1, 0.0)
 
 
 def test_the_row_is_not_written_to() -> None:

@@ -20,13 +20,13 @@ import edgespec
 from edgespec.backends.base import Logits
 from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
-from edgespec.drafting.drafters.grammar import GrammarDrafter, new_counts
+from edgespec.drafting.drafters.combined import GrammarDrafter
 from edgespec.drafting.drafters.suffix import SuffixDrafter
-from edgespec.drafting.proposal import StepContext, VerifyResult
+from edgespec.drafting.proposal import Calibration, StepContext, VerifyResult
 from edgespec.errors import BackendError, UnsupportedError
 from edgespec.memory.times.curve import CostCurve
+from edgespec.sampling.best_tokens import logprob_of
 from edgespec.sampling.constrained import ConstrainedSampler
-from edgespec.sampling.logprobs import logprob_of
 from edgespec.sampling.params import SamplingParams
 from edgespec.sampling.sampling import Sampler
 
@@ -108,7 +108,7 @@ def context_of(max_nodes: int) -> StepContext:
 
 
 def test_forced_text_is_drafted_and_how_it_is_cut_is_counted() -> None:
-    grammar, counts = Even(b"name", num_sure=3), new_counts()
+    grammar, counts = Even(b"name", num_sure=3), Calibration(1, [0], [0], [0.6])
     drafter = GrammarDrafter(grammar, SuffixDrafter(), counts)
     drafter.begin([1, 2, 3])
     before = drafter.propose(context_of(8))
@@ -127,7 +127,7 @@ def test_forced_text_is_drafted_and_how_it_is_cut_is_counted() -> None:
 
 def test_a_text_that_is_cut_off_says_nothing_about_how_texts_end() -> None:
     """The last token that there is room for is not the last one of what is forced."""
-    counts = new_counts()
+    counts = Calibration(1, [0], [0], [0.6])
     drafter = GrammarDrafter(Even(b"name", num_sure=3), SuffixDrafter(), counts)
     drafter.begin([1, 2, 3])
     before = counts.probability(0)

@@ -16,7 +16,7 @@ from edgespec.memory.plan.plan import Plan
 from edgespec.memory.plan.request import Request
 from edgespec.memory.store import cache
 from edgespec.memory.times.curve import CostCurve
-from edgespec.setup import kernel_choice, loading
+from edgespec.setup import loading, planning
 from edgespec.setup.planning import make_run_plan
 from edgespec.setup.stored import curve_key, keep_curve, settings_key, stored_curve
 
@@ -112,7 +112,7 @@ def test_kernels_are_not_compared_where_one_was_measured_beside_others() -> None
         one = CostCurve([INF, *ALONE], contention=contention)
         cache.store("curves", settings_key(SPEC, settings), one.as_json())
     fast = replace(plan, kernels=True, tokens_per_s=9.0)
-    found = kernel_choice.best_kernels(SPEC, Request(context_size=256), lambda _one: fast)
+    found = planning.best_kernels(SPEC, Request(context_size=256), lambda _one: fast)
     assert "predicted" not in str(found.as_json()["kernels"]["reason"])
 
 

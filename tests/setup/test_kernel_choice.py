@@ -16,8 +16,8 @@ from edgespec.memory.store import cache
 from edgespec.memory.times.curve import CostCurve
 from edgespec.memory.times.speed import SpeedModel
 from edgespec.models.spec import ModelSpec
-from edgespec.setup import kernel_choice
-from edgespec.setup.kernel_choice import best_kernels, prepare_kernels
+from edgespec.setup import planning
+from edgespec.setup.planning import best_kernels, prepare_kernels
 from edgespec.setup.stored import settings_key, stored_curve
 
 WITH_KERNELS = replace(PLENTY, missing_kernels="")
@@ -27,7 +27,7 @@ REQUEST = Request(threads=2, is_plain_greedy=True)
 @pytest.fixture(autouse=True)
 def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """A processor that has kernels."""
-    monkeypatch.setattr(kernel_choice, "missing_kernels", lambda: "")
+    monkeypatch.setattr(planning, "missing_kernels", lambda: "")
     monkeypatch.setattr("edgespec.setup.stored.kernels_key", lambda: "kernels 1")
 
 

@@ -33,7 +33,7 @@ from edgespec.drafting.drafters.suffix import SuffixDrafter
 from edgespec.errors import BackendError, EdgespecWarning, UnsupportedError
 from edgespec.sampling.params import SamplingParams
 from edgespec.switching.engine import Switch, SwitchingEngine, entropy_nats
-from edgespec.switching.policy import SwitchPolicy
+from edgespec.switching.planning import SwitchPolicy
 
 
 @pytest.mark.usefixtures("frozen_clock")

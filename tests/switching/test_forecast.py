@@ -12,7 +12,7 @@ from edgespec.decode.generation import LARGE, SMALL
 from edgespec.memory.times.curve import CostCurve
 from edgespec.switching.engine import entropy_nats
 from edgespec.switching.forecast import Trace, choose, forecast, writers
-from edgespec.switching.policy import SwitchPolicy
+from edgespec.switching.planning import SwitchPolicy
 
 
 def traces() -> list[Trace]:

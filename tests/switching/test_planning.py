@@ -19,8 +19,13 @@ from edgespec.memory.times.curve import CostCurve
 from edgespec.setup.planning import make_run_plan
 from edgespec.setup.stored import settings_key
 from edgespec.switching.engine import SwitchingEngine
-from edgespec.switching.planning import Calibrated, check_switch, keep_switch, stored_switch
-from edgespec.switching.policy import SwitchPolicy
+from edgespec.switching.planning import (
+    Calibrated,
+    SwitchPolicy,
+    check_switch,
+    keep_switch,
+    stored_switch,
+)
 
 MIB = 1 << 20
 PLENTY = machine_with(4 << 30)

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from edgespec.errors import UnsupportedError
-from edgespec.switching.policy import SwitchPolicy
+from edgespec.switching.planning import SwitchPolicy
 
 
 @pytest.mark.parametrize(

@@ -30,13 +30,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from math import ceil, inf, isfinite, sqrt
+from operator import mul
 from time import perf_counter, thread_time, time
 from typing import Any
 
+from edgespec.backends.base import Grammar
 from edgespec.drafting import constants
 from edgespec.drafting.proposal import (
     EMPTY,
+    Calibration,
+    CountingDrafter,
     Drafter,
     DraftEstimate,
     Proposal,
@@ -55,7 +60,6 @@ SAVINGS = ("rounds", "usual_steps", "saved_steps", "squares")
 TIME, SINCE = "time", "since"
 KEPT = (*SAVINGS, TIME, SINCE)
 _KEPT_ROUNDS = 20_000.0  # of a history; older ones fade out beyond
-_MOST_NODES = 1 << 16  # of a round that can have been
 
 
 @dataclass(slots=True)
@@ -203,7 +207,7 @@ class RoundHistory:
             except (TypeError, ValueError, OverflowError):
                 return cls()
         most = 2 * _KEPT_ROUNDS
-        return cls([r for r in rounds if 1 <= r[1] <= r[0] <= _MOST_NODES and 0 < r[2] <= most])
+        return cls([r for r in rounds if 1 <= r[1] <= r[0] <= 1 << 16 and 0 < r[2] <= most])
 
 
 def part_saved(document: Mapping[str, Any] | None) -> tuple[float, float, float]:
@@ -247,7 +251,6 @@ def dated(
     return {**learned, TIME: time(), SINCE: before.get(SINCE, began_s)}
 
 
-_NEVER = 1 << 20  # rounds
 # Why a drafter has no node in a round, in words for people.
 _LOW, _BLIND = "its balance did not cover the price", "it found nothing"
 _DEAR, _CANNOT = "a try was not expected to pay", "it cannot read this text"
@@ -432,7 +435,7 @@ class CombinedDrafter(Drafter):
     def cooldown(self) -> int:
         """Rounds until a balance covers its price again."""
         rounds = min(source.ledger.rounds_until(source.price) for source in self._sources)
-        return int(min(max(0, rounds - 1), _NEVER))  # this one's allowance is still to come
+        return int(min(max(0, rounds - 1), 1 << 20))  # this one's allowance is still to come
 
     def has_hit(self, tokens: Sequence[int] = ()) -> bool:
         """Whether the text ends as it did before, and who found that owes nothing.
@@ -456,7 +459,8 @@ class CombinedDrafter(Drafter):
         for source in self._sources:
             worked, ledger, name = thread_time(), source.ledger, source.drafter.name
             is_taught = source.is_open and result.rounds == 1
-            source.drafter.observe(result if is_taught else replace(result, top_tokens=_nothing))
+            seen = result if is_taught else replace(result, top_tokens=lambda _node: None)
+            source.drafter.observe(seen)
             if is_taught and not source.is_first:
                 ms = (thread_time() - worked) * 1e3
                 ms = source.lessons.believed_ms(ms, constants.MOST_AT_FIRST * token_ms)
@@ -534,10 +538,6 @@ class CombinedDrafter(Drafter):
             drafter.close()
 
 
-def _nothing(_node: int) -> None:
-    """TopTokens that nobody looked at."""
-
-
 def merge(base: Proposal, added: Proposal) -> Proposal:
     """Both proposals in one tree, kept nodes first, then by probability; both name sources.
 
@@ -593,3 +593,57 @@ def merge(base: Proposal, added: Proposal) -> Proposal:
     )
     others = sorted(set(range(len(tokens))) - kept.keys(), key=lambda n: (-probabilities[n], n))
     return replace(merged.part([*kept, *others]), kept=len(kept))
+
+
+class GrammarDrafter(CountingDrafter):
+    """Drafts what a grammar forces, for free, and what another drafter proposes where it does not.
+
+    The text is certain, and most of its cut into tokens: the grammar says how far that is sure.
+    Behind that a token may go on beyond what is forced: how often it does not is counted.
+
+    It lives as long as one answer. `counts` are shared by all answers of an engine: of how often
+    forced text is cut as the tokenizer does it where it need not be.
+    """
+
+    name = "grammar"
+
+    def __init__(self, grammar: Grammar, inner: Drafter, counts: Calibration) -> None:
+        super().__init__(counts)
+        self._grammar = grammar
+        self._inner = inner
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        self._inner.begin(tokens)
+
+    def prepare(self, tokens: Sequence[int], count: int) -> None:
+        self._inner.prepare(tokens, count)
+
+    def propose(self, context: StepContext, base: Proposal = EMPTY) -> Proposal:
+        """The forced text, cut into tokens, or the other drafter's proposal."""
+        self._proposal = EMPTY
+        forced, num_sure = self._grammar.forced()
+        tokens = list(forced[: context.max_nodes])
+        if not tokens:
+            return self._inner.propose(context, base)
+        self._cells = [-1 if place < num_sure else 0 for place in range(len(tokens))]
+        last = self._calibration.probability(0)
+        chances = [1.0 if cell < 0 else last for cell in self._cells]
+        self._proposal = Proposal(
+            tokens,
+            range(-1, len(tokens) - 1),
+            list(accumulate(chances, mul)),
+            [self.name] * len(tokens),
+        )
+        return self._proposal
+
+    def observe(self, result: VerifyResult) -> None:
+        super().observe(result)
+        self._inner.observe(result)
+
+    def cooldown(self) -> int:
+        """As long as the other drafter's; text that is forced ends it."""
+        return self._inner.cooldown()
+
+    def has_hit(self, tokens: Sequence[int] = ()) -> bool:
+        """Whether the grammar, which has gone on with `tokens`, forces text now."""
+        return bool(self._grammar.forced()[0]) or self._inner.has_hit(tokens)

@@ -4,15 +4,23 @@ One drafts a main chain of tokens, a step of its own each, and beside them its n
 the target verifies branches: what DySpec's greedy expansion (arXiv 2410.11744) comes to when each
 step of the draft model extends the likeliest path alone. Drafting stops where one more token is
 not expected to raise the tokens/ms of the round: a rule by value, not a fixed length.
+
+A node's probability is counted by
+
+    best or drawn x rank among its siblings x the draft model's share for it
+
+Drawn nodes carry the distribution they were drawn from. Whether one is drawn is decided from what
+was drawn before it, never from its own token (`edgespec.decode.verification` says why).
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from operator import mul
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 from warnings import warn
 
 import numpy as np
@@ -21,11 +29,16 @@ from numpy.typing import NDArray
 from edgespec.backends.base import Backend, Logits
 from edgespec.backends.tree import DraftTree
 from edgespec.drafting import constants
-from edgespec.drafting.constants import LONGEST
-from edgespec.drafting.drafters.proposal_builder import (
-    ProposalBuilder,
-    new_calibration,
-    top_tokens_of,
+from edgespec.drafting.constants import (
+    BELIEF,
+    BELIEF_POWER,
+    BELIEVED_TRIES,
+    DRAFT_GUESSES,
+    LONGEST,
+    MOST_DRAWN,
+    SHARE_BORDERS,
+    SPREAD,
+    WIDTH,
 )
 from edgespec.drafting.proposal import (
     EMPTY,
@@ -34,6 +47,7 @@ from edgespec.drafting.proposal import (
     DraftEstimate,
     Proposal,
     StepContext,
+    TopTokens,
     VerifyResult,
     choose_size,
 )
@@ -41,9 +55,150 @@ from edgespec.errors import DraftModelWarning, EdgespecError, UnsupportedError
 from edgespec.memory.times.curve import Chunk, CostCurve
 from edgespec.models.early_exit import WINDOW, ExitInfo, gains_of
 from edgespec.prefix import common_prefix_length
+from edgespec.sampling.sampling import DraftDistribution, Sampler, without
 
 _FAILURES = (EdgespecError, OSError, MemoryError)  # of a backend; all else is a mistake of ours
+_NUM_RANKS = 3  # nodes beside each other
+SHARES = len(SHARE_BORDERS) + 1  # of the draft model's share for a token
 _PLACES = "places"  # of a stored state: the counts of places in a chain
+
+
+def new_calibration() -> Calibration:
+    """Cells are numbered (drawn * ranks + rank) * shares + share."""
+    groups = [cell // SHARES for cell in range(2 * _NUM_RANKS * SHARES)]
+    borders = pairwise((0.0, *SHARE_BORDERS, 1.0))
+    said = {
+        cell: (BELIEVED_TRIES * BELIEF * ((low + high) / 2.0) ** BELIEF_POWER, BELIEVED_TRIES)
+        for cell, (low, high) in enumerate(borders)
+    }
+    return Calibration(len(groups), groups, groups, [p for row in DRAFT_GUESSES for p in row], said)
+
+
+class ProposalBuilder:
+    """A proposal that grows behind the last draft of its main chain: a token and siblings."""
+
+    def __init__(self, context: StepContext, calibration: Calibration) -> None:
+        self._context = context
+        self._calibration = calibration
+        self.tokens: list[int] = []
+        self._parents: list[int] = []
+        self.probabilities: list[float] = []
+        self._cells: list[int] = []
+        self._distributions: list[DraftDistribution] = []
+        self._main_chain: list[int] = []  # its nodes
+
+    @property
+    def depth(self) -> int:
+        """Tokens of the main chain."""
+        return len(self._main_chain)
+
+    @property
+    def last_draft(self) -> int:
+        """The last token of the main chain."""
+        return self.tokens[self._main_chain[-1]]
+
+    @property
+    def chance(self) -> float:
+        """That the whole main chain is accepted."""
+        return self.probabilities[self._main_chain[-1]] if self._main_chain else 1.0
+
+    def main_chain_probabilities(self) -> list[float]:
+        """Of its nodes, [depth]."""
+        return [self.probabilities[node] for node in self._main_chain]
+
+    @property
+    def is_full(self) -> bool:
+        """Whether as much is drafted as may be."""
+        most = self._context.max_nodes
+        return len(self.tokens) >= (min(most, MOST_DRAWN) if self._context.sampler else most)
+
+    def proposal(self, draft_ms: float) -> tuple[Proposal, list[int]]:
+        """What has grown, the most probable first unless it was drawn, and the cells."""
+        drawn = len(self._distributions)
+        grown = Proposal(
+            self.tokens,
+            self._parents,
+            self.probabilities,
+            distributions=self._distributions,
+            kept=drawn,
+            draft_ms=draft_ms,
+        )
+        if drawn:
+            return grown, self._cells
+        order = sorted(range(len(self.tokens)), key=lambda node: -self.probabilities[node])
+        return grown.part(order), [self._cells[node] for node in order]
+
+    def main_chain(self) -> list[int]:
+        return [self.tokens[node] for node in self._main_chain]
+
+    def take(self, tokens: Sequence[int], shares: Sequence[float]) -> None:
+        """The best of these tokens, best first with the draft model's shares; others beside it."""
+        parent, chance = self._descend()
+        width = _NUM_RANKS if self._context.branches else 1
+        for rank, (token, share) in enumerate(zip(tokens[:width], shares, strict=False)):
+            cell = _cell(0, rank, share)
+            probability = chance * self._calibration.probability(cell)
+            if rank > 0 and (self.is_full or probability < self._context.min_probability):
+                return
+            self._add(token, parent, probability, cell)
+
+    def draw(self, row: Logits, sampler: Sampler) -> None:
+        """A token that is drawn from logits [V], and others beside it."""
+        ids, chances = sampler.unsorted_distribution(
+            row[: sampler.vocab_size]
+        )  # a pair may share fewer tokens
+        parent, chance = self._descend()
+        dense = np.zeros(sampler.vocab_size, np.float32)
+        dense[slice(None) if ids is None else ids] = chances
+        distribution: DraftDistribution | None = dense
+        for rank in range(_NUM_RANKS if self._context.branches else 1):
+            # What a sibling is worth before its token is known: what those before it were worth.
+            worth = chance * self._calibration.group_probability(_NUM_RANKS + rank)
+            if distribution is None or (
+                rank > 0 and (self.is_full or worth < self._context.min_probability)
+            ):
+                return
+            token = sampler.draw(distribution.astype(np.float64, copy=False))
+            cell = _cell(1, rank, float(distribution[token]))
+            self._distributions.append(distribution)
+            self._add(token, parent, chance * self._calibration.probability(cell), cell)
+            distribution = without(distribution, token)
+
+    def _descend(self) -> tuple[int, float]:
+        """The last draft, whose chance comes with it; the next node is the new one."""
+        before = self._main_chain[-1] if self._main_chain else -1, self.chance
+        self._main_chain.append(len(self.tokens))
+        return before
+
+    def _add(self, token: int, parent: int, probability: float, cell: int) -> None:
+        self.tokens.append(token)
+        self._parents.append(parent)
+        self.probabilities.append(probability)
+        self._cells.append(cell)
+
+
+def _cell(drawn: int, rank: int, share: float) -> int:
+    return (drawn * _NUM_RANKS + rank) * SHARES + share_bin(share)
+
+
+def share_bin(share: float) -> int:
+    """Which of `SHARES` a share is counted with."""
+    return bisect_right(SHARE_BORDERS, share)
+
+
+def top_tokens_of(row: Logits) -> TopTokens:
+    """At most eight tokens of logits [V], best first, and their shares of their joint probability.
+
+    Tokens far below the best one are left out. Two passes over the vocabulary: 30 us for 50,000.
+    """
+    best = row.max()
+    ids = np.flatnonzero(row > best - np.float32(SPREAD))
+    if len(ids) > WIDTH:
+        ids = ids[np.argpartition(row[ids], len(ids) - WIDTH)[-WIDTH:]]
+    logits = row[ids]
+    order = np.argsort(-logits)
+    weights = np.exp(logits[order] - best)
+    return ids[order].tolist(), (weights / weights.sum()).tolist()
 
 
 class ModelText:
@@ -56,6 +211,7 @@ class ModelText:
 
     def __init__(self, backend: Backend, readable: int, window: int | None, room: int) -> None:
         self.backend = backend
+        self.chunk = backend.batch_size  # tokens that it reads at once
         self.tokens: list[int] = []
         self.cached: list[int] = []  # tokens in the backend's cache
         self.shared = 0  # of them, those the text begins with
@@ -88,11 +244,6 @@ class ModelText:
         """Empty the cache."""
         self.backend.truncate(0)
         self.cached, self.shared = [], 0
-
-    @property
-    def chunk(self) -> int:
-        """Tokens that it reads at once."""
-        return self.backend.batch_size
 
     @property
     def _fits(self) -> bool:
@@ -134,67 +285,16 @@ class ModelText:
         return last
 
 
-class Head(Protocol):
-    """What drafts beside a backend that tells it all it reads.
-
-    `reads_prompts` says whether it reads prompts as the backend does, or the last tokens of one
-    when it drafts first. A step drafts `block` tokens, or one if that is 0.
-    """
-
-    reads_prompts: bool
-
-    @property
-    def token_ids(self) -> NDArray[np.int64] | None:
-        """V' of the target's tokens, which rows of logits stand for; None: all of them."""
-
-    @property
-    def block(self) -> int:
-        """Tokens that a step drafts; 0: one by one, each behind those before it."""
-
-    @property
-    def context_size(self) -> int:
-        """Tokens there is room for."""
-
-    @property
-    def num_unread(self) -> int:
-        """Tokens of the text that are fed before anything is drafted."""
-
-    def begin(self, token: int) -> Logits:
-        """Logits of what comes after `token`, which the backend has not read yet, [V']."""
-
-    def go_on(self, token: int) -> Logits:
-        """Logits of what comes after one token more, [V']; of a block no more than it has."""
-
-    def memory_bytes(self) -> dict[str, int]:
-        """Bytes the engine says it allocated, by component."""
-
-    def close(self) -> None:
-        """Free it; safe to call twice."""
-
-
-class WindowHead(Head, Protocol):
-    """A head that is the target over the first and the last cells of its cache."""
-
-    first: int
-    last: int
-
-    @property
-    def num_cells(self) -> int:
-        """Cells of the text."""
-
-    def end(self) -> None:
-        """A chain is drafted: its cells and the text's are given up."""
-
-
 class HeadText:
     """The text as a head sees it: one that goes on and back with its model by itself.
 
-    There is nothing to catch up with but what the target has read since the head drafted last.
+    There is nothing to catch up with but what the target has read since the head drafted last. What
+    heads have is said in `backends/llama/following.py`.
     """
 
     chunk = 0  # tokens read at once: as many as its steps have
 
-    def __init__(self, head: Head) -> None:
+    def __init__(self, head: Any) -> None:
         self.backend = head
         self.tokens: list[int] = []
 
@@ -210,23 +310,23 @@ class HeadText:
 
     @property
     def can_be_read(self) -> bool:
-        return len(self.tokens) + LONGEST <= self.backend.context_size
+        return len(self.tokens) + LONGEST <= int(self.backend.context_size)
 
     @property
     def num_missing(self) -> int:
-        return self.backend.num_unread + 1
+        return int(self.backend.num_unread) + 1
 
     def catch_up(self) -> Logits:
-        return self.backend.begin(self.tokens[-1])
+        row: Logits = self.backend.begin(self.tokens[-1])
+        return row
 
     def feed_draft(self, token: int) -> Logits:
-        return self.backend.go_on(token)
+        row: Logits = self.backend.go_on(token)
+        return row
 
 
 class WindowText(HeadText):
-    """The text as a window sees it: of no more depth than the window is wide."""
-
-    backend: WindowHead
+    """The text as a `Window` of the model itself sees it: of no more depth than that is wide."""
 
     def begin(self, tokens: Sequence[int]) -> None:
         self.tokens = list(tokens[-1:])
@@ -238,7 +338,7 @@ class WindowText(HeadText):
     def can_be_read(self) -> bool:
         """Where the text is so long that a part of it is read sooner."""
         head = self.backend
-        return 2 * (head.first + head.last) < head.num_cells < head.context_size - LONGEST
+        return bool(2 * (head.first + head.last) < head.num_cells < head.context_size - LONGEST)
 
 
 class WritingDrafter(CountingDrafter):

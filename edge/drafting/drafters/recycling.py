@@ -31,7 +31,6 @@ from edgespec.drafting.proposal import (
 from edgespec.memory.store.texts import KeptText
 
 _SLOT_BITS = 15
-_MIX = 0x9E3779B97F4A7C15  # 2^64 / golden ratio, the usual multiplicative hash
 
 # Cells of the calibration. A value lands in the bucket of the last border it reaches.
 _NUM_RANKS = 4  # the last one stands for all that follow
@@ -80,7 +79,8 @@ class _Table:
 
     @staticmethod
     def _slot(key: int) -> int:
-        return (key * _MIX >> 40) & ((1 << _SLOT_BITS) - 1)
+        # 2^64 / golden ratio, the usual multiplicative hash.
+        return (key * 0x9E3779B97F4A7C15 >> 40) & ((1 << _SLOT_BITS) - 1)
 
 
 class RecyclingDrafter(CountingDrafter):

@@ -64,11 +64,8 @@ _MIX = 0x9E3779B1  # 2^32 / golden ratio, the usual multiplicative hash
 _PLACE_BITS = 20
 _PLACE_MASK = (1 << _PLACE_BITS) - 1
 _MOST_TEXTS = (1 << 32 - _PLACE_BITS) - 1
-_LIMIT_BYTES = 3 << 19
 _TOKEN_BYTES, _LINKS_BYTES = 4, 4 * len(ORDERS)
 _BLOCK = 8  # tokens that are compared at once, behind as many single ones
-_SURE = 8  # of a text that is another one from its first token on
-_END = 8  # tokens, such as the end of an answer, that are not part of a text which goes on
 
 
 class Text:
@@ -106,7 +103,7 @@ class TextIndex:
         limit_bytes: of all texts.
     """
 
-    def __init__(self, limit_bytes: int = _LIMIT_BYTES) -> None:
+    def __init__(self, limit_bytes: int = 3 << 19) -> None:
         self._limit_bytes = limit_bytes
         self._longest = min(_PLACE_MASK, limit_bytes // (2 * (_TOKEN_BYTES + _LINKS_BYTES)))
         self._texts: dict[int, Text] = {}  # the least recently written first
@@ -141,7 +138,7 @@ class TextIndex:
         if alike is not None:
             text.shared = {one: min(count, known) for one, count in alike.shared.items()}
             text.shared[alike.number] = known
-            if known >= len(alike.tokens) - _END:
+            if known >= len(alike.tokens) - 8:  # all but the end of an answer
                 alike.goes_on = True
             for number in text.shared:  # which go last, as the text needs their places
                 if number in self._texts:
@@ -179,7 +176,11 @@ class TextIndex:
             kept = (text.tokens + array("i", tokens))[-self._longest // 2 :]
             if is_there:
                 self._forget(text)
-            return self._begin_anew(text, kept)
+            anew = Text(self._free_number(), text.history, array("i"))
+            anew.is_new = text.is_new
+            self._texts[anew.number] = anew
+            self._bytes += anew.nbytes
+            return self.extend(anew, kept)
         more = (_TOKEN_BYTES + _LINKS_BYTES) * len(tokens)
         self._bytes += more
         if self._bytes > self._limit_bytes:
@@ -188,13 +189,6 @@ class TextIndex:
             self._texts[text.number] = self._texts.pop(text.number)
         self._append(text, tokens)
         return text
-
-    def _begin_anew(self, old: Text, kept: array[int]) -> Text:
-        text = Text(self._free_number(), old.history, array("i"))
-        text.is_new = old.is_new
-        self._texts[text.number] = text
-        self._bytes += text.nbytes
-        return self.extend(text, kept)
 
     def _make_room(self, text: Text) -> None:
         """Forget the oldest ones but this, which takes half of the bytes at most."""
@@ -279,7 +273,7 @@ class TextIndex:
 def _match(source: array[int], next_: int, tokens: array[int], end: int) -> int:
     """How many tokens before one place are those before another, at most `LENGTH_CAP`.
 
-    As many where both texts are the same from their beginnings on.
+    As many where both texts are the same from their beginnings on, eight tokens at least.
     """
     limit = min(LENGTH_CAP, next_, end)
     length = 0
@@ -291,7 +285,7 @@ def _match(source: array[int], next_: int, tokens: array[int], end: int) -> int:
                 limit = min(limit, length + _BLOCK)
                 break
             length += _BLOCK
-    return LENGTH_CAP if length == next_ == end and length >= _SURE else length
+    return LENGTH_CAP if length == next_ == end and length >= 8 else length
 
 
 def _key4(a: int, b: int, c: int, d: int) -> int:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from edgespec.drafting.drafters.combined import merge
 from edgespec.drafting.proposal import EMPTY, Proposal, likeliest_chain
-from edgespec.sampling.distributions import DraftDistribution
+from edgespec.sampling.sampling import DraftDistribution
 
 quick = settings(max_examples=60)
 Path = tuple[int, ...]

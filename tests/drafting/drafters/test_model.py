@@ -36,7 +36,7 @@ from edgespec.decode.engine import Engine
 from edgespec.drafting.drafters.model import ModelDrafter, calibration_of_places
 from edgespec.drafting.proposal import Proposal
 from edgespec.memory.times.curve import CostCurve
-from edgespec.sampling.distributions import without
+from edgespec.sampling.sampling import without
 
 
 @pytest.mark.parametrize("max_nodes", [2, 5, 9])

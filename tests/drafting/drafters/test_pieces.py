@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizer_cases import TEXTS, TOKENIZERS, LongestMatch, loaded
+from tokenizer_cases import TEXTS, TOKENIZERS
 
-from edgespec.backends.llama.tokenizer import LlamaTokenizer, open_tokenizer
-from edgespec.drafting.drafters.pieces import Merges, Pieces, complete
-from edgespec.drafting.drafters.translated import TranslatedText, Translation
-from edgespec.models.embedded import embedded_model
+from edgespec.drafting.drafters.translated import Pieces
+from edgespec.prefix import complete
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
@@ -39,71 +35,3 @@ def test_what_is_complete_of_bytes(data: bytes) -> None:
             return
         whole = problem.start
     assert complete(data) == whole
-
-
-@pytest.fixture(scope="module")
-def embedded() -> Iterator[LlamaTokenizer]:
-    with open_tokenizer(embedded_model()) as tokenizer:
-        yield tokenizer
-
-
-def test_words_are_joined_as_llama_cpp_does_it(embedded: LlamaTokenizer) -> None:
-    """Those of texts, and such as nobody has seen: all of their bytes are joined here."""
-    tokens = embedded.all_bytes()
-    assert tokens == [embedded.token_bytes(token) for token in range(embedded.vocab_size)]
-    merges = Merges(tokens)
-    words = [f" {word}" for word in TEXTS["english"].rstrip(".").split()]
-    words += [" aardvark", "quizzically", "Zyzzyva", " x" + "ab" * 20, " supercalifragilistic"]
-    for word in words:
-        assert merges.join(word.encode()) == embedded.encode(word, add_special=False)
-    assert merges.find(b"no such token") < 0
-
-
-def test_words_are_not_asked_for(embedded: LlamaTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A draft model's tokenizer takes 75 us a word; what pre-tokenizers may split is asked for."""
-    pieces, asked = Pieces(embedded, joins=True), list[str]()
-    encode = embedded.encode
-
-    def counted(text: str, *, add_special: bool = True) -> list[int]:
-        asked.append(text)
-        return encode(text, add_special=add_special)
-
-    monkeypatch.setattr(embedded, "encode", counted)
-    for piece in (b" aardvark", b"wolf", b",", b"\n", b" 1984", " Öl".encode(), b" aardvark"):
-        assert pieces.tokens(piece) == encode(piece.decode(), add_special=False)
-    assert asked == [" 1984", " Öl"]
-
-
-def test_a_round_asks_no_draft_models_tokenizer(
-    embedded: LlamaTokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What the target wrote of its own is told in tokens that are joined, a word begun included."""
-    target, asked = TOKENIZERS["syllables"], list[str]()
-    text = TranslatedText(
-        loaded(lambda _context: (), TOKENIZERS["bytes"]), Translation(target, embedded), 16
-    )
-    text.begin(target.encode("Say it:\n"))
-    encode = embedded.encode
-
-    def counted(part: str, *, add_special: bool = True) -> list[int]:
-        asked.append(part)
-        return encode(part, add_special=add_special)
-
-    monkeypatch.setattr(embedded, "encode", counted)
-    for token in target.encode(" universe until there"):
-        text.append([token])
-    assert text.tokens[-3:] == encode(" universe until there") and not asked
-
-
-class Listing(LongestMatch):
-    """It lists its tokens, which are no merges: the longest one is taken."""
-
-    def all_bytes(self) -> list[bytes]:
-        return list(map(self.token_bytes, range(self.vocab_size)))
-
-
-def test_a_vocabulary_of_another_kind_is_asked() -> None:
-    """Words of it, joined in the order of its tokens, are not what its tokenizer makes of them."""
-    tokenizer = Listing(["an", " ba"])
-    assert Merges(tokenizer.all_bytes()).join(b" ban") != tokenizer.encode(" ban")
-    assert list(Pieces(tokenizer, joins=True).tokens(b" ban")) == tokenizer.encode(" ban")

@@ -26,10 +26,11 @@ from tokenizer_cases import (
 
 from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
-from edgespec.decode.verification import Dice, accept
+from edgespec.decode.verification import accept
 from edgespec.drafting.drafters.translated import Translation
 from edgespec.drafting.proposal import VerifyResult, build_tree
 from edgespec.sampling.params import SamplingParams
+from edgespec.sampling.sampling import Sampler
 
 pytestmark = pytest.mark.usefixtures("frozen_clock")
 PAIRS = [(a, b) for a in TOKENIZERS for b in TOKENIZERS]
@@ -108,7 +109,7 @@ def test_the_law_of_what_is_drawn_is_the_targets() -> None:
         weights /= weights.sum()
         return weights
 
-    def experiment(dice: Dice) -> tuple[int, ...]:
+    def experiment(dice: Sampler) -> tuple[int, ...]:
         backend = loaded(target, tokenizer)
         drafter = translating(tokenizer, loaded(draft, TINY))
         text = [few[0], few[1]]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import itertools
 import re
 from dataclasses import fields
 from pathlib import Path
@@ -18,7 +17,7 @@ from edgespec.cli.options import PlanOptions
 from edgespec.errors import UnsupportedError
 from edgespec.memory.bytes.config import KV_TYPE_BYTES
 from edgespec.memory.plan import options as module
-from edgespec.memory.plan.options import DRAFTERS, Drafters, KvType, LoadOptions
+from edgespec.memory.plan.options import KvType, LoadOptions
 from edgespec.memory.plan.request import Request
 from edgespec.option_fields import options_of
 
@@ -34,18 +33,11 @@ def test_keywords_are_the_fields() -> None:
         for part in classes["LoadKeywords"].body
         if isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name)
     }
-    assert keywords.pop("drafter") == "Drafters"  # the field has what is found of them, too
-    assert keywords == {
-        field.name: field.type for field in fields(LoadOptions) if field.name != "drafter"
-    }
+    assert keywords == {field.name: field.type for field in fields(LoadOptions)}
 
 
 def test_closed_sets_are_whole() -> None:
     assert set(get_args(KvType)) == {*KV_TYPE_BYTES}
-    ones = [("",), ("suffix", ""), ("recycling", ""), ("model", "head", "window", "")]
-    lists = {",".join(filter(None, one)) for one in itertools.product(*ones)} - {""}
-    assert set(get_args(Drafters)) == {"auto", "none"} | lists
-    assert {*",".join(lists).split(",")} == {*DRAFTERS}
 
 
 @pytest.mark.parametrize(

@@ -23,8 +23,7 @@ from edgespec.drafting.proposal import Calibration
 from edgespec.errors import UnsupportedError
 from edgespec.memory.times.curve import CostCurve
 from edgespec.memory.times.speed import SpeedModel
-from edgespec.switching.planning import Calibrated, read_calibrated, switch_reason
-from edgespec.switching.policy import SwitchPolicy
+from edgespec.switching.planning import Calibrated, SwitchPolicy, read_calibrated, switch_reason
 
 INF = math.inf
 V = 8

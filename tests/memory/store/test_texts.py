@@ -17,7 +17,6 @@ from edgespec.backends.tree import DraftTree
 from edgespec.drafting.drafters import make_drafter
 from edgespec.drafting.proposal import StepContext, VerifyResult
 from edgespec.errors import EdgespecWarning
-from edgespec.memory.plan.options import Drafters
 from edgespec.memory.store import texts
 from edgespec.memory.times.curve import CostCurve
 from edgespec.models.spec import read_model_spec
@@ -147,7 +146,7 @@ def test_tokens_that_the_model_does_not_have_are_not_drafted(folder: Path, token
 
 
 @pytest.mark.parametrize("drafter", ["none", "recycling"])
-def test_where_nothing_is_remembered_it_is_said(folder: Path, drafter: Drafters) -> None:
+def test_where_nothing_is_remembered_it_is_said(folder: Path, drafter: str) -> None:
     path = write_model(folder / "model.gguf", "llama", Q8_0)
     options: dict[str, Any] = {"context_size": 128, "threads": 1, "backend": "llamacpp"}
     with (

@@ -17,8 +17,7 @@ from edgespec.measure.timing import measure_curve
 from edgespec.memory.times.curve import CostCurve
 from edgespec.memory.times.speed import SpeedModel, predicted_speedup
 from edgespec.switching.forecast import Trace, choose, forecast
-from edgespec.switching.planning import Calibrated, switch_reason
-from edgespec.switching.policy import SwitchPolicy
+from edgespec.switching.planning import Calibrated, SwitchPolicy, switch_reason
 
 INF = math.inf
 quick = settings(max_examples=150)

@@ -12,13 +12,13 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.decode.verification import Dice
+from edgespec.sampling.sampling import Sampler
 
 Row = NDArray[np.float64]
 T = TypeVar("T")
 
 
-class AllDice:
+class AllDice(Sampler):
     """Answers as scripted, then with the first possible answer, and multiplies the chances."""
 
     def __init__(self, script: Sequence[int]) -> None:
@@ -57,7 +57,7 @@ def _after(chances: Row, answer: int) -> int:
     return next((i for i in range(answer + 1, chances.size) if chances[i] > 0.0), -1)
 
 
-def outcomes(experiment: Callable[[Dice], T]) -> Iterator[tuple[float, T]]:
+def outcomes(experiment: Callable[[Sampler], T]) -> Iterator[tuple[float, T]]:
     """Every outcome of an experiment and its probability."""
     script: list[int] | None = []
     while script is not None:

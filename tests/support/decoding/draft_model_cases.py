@@ -13,8 +13,7 @@ from hypothesis import settings
 
 from edgespec.backends.base import Logits
 from edgespec.backends.tree import DraftTree
-from edgespec.drafting.drafters.model import ModelDrafter
-from edgespec.drafting.drafters.proposal_builder import new_calibration
+from edgespec.drafting.drafters.model import ModelDrafter, new_calibration
 from edgespec.drafting.proposal import DraftEstimate, Proposal, StepContext, VerifyResult
 from edgespec.memory.times.curve import CostCurve
 from edgespec.models.early_exit import ExitInfo

@@ -15,8 +15,8 @@ import numpy as np
 from all_dice import Row, outcomes
 
 from edgespec.backends.tree import DraftTree
-from edgespec.decode.verification import Dice, accept, accept_sampled
-from edgespec.sampling.distributions import DraftDistribution, TargetDistribution, without
+from edgespec.decode.verification import accept, accept_sampled
+from edgespec.sampling.sampling import DraftDistribution, Sampler, TargetDistribution, without
 
 # Distributions [V] by the tokens after the root.
 Model = Callable[[tuple[int, ...]], Row]
@@ -61,7 +61,7 @@ MODELS: dict[str, tuple[Model, Model]] = {
 class TreeBuilder:
     """A tree that grows node by node, and remembers the distribution of each."""
 
-    def __init__(self, model: Model, dice: Dice) -> None:
+    def __init__(self, model: Model, dice: Sampler) -> None:
         self.model = model
         self.dice = dice
         self.tokens, self.parents = [ROOT], [-1]
@@ -232,7 +232,7 @@ GROWERS: dict[str, Grower] = {
 # ------------------------------------------------------------------------------ distributions
 
 Rule = Callable[
-    [DraftTree, Sequence[DraftDistribution | None], Callable[[int], TargetDistribution], Dice],
+    [DraftTree, Sequence[DraftDistribution | None], Callable[[int], TargetDistribution], Sampler],
     list[int],
 ]
 
@@ -241,7 +241,7 @@ def traversal(
     tree: DraftTree,
     distributions: Sequence[DraftDistribution | None],
     target: Callable[[int], TargetDistribution],
-    dice: Dice,
+    dice: Sampler,
 ) -> list[int]:
     path, emitted = accept_sampled(tree, distributions, target, dice)
     assert path == tree.path(path[-1])
@@ -254,7 +254,7 @@ def token_level(
     tree: DraftTree,
     distributions: Sequence[DraftDistribution | None],
     target: Callable[[int], TargetDistribution],
-    dice: Dice,
+    dice: Sampler,
 ) -> list[int]:
     """The rule it is compared with: rejection child by child (RRS, without replacement RRSw)."""
     node, emitted = 0, list[int]()
@@ -279,7 +279,7 @@ def sample_and_match(
     tree: DraftTree,
     distributions: Sequence[DraftDistribution | None],
     target: Callable[[int], TargetDistribution],
-    dice: Dice,
+    dice: Sampler,
 ) -> list[int]:
     """Logits of node i are the number i."""
     logits = np.arange(len(tree), dtype=np.float32).reshape(-1, 1)
@@ -309,7 +309,7 @@ def emissions(
 ) -> dict[tuple[int, ...], float]:
     """Emitted tokens of one round, and their probability."""
 
-    def experiment(dice: Dice) -> tuple[int, ...]:
+    def experiment(dice: Sampler) -> tuple[int, ...]:
         builder = TreeBuilder(models[1], dice)
         grow(builder)
         return tuple(rule(builder.tree, builder.distributions, target(models[0], builder), dice))

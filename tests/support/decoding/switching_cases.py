@@ -20,7 +20,7 @@ from edgespec.drafting.drafters.suffix import SuffixDrafter
 from edgespec.memory.plan.request import Request
 from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.switching.engine import SwitchingEngine, entropy_nats
-from edgespec.switching.policy import SwitchPolicy
+from edgespec.switching.planning import SwitchPolicy
 
 VOCAB = 6
 PROMPT = [1, 2, 3]

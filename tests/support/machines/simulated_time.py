@@ -20,7 +20,7 @@ from edgespec.decode import scheduler, step
 from edgespec.decode.engine import Engine
 from edgespec.decode.generation import Chunk
 from edgespec.decode.options import GenerationOptions
-from edgespec.decode.sequence import Job
+from edgespec.decode.step import Job
 from edgespec.drafting.drafters import combined
 
 
