@@ -120,7 +120,6 @@ class Wrap:
         return "".join(map(self._add, re.findall(r"\x1b\[\d+m|(?s:.)", text)))
 
     def end(self) -> str:
-        """What was held back."""
         return self._put()
 
     def _add(self, char: str) -> str:

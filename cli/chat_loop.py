@@ -245,7 +245,6 @@ class Chat:
             return load_engine(spec, request, cancel, quiet=False, is_first=is_first)
 
     def load(self, path: Path) -> None:
-        """Go on with a saved conversation."""
         tools = self.session.tools
         self.session = Session.load(self.engine, path)
         self.session.tools = tools

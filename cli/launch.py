@@ -8,7 +8,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 
 from edgespec.cli.options import SERVER
 from edgespec.cli.render import printable
@@ -18,39 +17,23 @@ from edgespec.option_fields import argument, option
 _ANSWER_S = 5.0  # of a server that was asked for its models: it knows them without loading one
 _MOST_BYTES = 1 << 20  # of that answer
 
-_Started = tuple[dict[str, str], list[str]]  # variables and arguments
+PROGRAMS = ("aider", "claude", "codex")
 
 
-def _claude(url: str, key: str, model: str) -> _Started:
-    names = ("ANTHROPIC_MODEL", "ANTHROPIC_SMALL_FAST_MODEL")
-    told = {"ANTHROPIC_BASE_URL": url, "ANTHROPIC_AUTH_TOKEN": key}
-    return told | dict.fromkeys(names, model), []
-
-
-def _codex(url: str, key: str, model: str) -> _Started:
-    ours = "model_providers.edgespec"
-    values = {
-        "model_provider": "edgespec",
-        f"{ours}.name": "edgespec",
-        f"{ours}.base_url": f"{url}/v1",
-        f"{ours}.wire_api": "responses",
-        f"{ours}.env_key": "OPENAI_API_KEY",
-        "model": model,
-    }
-    parts = [part for name, one in values.items() for part in ("-c", f"{name}={json.dumps(one)}")]
-    return {"OPENAI_API_KEY": key}, parts
-
-
-def _aider(url: str, key: str, model: str) -> _Started:
-    told = {"OPENAI_API_BASE": f"{url}/v1", "OPENAI_API_KEY": key}
-    return told, ["--model", f"openai/{model}"]
-
-
-PROGRAMS: dict[str, Callable[[str, str, str], _Started]] = {
-    "aider": _aider,
-    "claude": _claude,
-    "codex": _codex,
-}
+def _told(program: str, url: str, key: str, model: str) -> tuple[dict[str, str], list[str]]:
+    """Variables and arguments by which a program gets a server's address, key and model."""
+    openai = {"OPENAI_API_KEY": key}
+    if program == "aider":
+        return {"OPENAI_API_BASE": f"{url}/v1", **openai}, ["--model", f"openai/{model}"]
+    if program == "claude":
+        names = ("ANTHROPIC_MODEL", "ANTHROPIC_SMALL_FAST_MODEL")
+        told = {"ANTHROPIC_BASE_URL": url, "ANTHROPIC_AUTH_TOKEN": key}
+        return told | dict.fromkeys(names, model), []
+    values = {"name": "edgespec", "base_url": f"{url}/v1", "wire_api": "responses"}
+    values |= {"env_key": "OPENAI_API_KEY"}
+    ours = {f"model_providers.edgespec.{name}": value for name, value in values.items()}
+    set_ = {"model_provider": "edgespec", **ours, "model": model}
+    return openai, [one for name in set_ for one in ("-c", f"{name}={json.dumps(set_[name])}")]
 
 
 def launch(
@@ -78,7 +61,7 @@ def launch(
             f"the server has no model {model!r}", hint=f"it has {', '.join(names)}"
         )
     # Some refuse to run without a key.
-    variables, given = PROGRAMS[program](url, api_key or "none", model or names[0])
+    variables, given = _told(program, url, api_key or "none", model or names[0])
     command = [program, *given, *arguments]
     if only_print:
         set_ = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]

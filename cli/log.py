@@ -76,7 +76,6 @@ class _ToStderr(logging.Handler):
     """Writes to what stderr is at that time. Notes are printed already."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a line."""
         if record.name != NOTES.name:
             print(self.format(record), file=sys.stderr, flush=True)
 

@@ -143,12 +143,10 @@ class Group:
 
     @classmethod
     def own(cls) -> dict[str, _Own]:
-        """Its fields."""
         return _own(cls)
 
     @classmethod
     def known(cls) -> dict[str, Option]:
-        """What is known of each option."""
         return {name: one.known for name, one in cls.own().items() if one.known is not None}
 
     @classmethod
@@ -183,7 +181,6 @@ class Given(Group):
 
     @classmethod
     def own(cls) -> dict[str, _Own]:
-        """The fields of the other class."""
         return _own(cls.SOURCE)
 
     @classmethod
@@ -271,7 +268,6 @@ class ModelOptions(_Named):
         return self.other if self.model is None else self.model
 
     def path(self, plan_options: PlanOptions | None = None) -> Path:
-        """The file or folder; see `model_path`."""
         return model_path(self.name, plan_options)
 
 
@@ -287,7 +283,6 @@ class ModelsOptions(_Named):
         return self.models or ([] if self.other is None else [self.other])
 
     def paths(self, plan_options: PlanOptions | None = None) -> list[Path]:
-        """The files or folders; see `model_path`."""
         return [model_path(one, plan_options) for one in self.names or (None,)]
 
 
@@ -349,7 +344,6 @@ class PlanOptions(Given):
 
     @classmethod
     def own(cls) -> dict[str, _Own]:
-        """Those of `LoadOptions`, with other words for some."""
         words, found = _OtherWords.own(), {}
         for name, own in super().own().items():
             if own.known is not None and not own.known.of_servers:
@@ -430,7 +424,6 @@ class SettingsInTurns(Group):
 
     @classmethod
     def own(cls) -> dict[str, _Own]:
-        """Those of `PlanOptions`."""
         return PlanOptions.own()
 
     @classmethod

@@ -262,7 +262,6 @@ class Progress:
         self.clear()
 
     def clear(self) -> None:
-        """Remove the line."""
         if self._line:
             _unfiltered(sys.stderr).write("\r" + " " * len(self._line) + "\r")
             sys.stderr.flush()

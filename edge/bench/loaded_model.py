@@ -205,11 +205,9 @@ class LoadedModel:
         }
 
     def mark(self, phase: str) -> None:
-        """A new phase of the memory's history begins."""
         self._tracker.mark(phase)
 
     def close(self) -> None:
-        """Free the model."""
         with self._engine:
             self._tracker.__exit__(None, None, None)
 
@@ -312,11 +310,9 @@ class WorkerContender:
         self._sampling = sampling
 
     def renew(self) -> None:
-        """Forget the answers that were given."""
         self._worker.call("renew", self._place)
 
     def answer(self, prompt: Prompt, max_tokens: int) -> Answer:
-        """The answer to `prompt`."""
         answer = self._worker.call("answer", self._place, prompt, max_tokens, self._sampling)
         assert isinstance(answer, Answer)
         return answer

@@ -108,7 +108,6 @@ def profile(
 
 
 def model_facts(spec: ModelSpec) -> dict[str, Any]:
-    """What file was measured, for reports."""
     return {
         "file": spec.path.name,
         "name": spec.name,
@@ -118,7 +117,6 @@ def model_facts(spec: ModelSpec) -> dict[str, Any]:
 
 
 def machine_facts() -> dict[str, Any]:
-    """What this machine is, for reports."""
     return {
         "measured_at": time.strftime("%Y-%m-%d %H:%M %z"),
         "cpu": host.cpu_name(),

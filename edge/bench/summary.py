@@ -51,12 +51,10 @@ class Ratio:
 
 
 def together(answers: Sequence[Timed]) -> Timed:
-    """All tokens in all the time."""
     return Timed(sum(a.tokens for a in answers), sum(a.seconds for a in answers))
 
 
 def rate(answers: Sequence[Timed]) -> float:
-    """Tokens per second over all answers together."""
     return together(answers).per_s
 
 
@@ -172,13 +170,21 @@ def summary(
     of the first of these. `unexplained` are answers that part where the two best logits are
     further apart than `noise`.
     """
-    pairs = [_middle(one, other) for one, other in zip(ours, baseline, strict=True)]
+    pairs = []
+    for both in zip(ours, baseline, strict=True):  # the repeats of each prompt that count
+        sides = [[answer.counters for answer in one.answers] for one in both]
+        places = middle_repeats(*([decoding(counters) for counters in side] for side in sides))
+        first, second = ([side[place] for place in places] for side in sides)
+        pairs.append((first, second))
     counters = [sides[0][0] for sides in pairs]
     timed = [_timed(sides, decoding) for sides in pairs]
     whole = [_timed(sides, end_to_end) for sides in pairs]
     rounds = sum(c.rounds for c in counters)
     accepted = sum(c.accepted_tokens for c in counters)
     gaps = [one.gap for one in ours if one.gap is not None]
+    given = [answer for one in ours for answer in one.answers]
+    joules = [one.joules for one in given if one.joules is not None]
+    tokens = sum(one.counters.generated_tokens for one in given)
     return {
         "prompts": len(pairs),
         "tokens": sum(c.generated_tokens for c in counters),
@@ -195,19 +201,12 @@ def summary(
         "accepted_by": _total(c.accepted_by for c in counters),
         "draft_s": sum(c.draft_s for c in counters),
         "host_share": host_share(counters),
-        "j_per_token": _joules_a_token(answer for one in ours for answer in one.answers),
+        # Of the whole machine, prompts included; None where nothing counts them.
+        "j_per_token": sum(joules) / tokens if tokens and len(joules) == len(given) else None,
         "identical": len(pairs) - len(gaps),
         "unexplained": sum(gap > noise for gap in gaps),
         "largest_gap": max(gaps, default=0.0),
     }
-
-
-def _joules_a_token(answers: Iterable[Answer]) -> float | None:
-    """Of the whole machine, prompts included; None where nothing counts them."""
-    counted = [(one.joules, one.counters.generated_tokens) for one in answers]
-    tokens = sum(count for _, count in counted)
-    joules = [taken for taken, _ in counted if taken is not None]
-    return sum(joules) / tokens if tokens and len(joules) == len(counted) else None
 
 
 def table_rows(variant: Mapping[str, Any], baseline: Mapping[str, Any]) -> list[tuple[str, ...]]:
@@ -229,14 +228,6 @@ def table_rows(variant: Mapping[str, Any], baseline: Mapping[str, Any]) -> list[
             )
         )
     return rows
-
-
-def _middle(ours: Prompted, baseline: Prompted) -> tuple[list[Counters], list[Counters]]:
-    """The repeats of one prompt that count, of both."""
-    sides = [[answer.counters for answer in one.answers] for one in (ours, baseline)]
-    places = middle_repeats(*([decoding(counters) for counters in side] for side in sides))
-    first, second = ([side[place] for place in places] for side in sides)
-    return first, second
 
 
 def _timed(

@@ -87,7 +87,14 @@ def tune(
                 f"no type loses at most {max_kl:.4f}: {said}", hint="allow more with --max-kl"
             )
         path = judge.file(chosen["type"])
-        _measure_together(spec, rows[0], chosen, path)
+        # What both files really take, in turns where both fit into memory.
+        paths, threads = (spec.path, path), host.usable_cores()
+        if 2 * (rows[0]["bytes"] + chosen["bytes"]) < host.available_bytes():
+            times = step_ms_in_turns(paths, threads=threads)
+        else:
+            times = [step_ms(one, threads=threads) for one in paths]
+        for row, found in zip((rows[0], chosen), times, strict=True):
+            row["measured"] = speed_of(spec, curve_from(found))
         if target is not None:
             put_in_place(path, target)
     return {"max_kl": max_kl, "type": chosen["type"], "rows": rows, "places": len(reference.rest)}
@@ -125,20 +132,6 @@ def _folder_for(spec: ModelSpec, target: Path | None) -> Iterator[Path]:
     with making(target) as folder:
         folder.mkdir()
         yield folder
-
-
-def _measure_together(
-    spec: ModelSpec, source: dict[str, Any], chosen: dict[str, Any], path: Path
-) -> None:
-    """Set what both files really take, measured in turns where both fit into memory."""
-    threads = host.usable_cores()
-    paths = (spec.path, path)
-    if 2 * (source["bytes"] + chosen["bytes"]) < host.available_bytes():
-        times = step_ms_in_turns(paths, threads=threads)
-    else:
-        times = [step_ms(path, threads=threads) for path in paths]
-    for row, found in zip((source, chosen), times, strict=True):
-        row["measured"] = speed_of(spec, curve_from(found))
 
 
 def _candidate_rows(

@@ -194,7 +194,6 @@ class Answer:
         self._event = _line if self._interface.lines else _event
 
     async def run(self) -> None:
-        """By ASGI."""
         self._underway.add(self)
         work = asyncio.ensure_future(self._work())
         try:

@@ -50,8 +50,7 @@ from edgespec.serve.messages import prepare_message, read_messages
 from edgespec.serve.ollama import (
     embed,
     ollama_version,
-    prepare_ollama_chat,
-    prepare_ollama_prompt,
+    prepare_ollama,
     read_embed,
     read_ollama_chat,
     read_ollama_prompt,
@@ -105,7 +104,6 @@ class AuthMiddleware:
         self._app: ASGIApp = _Origins(self._answer, access) if access.origins else self._answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """By ASGI."""
         if scope["type"] != "http":
             await self._routes(scope, receive, send)
             return
@@ -194,7 +192,6 @@ class _Origins(CORSMiddleware):
         self._access = access
 
     def is_allowed_origin(self, origin: str) -> bool:
-        """As `AuthSettings` says."""
         return self._access.takes_origin(origin)
 
 
@@ -263,10 +260,6 @@ Prepare = Callable[[Any, Any, Task], Any]
 Handler = Callable[[Request], Awaitable[Response]]
 
 
-def _read_nothing(fields: Fields, _setup: ServedModel) -> None:
-    fields.take()
-
-
 def _told(answer: Callable[[Any, Any], Any]) -> Callable[[Any, Any, Task], Any]:
     return lambda service, asked, _task: answer(service, asked)
 
@@ -286,8 +279,8 @@ _ASKED: dict[str, tuple[str, Read, Prepare]] = {
     "/v1/messages/count_tokens": (CHAT, partial(read_messages, counts=True), _told(count_chat)),
     "/v1/chat/completions/input_tokens": (CHAT, read_chat, _told(count_chat)),
     "/v1/responses/input_tokens": (CHAT, read_response, _told(count_response)),
-    "/api/chat": (CHAT, read_ollama_chat, prepare_ollama_chat),
-    "/api/generate": (CHAT, read_ollama_prompt, prepare_ollama_prompt),
+    "/api/chat": (CHAT, read_ollama_chat, partial(prepare_ollama, is_chat=True)),
+    "/api/generate": (CHAT, read_ollama_prompt, partial(prepare_ollama, is_chat=False)),
     "/api/embed": (EMBED, read_embed, embed),
     "/api/embeddings": (EMBED, read_embed, embed),
     "/v1/embeddings": (EMBED, read_embeddings, embeddings),
@@ -334,7 +327,6 @@ class Routes:
         self._calls = anyio.CapacityLimiter(_CALLS_AT_ONCE)
 
     def all(self) -> list[Route]:
-        """The routes of the application."""
         handlers: list[tuple[str, str, Any]] = [
             ("/health", "GET", self._health),
             ("/v1/models", "GET", self._models),
@@ -348,7 +340,7 @@ class Routes:
         handlers += [(path, "GET", self._told(tell)) for path, tell in _TELLING.items()]
         for path, (kind, content) in page_files().items():
             handlers.append((path, "GET", Response(content, media_type=kind, headers=PAGE_HEADERS)))
-        asked = {**_ASKED, "/v1/models/load": (ANY, _read_nothing, self._loaded)}
+        asked = {**_ASKED, "/v1/models/load": (ANY, lambda fields, _: fields.take(), self._loaded)}
         for path, (kind, read, prepare) in asked.items():
             interface = Interface(
                 *(kind, read, prepare, error_form(path), _FAILING.get(path)),

@@ -366,7 +366,14 @@ def conversation_of(asked: ChatRequest, prompts: Prompts, template: str) -> Conv
         before = None
         if may_think and not text.rstrip().endswith(tags.closing):
             before = ("" if within else tags.opening, tags.closing + tags.after)
-        marker = _call_marker(formats[0]) if tools.offered else ""
+        marker, how = "", formats[0]  # what a call begins with
+        if tools.offered and (how is HARMONY or how.text):
+            raise ApiError(
+                "a form of the answer is not supported beside tools with this model's chat format",
+                code="unsupported_value",
+            )
+        if tools.offered:
+            marker = (pieces(how.opening) or pieces(how.begin))[0].strip()
         form, thinks = {"think_tags": before, "free_after": marker}, before is not None
     budget = asked.think_budget if thinks else None
     # Control tokens that a reader has to see.
@@ -388,14 +395,6 @@ def conversation_of(asked: ChatRequest, prompts: Prompts, template: str) -> Conv
         return reader
 
     return Conversation(text, options, make_reader)
-
-
-def _call_marker(how: ToolFormat) -> str:
-    """What a call begins with where an answer has a form else. Raises ApiError."""
-    if how is HARMONY or how.text:
-        message = "a form of the answer is not supported beside tools with this model's chat format"
-        raise ApiError(message, code="unsupported_value")
-    return (pieces(how.opening) or pieces(how.begin))[0].strip()
 
 
 def _reader(

@@ -118,7 +118,14 @@ def prepare_completion(service: Service, asked: CompletionRequest, task: Task) -
     """Prompts as they are, continued. Raises ApiError, and as `Engine.stream`."""
     generations, echoes, text_of = [], [], service.told_tokens.text_of
     for prompt in asked.prompts:
-        ids, options, echo = _completion_ids(service, asked, prompt), asked.options, ""
+        options, echo = asked.options, ""
+        if isinstance(prompt, str):
+            service.prompts.check_length(prompt, asked.suffix, param="prompt")
+        if isinstance(prompt, str) and asked.suffix:
+            tokenizer = service.engine.backend.tokenizer
+            ids = fill_ids(tokenizer, Gap(prompt, asked.suffix), None, "suffix")[0]
+        else:
+            ids = service.engine.encode(prompt, raw=True)
         if asked.scores:
             options, echo = _scoring(service, asked, ids), text_of(ids[:1])
             ids = ids[:1]
@@ -146,17 +153,6 @@ def _scoring(service: Service, asked: CompletionRequest, ids: list[int]) -> Gene
         raise ApiError("a prompt with a token that ends answers has no logprobs", param="prompt")
     most = asked.options.max_tokens if asked.writes else 0
     return replace(asked.options, begun=ids[1:], max_tokens=max(1, len(ids) - 1 + most))
-
-
-def _completion_ids(
-    service: Service, asked: CompletionRequest, prompt: str | list[int]
-) -> list[int]:
-    if isinstance(prompt, str):
-        service.prompts.check_length(prompt, asked.suffix, param="prompt")
-        if asked.suffix:
-            tokenizer = service.engine.backend.tokenizer
-            return fill_ids(tokenizer, Gap(prompt, asked.suffix), None, "suffix")[0]
-    return service.engine.encode(prompt, raw=True)
 
 
 class Echo(NamedTuple):

@@ -39,7 +39,6 @@ class EmbeddingService:
 
     @property
     def is_busy(self) -> bool:
-        """Whether an answer is under way."""
         return self._running > 0
 
     @property
@@ -55,7 +54,6 @@ class EmbeddingService:
             raise ApiError(str(problem), status=503, code="engine_unusable") from problem
 
     def memory_bytes(self) -> dict[str, int]:
-        """What was allocated, by component."""
         return self.embedder.memory_bytes()
 
     @contextmanager
@@ -84,7 +82,6 @@ class EmbeddingService:
             )
 
     def close(self) -> None:
-        """Free the model; safe to call twice."""
         self.embedder.close()
 
 

@@ -37,19 +37,19 @@ _NOT_THERE = {
 }
 
 
-def read_ollama_chat(fields: Fields, setup: ServedModel) -> ChatRequest | None:
+Prompt = tuple[ChatRequest, Gap, bool]
+
+
+def read_ollama_chat(fields: Fields, setup: ServedModel) -> Prompt | None:
     """What `/api/chat` is asked for; None where the model alone is to be loaded. Raises ApiError.
 
     That is what a request without messages asks for.
     """
     if messages := fields.list("messages", setup.limits.messages):
-        return _read(fields, setup, messages)
+        return _read(fields, setup, messages), Gap("", ""), False
     parse_model(fields, setup)
     fields.take()
     return None
-
-
-Prompt = tuple[ChatRequest, Gap, bool]
 
 
 def read_ollama_prompt(fields: Fields, setup: ServedModel) -> Prompt | None:
@@ -111,25 +111,21 @@ def _message(message: Any) -> Any:
 # -- what is answered ----------------------------------------------------------------------
 
 
-def prepare_ollama_chat(
-    service: Service, asked: ChatRequest | None, task: Task
+def prepare_ollama(
+    service: Service, found: Prompt | None, task: Task, *, is_chat: bool
 ) -> AnswerJob | dict[str, Any]:
-    """The next message of a conversation. Raises ApiError, and as `Engine.stream`."""
-    serializer = OllamaSerializer(service, task, is_chat=True)
-    return serializer.loaded() if asked is None else _of_chat(service, asked, serializer, task)
+    """The next message of a conversation, an answer to a prompt, or its continuation.
 
-
-def prepare_ollama_prompt(
-    service: Service, found: Prompt | None, task: Task
-) -> AnswerJob | dict[str, Any]:
-    """An answer to a prompt, or its continuation. Raises ApiError, and as `Engine.stream`."""
-    serializer = OllamaSerializer(service, task, is_chat=False)
+    Raises ApiError, and as `Engine.stream`.
+    """
+    serializer = OllamaSerializer(service, task, is_chat=is_chat)
     if found is None:
         return serializer.loaded()
     asked, gap, raw = found
-    raw = raw or service.prompts.template(with_tools=False) is None
-    if not raw and not gap.suffix:
-        return _of_chat(service, asked, serializer, task)
+    has_format = is_chat or service.prompts.template(with_tools=False) is not None
+    if has_format and not raw and not gap.suffix:
+        talk, ids = prompt_of(service, asked)
+        return answer_job(service, asked, talk, ids, serializer, task, names_events=True)
     service.prompts.check_length(gap.prefix, gap.suffix, param="prompt")
     if gap.suffix:
         ids = fill_ids(service.engine.backend.tokenizer, gap, None, "suffix")[0]
@@ -137,13 +133,6 @@ def prepare_ollama_prompt(
         ids = service.engine.encode(gap.prefix, raw=True)
     made = service.generations(task, "", ids, asked.options, 1)
     return AnswerJob(made, serializer, asked.output.streams, names_events=True, writes=asked.writes)
-
-
-def _of_chat(
-    service: Service, asked: ChatRequest, serializer: OllamaSerializer, task: Task
-) -> AnswerJob:
-    talk, ids = prompt_of(service, asked)
-    return answer_job(service, asked, talk, ids, serializer, task, names_events=True)
 
 
 class OllamaSerializer(Serializer):
@@ -248,7 +237,6 @@ def ollama_version(_pool: Pool, _member: Member) -> dict[str, str]:
 
 
 def tags(pool: Pool, _member: Member) -> dict[str, Any]:
-    """All models."""
     return {"models": [_card(one, pool) for one in pool.members]}
 
 

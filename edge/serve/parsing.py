@@ -174,7 +174,6 @@ class Fields:
         return value
 
     def number(self, field: str, default: float, low: float, high: float) -> float:
-        """A number from `low` to `high`."""
         value = self.pop(field, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
             self.refuse(field, f"must be a number, not {shown(value)}")
@@ -185,7 +184,6 @@ class Fields:
         return float(value)
 
     def whole(self, field: str, default: int, low: int, high: int) -> int:
-        """A whole number from `low` to `high`."""
         value = self.pop(field, default)
         if isinstance(value, float) and value.is_integer():
             value = int(value)
@@ -196,14 +194,12 @@ class Fields:
         return value
 
     def flag(self, field: str, default: bool = False) -> bool:
-        """True or false."""
         value = self.pop(field, default)
         if not isinstance(value, bool):
             self.refuse(field, f"must be true or false, not {shown(value)}")
         return value
 
     def list(self, field: str, most: int, default: Sequence[Any] = ()) -> list[Any]:
-        """A list of at most `most` items."""
         value = self.pop(field, list(default))
         if not isinstance(value, list):
             self.refuse(field, f"must be a list, not {shown(value)}")

@@ -93,7 +93,6 @@ class Metrics:
         self._lock = threading.Lock()
 
     def add(self, counters: Counters, *, cancelled: bool) -> None:
-        """Count a generation that has ended."""
         sums = {name: getattr(counters, its) for name, its in _SUMMED.items()}
         self.count(generations=1, cancelled=int(cancelled), **sums)
         with self._lock:
@@ -101,18 +100,15 @@ class Metrics:
             self.accepted_by.update(counters.accepted_by)
 
     def count(self, **numbers: float) -> None:
-        """Add to some sums."""
         with self._lock:
             for name, number in numbers.items():
                 self.sums[name] += number
 
     def add_status(self, status: int) -> None:
-        """Count a request that was answered."""
         with self._lock:
             self.statuses[status] += 1
 
     def as_json(self) -> dict[str, Any]:
-        """All of it."""
         names = "drafted_by", "accepted_by", "statuses"
         return {**self.sums, **{name: dict(getattr(self, name)) for name in names}}
 
@@ -191,7 +187,6 @@ class Member:
 
     @property
     def card(self) -> dict[str, Any]:
-        """What is told of it."""
         more: dict[str, Any] = {"problem": self.problem} if self.problem else {}
         if self.is_pinned:
             more["pinned"] = True

@@ -178,7 +178,6 @@ class Connections:
             self._idle.pop(transport, None)
 
     def remove(self, transport: asyncio.Transport) -> None:
-        """One that is closed."""
         self._count -= 1
         self._idle.pop(transport, None)
 

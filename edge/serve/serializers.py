@@ -147,7 +147,6 @@ class Serializer(ABC):
         return []
 
     def close(self, choices: Sequence[Choice]) -> list[dict[str, Any]]:
-        """After all answers."""
         return []
 
     @abstractmethod
@@ -167,7 +166,6 @@ def fingerprint() -> str:
 
 
 def now_s() -> int:
-    """The time, in whole seconds."""
     return int(time.time())
 
 
@@ -315,7 +313,6 @@ class ToldTokens:
         return {"token": text, "logprob": _finite(logprob), "bytes": list(data)}
 
     def text_of(self, tokens: Sequence[int]) -> str:
-        """The text of several."""
         return b"".join(map(self._tokenizer.token_bytes, tokens)).decode(errors="replace")
 
     def _name(self, token: int) -> str:

@@ -179,12 +179,10 @@ class Generation:
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing more comes."""
         return self._end is not None
 
     @property
     def is_reading(self) -> bool:
-        """Whether its first token has not come."""
         return self._first_s is None
 
     @property
@@ -241,7 +239,6 @@ class Generation:
             self._wake()
 
     def end(self, result: Result, problem: Exception | None = None) -> None:
-        """Nothing more comes."""
         with self._lock:
             self._end = result, problem
         self._wake()
@@ -282,7 +279,6 @@ class Executor:
 
     @property
     def is_full(self) -> bool:
-        """Whether no more may come."""
         return len(self.waiting) + len(self.running) >= self._most + self._users
 
     def submit(self, generations: Sequence[Generation]) -> None:
@@ -444,20 +440,17 @@ class Service:
 
     @cached_property
     def sizes(self) -> Sizes:
-        """What it adds to the process."""
         plan, allocated = self.plan, sum(self.memory_bytes().values())
         return {"process": allocated if plan is None else plan.predicted_peak_bytes}
 
     @property
     def about(self) -> Mapping[str, Any]:
-        """What is said of it in a list of models."""
         backend = self.engine.backend
         senses = backend.modalities if sees_images(backend) else None
         return about(self.setup.context_size, self.engine.vocab_size, senses)
 
     @cached_property
     def end_ids(self) -> Sequence[int]:
-        """The tokens that end an answer."""
         is_end = self.engine.backend.tokenizer.is_end
         return [token for token in range(self.engine.vocab_size) if is_end(token)]
 
@@ -547,17 +540,14 @@ class Service:
             _TRIALS.release()
 
     def memory_bytes(self) -> dict[str, int]:
-        """What was allocated, by component."""
         return self.engine.memory_bytes()
 
     @property
     def is_full(self) -> bool:
-        """Whether the queue takes no more."""
         return self.executor.is_full
 
     @property
     def is_busy(self) -> bool:
-        """Whether an answer is under way, or waits."""
         return bool(self.executor.running or self.executor.waiting)
 
     def close(self) -> None:

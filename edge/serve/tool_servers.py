@@ -88,7 +88,6 @@ class ToolServers:
         return text
 
     def close(self) -> None:
-        """End all servers; safe to call twice."""
         for server in self._servers:
             server.end()
 

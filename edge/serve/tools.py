@@ -104,7 +104,6 @@ class JsonRepair:
         return "".join(made)
 
     def finish(self) -> str:
-        """What waits."""
         return self.push("", is_last=True)
 
     def _in_text(self, token: str) -> str:
@@ -159,7 +158,6 @@ class OpenCall:
         self._repair, self._parts, self._given = JsonRepair(), list[str](), 0
 
     def write(self, text: str) -> None:
-        """More of the arguments, in JSON."""
         if part := self._repair.push(text if self._parts else text.lstrip()):
             self._parts.append(part)
 
@@ -312,7 +310,6 @@ class _Values:
         return found
 
     def value(self) -> Any:
-        """The value that comes next."""
         if self.level >= _MOST_LEVELS:
             raise ValueError("too deep")
         self.level += 1

@@ -159,7 +159,6 @@ def parts_of(paths: Iterable[str], chosen: str) -> list[str]:
 
 
 def is_whole(paths: Sequence[str], chosen: str) -> bool:
-    """Whether all parts of a model are there."""
     return len(parts_of(paths, chosen)) == read_name(chosen).parts
 
 

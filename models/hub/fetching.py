@@ -139,21 +139,19 @@ def _remote_file(name: str, one: dict[str, Any]) -> RemoteFile:
     """Raises DownloadError for what could lead out of the cache."""
     lfs, path, size = one.get("lfs"), one.get("path"), one.get("size")
     digest = lfs.get("oid") if isinstance(lfs, dict) else one.get("oid")
-    if not isinstance(path, str) or not _is_below(path):
+    parts = path.split("/") if isinstance(path, str) and path.isprintable() else [""]
+    # Else it could leave the folder that it is joined to, on some system.
+    is_below = all(
+        not {"\\", ":"} & {*part}
+        and part not in ("", ".", "..")
+        and len(part.encode()) <= _MOST_NAME_BYTES
+        for part in parts
+    )
+    if not isinstance(path, str) or not is_below:
         raise _malformed(name, "path", path)
     if type(size) is not int or not 0 <= size <= _MOST_FILE_BYTES:
         raise _malformed(name, "size", size)
     return RemoteFile(path, size, _formed(name, "digest", digest, _DIGEST))
-
-
-def _is_below(path: str) -> bool:
-    """Whether a path stays below the folder that it is joined to, on every system."""
-    if not path.isprintable() or any(one in path for one in "\\:"):
-        return False
-    parts = path.split("/")
-    return all(
-        part not in ("", ".", "..") and len(part.encode()) <= _MOST_NAME_BYTES for part in parts
-    )
 
 
 def _formed(name: str, what: str, value: Any, form: re.Pattern[str]) -> str:
@@ -312,7 +310,6 @@ class Wanted:
 
     @property
     def file_bytes(self) -> int:
-        """Bytes of all parts."""
         return sum(self.repository.files[path].file_bytes for path in self.paths)
 
 
@@ -434,8 +431,15 @@ def _check_disk(wanted: Wanted) -> None:
 
 
 def _missing_bytes(wanted: Wanted) -> int:
-    there = sum(_present(wanted.repository, path) for path in wanted.paths)
-    return wanted.file_bytes - there
+    """Bytes of its files that are not on the disk."""
+    left = wanted.file_bytes
+    for path in wanted.paths:
+        blob = _blob(wanted.repository, path)
+        for file in (blob, blob.with_name(blob.name + _PARTIAL)):
+            with suppress(OSError):
+                left -= file.stat().st_size
+                break
+    return left
 
 
 def _variable() -> str:
@@ -501,15 +505,6 @@ def _place(repository: Repository, path: str) -> Path:
 def _blob(repository: Repository, path: str) -> Path:
     folder = resolve.repository_folder(repository.name)
     return folder / "blobs" / repository.files[path].digest
-
-
-def _present(repository: Repository, path: str) -> int:
-    """Bytes of a file that are on the disk."""
-    blob = _blob(repository, path)
-    for file in (blob, blob.with_name(blob.name + _PARTIAL)):
-        with suppress(OSError):
-            return file.stat().st_size
-    return 0
 
 
 def _fetch_file(repository: Repository, path: str, tell: Callable[[int], None]) -> None:

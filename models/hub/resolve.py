@@ -95,8 +95,11 @@ def _everything() -> Iterator[Local]:
         *(("LM Studio", Path(os.path.expanduser(home)) / "models") for home in _LM_STUDIO),
         *((FOLDERS, Path(os.path.expanduser(folder))) for folder in own if folder),
     ):
+        home = os.path.expanduser("~")
         for path in gguf_files(folder):
-            yield Local(_short(path), path, source)
+            is_own = path.is_relative_to(home)
+            name = f"~{os.sep}{path.relative_to(home)}" if is_own else str(path)
+            yield Local(name, path, source)
 
 
 def gguf_files(folder: Path) -> list[Path]:
@@ -106,12 +109,6 @@ def gguf_files(folder: Path) -> list[Path]:
     except OSError:
         return []
     return [path for path in paths if choice.read_name(path.name).part == 1 and path.is_file()]
-
-
-def _short(path: Path) -> str:
-    """A path as people write it."""
-    home = os.path.expanduser("~")
-    return f"~{os.sep}{path.relative_to(home)}" if path.is_relative_to(home) else str(path)
 
 
 # -- Hugging Face's cache, which llama.cpp shares ------------------------------------------------
@@ -297,10 +294,23 @@ def model_file(name: str, fetch: Fetch | None = None) -> Path:
     """
     if name == EMBEDDED:
         return embedded_model()
-    if repository_and_tag := hub_name(name):
-        return _from_hub(*repository_and_tag, fetch)
+    if found := hub_name(name):
+        if (path := cached(*found)) is not None:
+            return path
+        if fetch is None:
+            shown = f"{HUB}{found[0]}" + (f":{found[1]}" if found[1] else "")
+            raise ModelNotFoundError(
+                f"{shown} is not on this machine", hint=f"`edgespec models pull {shown}` gets it"
+            )
+        return fetch(*found)
     if name.startswith(OLLAMA):
-        return _from_ollama(name)
+        wanted = name if ":" in name.removeprefix(OLLAMA) else f"{name}:latest"
+        if (local := named(wanted)) is not None:
+            return local.path
+        there = wanted.removeprefix(OLLAMA)
+        raise ModelNotFoundError(
+            f"Ollama has no model {there} here", hint=_hint(name, f"`ollama pull {there}` gets it")
+        )
     if exists(name):
         return expanded(name)
     raise missing(name)
@@ -333,17 +343,6 @@ def hub_name(name: str) -> tuple[str, str] | None:
     return repository, path or tag
 
 
-def _from_hub(repository: str, tag: str, fetch: Fetch | None) -> Path:
-    if (path := cached(repository, tag)) is not None:
-        return path
-    if fetch is None:
-        name = f"{HUB}{repository}" + (f":{tag}" if tag else "")
-        raise ModelNotFoundError(
-            f"{name} is not on this machine", hint=f"`edgespec models pull {name}` gets it"
-        )
-    return fetch(repository, tag)
-
-
 def cached(repository: str, tag: str) -> Path | None:
     """The first part of what a tag means in OWNER/REPO, where all parts are in the hub's cache.
 
@@ -355,16 +354,6 @@ def cached(repository: str, tag: str) -> Path | None:
         if chosen is not None and choice.is_whole(paths, chosen):
             return place / choice.parts_of(paths, chosen)[0]
     return None
-
-
-def _from_ollama(name: str) -> Path:
-    wanted = name if ":" in name.removeprefix(OLLAMA) else f"{name}:latest"
-    if (local := named(wanted)) is not None:
-        return local.path
-    there = wanted.removeprefix(OLLAMA)
-    raise ModelNotFoundError(
-        f"Ollama has no model {there} here", hint=_hint(name, f"`ollama pull {there}` gets it")
-    )
 
 
 def nearest(name: str) -> list[str]:
