@@ -250,7 +250,13 @@ class ResponsesSerializer(Serializer):
         """Text of an item, which is opened where another one was written."""
         events = []
         if self._open is None or self._open["type"] != kind:
-            events = self._close_item() + self._open_item(kind)
+            events = self._close_item()
+            item: dict[str, Any] = {"id": new_id("msg_"), "type": "message", "role": "assistant"}
+            if kind == "reasoning":
+                item = {"id": new_id("rs_"), "type": "reasoning", "summary": []}
+            self._logprobs = []
+            added = self._begin({**item, "status": "in_progress", "content": []})
+            events += [added, self._part_event("added")]
         self._text += text
         told = {**self._place(), "delta": text}
         if kind == "message":
@@ -271,16 +277,9 @@ class ResponsesSerializer(Serializer):
         name = "reasoning_summary_part" if is_summary else "content_part"
         return self._event(f"response.{name}.{kind}", **self._place(), part=self._part())
 
-    def _open_item(self, kind: str) -> list[Event]:
-        item: dict[str, Any] = {"id": new_id("msg_"), "type": "message", "role": "assistant"}
-        if kind == "reasoning":
-            item = {"id": new_id("rs_"), "type": "reasoning", "summary": []}
-        self._open = {**item, "status": "in_progress", "content": []}
-        self._text, self._logprobs = "", []
-        added = self._event(
-            "response.output_item.added", output_index=len(self._done), item=self._open
-        )
-        return [added, self._part_event("added")]
+    def _begin(self, item: dict[str, Any]) -> Event:
+        self._open, self._text, number = item, "", len(self._done)
+        return self._event("response.output_item.added", output_index=number, item=item)
 
     def _close_item(self, status: str = "completed") -> list[Event]:
         """The end of the item that is written, which a limit on tokens may have cut off."""
@@ -303,7 +302,15 @@ class ResponsesSerializer(Serializer):
         """A call, or more of the one whose arguments are written."""
         events, name = [], "response.function_call_arguments"
         if self._open is None or self._open.get("call_id") != call.identity:
-            events = [*self._close_item(), self._open_call(call)]
+            item = {
+                "id": new_id("fc_"),
+                "type": "function_call",
+                "call_id": call.identity,
+                "name": call.name,
+                "arguments": "",
+                "status": "in_progress",
+            }
+            events = [*self._close_item(), self._begin(item)]
         self._text += call.arguments
         assert self._open is not None
         place = {"item_id": self._open["id"], "output_index": len(self._done)}
@@ -311,22 +318,9 @@ class ResponsesSerializer(Serializer):
         if call.is_open:
             return events
         status = "completed" if call.is_whole else "incomplete"
-        item = {**self._open, "arguments": self._text, "status": status}
+        whole = {**self._open, "arguments": self._text, "status": status}
         done = self._event(f"{name}.done", **place, arguments=self._text, name=call.name)
-        return [*events, done, self._item_done(item)]
-
-    def _open_call(self, call: ToolCall) -> Event:
-        self._text = ""
-        self._open = {
-            "id": new_id("fc_"),
-            "type": "function_call",
-            "call_id": call.identity,
-            "name": call.name,
-            "arguments": "",
-            "status": "in_progress",
-        }
-        number = len(self._done)
-        return self._event("response.output_item.added", output_index=number, item=self._open)
+        return [*events, done, self._item_done(whole)]
 
     def _place(self) -> dict[str, Any]:
         assert self._open is not None

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.metadata import version
-from typing import Any, NamedTuple
+from typing import Any
 
 from edgespec.backends.base import Tokenizer
 from edgespec.decode.generation import Chunk, Counters, Result
@@ -116,15 +116,6 @@ def unwritten(choice: Choice, *, may_be_cut: bool = False) -> Choice:
     return replace(choice, content="", reasoning="", calls=(), thought_tokens=0, result=result)
 
 
-class ReadingProgress(NamedTuple):
-    """How much of a prompt was read, in tokens, by llama.cpp's names."""
-
-    total: int
-    cache: int  # of these that were there before
-    processed: int  # with those
-    time_ms: int
-
-
 class Serializer(ABC):
     """One interface's way to say things. Events are documents, in the order they are sent."""
 
@@ -142,8 +133,8 @@ class Serializer(ABC):
     def end(self, choice: Choice) -> list[dict[str, Any]]:
         """When an answer is complete: why it ended."""
 
-    def reading(self, progress: ReadingProgress) -> list[dict[str, Any]]:
-        """While the prompt is read, where that is told."""
+    def reading(self, progress: dict[str, int]) -> list[dict[str, Any]]:
+        """While the prompt is read, where that is told; how much of it was read."""
         return []
 
     def close(self, choices: Sequence[Choice]) -> list[dict[str, Any]]:
@@ -241,8 +232,8 @@ class OpenAISerializer(Serializer):
             more["usage"] = None
         return {**self._head, "object": self._kinds[0], "choices": [choice], **more}
 
-    def reading(self, progress: ReadingProgress) -> list[dict[str, Any]]:
-        told = {"choices": [], "prompt_progress": progress._asdict()}
+    def reading(self, progress: dict[str, int]) -> list[dict[str, Any]]:
+        told = {"choices": [], "prompt_progress": progress}
         return [{**self._head, "object": self._kinds[0], **told}]
 
     def _more(self, chunks: Sequence[Chunk]) -> dict[str, Any]:

@@ -39,7 +39,7 @@ from edgespec.serve.access import CACHE_SALT, HISTORY
 from edgespec.serve.answer_reader import AnswerReader
 from edgespec.serve.parsing import LOGGER, ApiError, Defaults, Limits, ServedModel, seed_of_choice
 from edgespec.serve.pool import CHAT, Shared, about
-from edgespec.serve.serializers import Choice, ReadingProgress, Serializer, ToldTokens, unwritten
+from edgespec.serve.serializers import Choice, Serializer, ToldTokens, unwritten
 from edgespec.setup.model_sets import Sizes
 
 if TYPE_CHECKING:
@@ -186,11 +186,15 @@ class Generation:
         return self._first_s is None
 
     @property
-    def reading(self) -> ReadingProgress:
-        """How much of its prompt was read, since it was asked for."""
+    def reading(self) -> dict[str, int]:
+        """How many tokens of its prompt were read since it was asked for, by llama.cpp's names.
+
+        Those that were `processed` are those that were there before (`cache`), too.
+        """
         processed, cache = self.stream.num_read
         time_ms = round(1e3 * (perf_counter() - self._asked_s))
-        return ReadingProgress(len(self.prompt_ids), cache, processed, time_ms)
+        told = {"total": len(self.prompt_ids), "cache": cache, "processed": processed}
+        return {**told, "time_ms": time_ms}
 
     @property
     def result(self) -> Result:
