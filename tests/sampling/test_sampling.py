@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from sampling_cases import assert_law, chi_square_odds, random_row, row_of, slow_law
+from sampling_cases import assert_law, chi_square_odds, random_row, row_of, slow_change, slow_law
 
 from edgespec.errors import BackendError, UnsupportedError
 from edgespec.memory.bytes.footprint import SAMPLING_TOKEN_BYTES
@@ -48,7 +48,7 @@ LOGITS = st.one_of(
 )
 PARAMS = st.builds(
     SamplingParams,
-    temperature=st.one_of(st.just(1.0), st.floats(0.05, 3.0)),
+    temperature=st.one_of(st.sampled_from([0.0, 1.0]), st.floats(0.05, 3.0)),
     top_k=st.one_of(st.just(0), st.integers(1, 12)),
     top_p=st.one_of(st.just(1.0), st.floats(0.0, 1.0)),
     min_p=st.one_of(st.just(0.0), st.floats(0.0, 1.0)),
@@ -56,7 +56,9 @@ PARAMS = st.builds(
     presence_penalty=st.sampled_from([0.0, 0.5, -0.5]),
     frequency_penalty=st.sampled_from([0.0, 0.25, -0.1]),
     penalty_last_n=st.integers(-1, 8),
-    logit_bias=st.dictionaries(st.integers(0, 1), st.floats(-3.0, 3.0, width=32)),
+    logit_bias=st.dictionaries(
+        st.integers(0, 1), st.floats(-3.0, 3.0, width=32) | st.just(-math.inf)
+    ),
     seed=st.integers(0, 2**64),
 )
 
@@ -66,8 +68,8 @@ PARAMS = st.builds(
 def test_law_equals_the_slow_one_as_the_history_grows(
     data: st.DataObject, logits: list[float], params: SamplingParams
 ) -> None:
-    assume(max(logits) > -math.inf)
     row = row_of(*logits)
+    assume(slow_change(row, params, ()).max() > -math.inf)
     possible = [t for t in range(len(logits)) if logits[t] > -math.inf]
     history = data.draw(st.lists(st.sampled_from(possible), max_size=12))
     sampler = Sampler(params, len(logits), prompt_ids=history)
@@ -87,6 +89,37 @@ def assert_inverse_cdf(distribution: Mapping[int, float], uniform: float, token:
     before = math.fsum(list(distribution.values())[:position])
     assert distribution[token] > 0.0
     assert before - 1e-5 <= uniform <= before + distribution[token] + 1e-5
+
+
+def test_top_p_keeps_the_token_that_reaches_the_mass() -> None:
+    """Four equal tokens: 0.5 is reached by exactly two, 0.51 needs the third."""
+    row = row_of(1.0, 1.0, 1.0, 1.0)
+    for top_k in (0, 4):
+        params = SamplingParams(temperature=1.0, top_p=0.5, top_k=top_k)
+        assert_law(Sampler(params, 4), row, {0: 0.5, 1: 0.5})
+    ids, _ = Sampler(SamplingParams(temperature=1.0, top_p=0.51), 4).distribution(row)
+    assert ids.tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("temperature", [5e-324, 1e-12, 1e12, 1e300])
+@pytest.mark.parametrize("top_k", [0, 3])
+def test_extreme_temperatures_stay_finite(temperature: float, top_k: int) -> None:
+    sampler = Sampler(SamplingParams(temperature=temperature, top_k=top_k, seed=0), 3)
+    row = row_of(1.0, 2.0, -np.inf)
+    expected = {1: 1.0, 0: 0.0} if temperature < 1.0 else {1: 0.5, 0: 0.5}
+    assert_law(sampler, row, expected)
+    assert {sampler.pick(row) for _ in range(50)} <= {t for t, p in expected.items() if p}
+
+
+@pytest.mark.parametrize("factor", [1e-6, 1e6])
+@pytest.mark.parametrize("subtracted", [-1e6, 1e6])
+def test_extreme_penalties_stay_finite(factor: float, subtracted: float) -> None:
+    params = SamplingParams(
+        temperature=1.0, repetition_penalty=factor, frequency_penalty=subtracted
+    )
+    sampler = Sampler(params, 3, prompt_ids=[0, 1, 2])
+    _, probabilities = sampler.distribution(row_of(-100.0, 0.0, 100.0))
+    assert probabilities.sum() == pytest.approx(1.0)
 
 
 LARGE: list[dict[str, Any]] = [

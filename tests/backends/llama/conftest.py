@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from llama_cases import RecordingBackend, recording, settings
-from random_gguf import Q8_0, write_model
 
 from edgespec.backends.llama.backend import LlamaBackend
 from edgespec.backends.llama.kernels import refusal_of_kernels
@@ -18,16 +17,6 @@ from edgespec.models.spec import ModelSpec, read_model_spec
 @pytest.fixture(scope="module")
 def model() -> Path:
     return embedded_model()
-
-
-@pytest.fixture(scope="session")
-def wide_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Random weights with a large vocabulary, for rows of logits whose words do not matter.
-
-    A step takes a hundredth of one of the embedded model.
-    """
-    path = tmp_path_factory.mktemp("wide") / "wide.gguf"
-    return write_model(path, "llama", Q8_0, controls=[f"<|{one}|>" for one in range(40_000)])
 
 
 @pytest.fixture(scope="module")

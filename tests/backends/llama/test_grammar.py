@@ -8,6 +8,7 @@ import re
 import time
 import tracemalloc
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -55,18 +56,26 @@ def made(
 def takes(tokenizer: VocabularyTokenizer, grammar: LlamaGrammar, text: str) -> bool:
     """Whether a whole answer may be this text, whose tokens may be cut in any way."""
     left, row = text.encode(), np.zeros(tokenizer.vocab_size, np.float32)
+    tokens, ends = _tokens_of(tokenizer)
     while left:
-        allowed = map(int, np.flatnonzero(grammar.masked(row) == 0.0))
-        fit = [
-            (len(p), t) for t in allowed if (p := tokenizer.token_bytes(t)) and left.startswith(p)
-        ]
+        masked = grammar.masked(row)
+        beginnings = (left[:size] for size in range(min(len(left), 64), 0, -1))
+        fit = [one for part in beginnings for one in tokens.get(part, ()) if masked[one] == 0.0]
         if not fit:
             return False
-        size, token = max(fit)
-        assert grammar.allows(token)
-        grammar.accept(token)
-        left = left[size:]
-    return any(grammar.allows(t) for t in range(tokenizer.vocab_size) if tokenizer.is_end(t))
+        assert grammar.allows(fit[0])
+        grammar.accept(fit[0])
+        left = left[len(tokenizer.token_bytes(fit[0])) :]
+    return any(map(grammar.allows, ends))
+
+
+@cache
+def _tokens_of(tokenizer: VocabularyTokenizer) -> tuple[dict[bytes, list[int]], list[int]]:
+    """Tokens by their bytes, and those that end an answer."""
+    found: dict[bytes, list[int]] = {}
+    for token, text in enumerate(tokenizer.all_bytes()):
+        found.setdefault(text, []).append(token)
+    return found, [token for token in range(tokenizer.vocab_size) if tokenizer.is_end(token)]
 
 
 # -- what may come next ------------------------------------------------------------------------

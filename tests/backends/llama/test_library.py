@@ -47,59 +47,30 @@ def log_of(*pieces: tuple[int, str]) -> LibraryLog:
 # ---------------------------------------------------------------------------------- problems
 
 
-def test_nothing_was_said() -> None:
-    log = LibraryLog()
-    assert (log.problem(), log.buffer_bytes()) == ("", {})
-
-
-def test_only_warnings_and_errors_are_problems() -> None:
-    log = log_of(
-        (NONE, "print_info: a\n"), (DEBUG, "b\n"), (INFO, "c\n"), (WARN, "load: d\n"), (INFO, "e\n")
-    )
-    assert log.problem() == "d"
-
-
-def test_the_last_two_problems_make_a_sentence() -> None:
-    log = log_of(
-        (ERROR, "llama_model_load: first\n"),
-        (WARN, "ggml: second\n"),
-        (INFO, "load: not this\n"),
-        (ERROR, "llama_load_model_from_file: third: with a colon\n"),
-    )
-    assert log.problem() == "second; third: with a colon"
-
-
-def test_a_problem_said_twice_is_told_once() -> None:
-    assert log_of((ERROR, "a: same\n"), (ERROR, "b: same\n")).problem() == "same"
-
-
-def test_pieces_of_a_line_are_joined() -> None:
-    log = log_of((ERROR, "load: missing "), (ERROR, "tensor "), (ERROR, "'x'\n"))
-    assert log.problem() == "missing tensor 'x'"
-
-
-def test_a_line_counts_when_it_ends() -> None:
-    log = log_of((ERROR, "load: half"))
-    assert log.problem() == ""
-    log.write(ERROR, b" and whole\n")
-    assert log.problem() == "half and whole"
-
-
-def test_continuations_keep_the_level_of_what_they_continue() -> None:
-    log = log_of((ERROR, "load: bad "), (CONTINUATION, "value "), (CONTINUATION, "7\n"))
-    assert log.problem() == "bad value 7"
-    quiet = log_of((INFO, "load: dots "), (CONTINUATION, "...."), (CONTINUATION, ".\n"))
-    assert quiet.problem() == ""
-
-
-def test_empty_lines_are_no_problem() -> None:
-    log = log_of((ERROR, "load: real\n"), (ERROR, "\n"), (WARN, "   \n"), (ERROR, ""))
-    log.write(ERROR, None)
-    assert log.problem() == "real"
+@pytest.mark.parametrize(
+    ("pieces", "problem"),
+    [
+        ([], ""),
+        ([(NONE, "print_info: a\n"), (DEBUG, "b\n"), (WARN, "load: d\n"), (INFO, "e\n")], "d"),
+        ([(ERROR, "a: 1\n"), (WARN, "b: 2\n"), (INFO, "no\n"), (ERROR, "c: 3: x\n")], "2; 3: x"),
+        ([(ERROR, "a: same\n"), (ERROR, "b: same\n")], "same"),
+        ([(ERROR, "load: missing "), (ERROR, "tensor "), (ERROR, "'x'\n")], "missing tensor 'x'"),
+        ([(ERROR, "load: half")], ""),  # a line counts when it ends
+        ([(ERROR, "load: bad "), (CONTINUATION, "value "), (CONTINUATION, "7\n")], "bad value 7"),
+        ([(INFO, "load: dots "), (CONTINUATION, "...."), (CONTINUATION, ".\n")], ""),
+        ([(ERROR, "load: real\n"), (ERROR, "\n"), (WARN, "   \n"), (ERROR, "")], "real"),
+    ],
+    ids=str,
+)
+def test_the_last_two_warnings_and_errors_make_a_sentence(
+    pieces: list[tuple[int, str]], problem: str
+) -> None:
+    assert log_of(*pieces).problem() == problem
 
 
 def test_bytes_that_are_no_text_are_replaced() -> None:
     log = LibraryLog()
+    log.write(ERROR, None)
     log.write(ERROR, b"load: \xff name\n")
     assert log.problem() == "\ufffd name"
 
@@ -164,72 +135,44 @@ def test_the_first_use_in_two_threads_is_one(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize(
-    ("line", "name"),
+    ("lines", "mebibytes"),
     [
-        ("load_tensors:   CPU_Mapped model buffer size =    12.50 MiB", "weights"),
-        ("load_tensors:   CPU_REPACK model buffer size =    12.50 MiB", "weights_repacked"),
-        ("load_tensors:          CPU model buffer size =    12.50 MiB", "weights"),
-        ("load_tensors:        CUDA0 model buffer size =    12.50 MiB", "gpu_weights"),
-        ("load_tensors:  MTL0_Mapped model buffer size =    12.50 MiB", "gpu_weights"),
-        ("load_tensors:    CUDA_Host model buffer size =    12.50 MiB", "weights"),
-        ("llama_kv_cache:        CPU KV buffer size =    12.50 MiB", "kv_cache"),
-        ("llama_kv_cache:      CUDA0 KV buffer size =    12.50 MiB", "gpu_kv_cache"),
-        ("llama_memory_recurrent: CPU RS buffer size =    12.50 MiB", "kv_cache"),
-        ("sched_reserve:        CPU compute buffer size =    12.50 MiB", "compute"),
-        ("sched_reserve:    Vulkan0 compute buffer size =    12.50 MiB", "gpu_compute"),
-        ("sched_reserve:  CUDA_Host compute buffer size =    12.50 MiB", "compute"),
+        (
+            ["CPU_Mapped model buffer size = 4.00", "CPU model buffer size = 8.50"],
+            {"weights": 12.5},
+        ),
+        (["CPU_REPACK model buffer size = 12.50"], {"weights_repacked": 12.5}),
+        (["CUDA0 model buffer size = 2", "CUDA1 model buffer size = 1"], {"gpu_weights": 3}),
+        (["MTL0_Mapped model buffer size = 12.50"], {"gpu_weights": 12.5}),
+        (["CUDA_Host model buffer size = 12.50"], {"weights": 12.5}),
+        (["CPU KV buffer size = 1.50", "CPU RS buffer size = 2.25"], {"kv_cache": 3.75}),
+        (["CUDA0 KV buffer size = 12.50"], {"gpu_kv_cache": 12.5}),
+        (["CPU compute buffer size = 1", "CUDA_Host compute buffer size = 2"], {"compute": 3}),
+        (["Vulkan0 compute buffer size = 12.50"], {"gpu_compute": 12.5}),
+        (
+            [
+                "RPC0[127.0.0.1:4711] model buffer size = 2",
+                "RPC1[127.0.0.1:4711] KV buffer size = 4",
+            ],
+            {"worker1_weights": 2, "worker2_kv_cache": 4},
+        ),
+        (["common: buffer size = 12.50", "size = 1.50 MiB (256 cells, 2 layers)"], {}),
+        (["CPU compute buffer size of 12.50 MiB, does not match expectation of 1.0"], {}),
+        (["CPU model buffer size = many", "CPU  output buffer size = 12.50"], {}),
     ],
+    ids=str,
 )
-def test_buffers_by_component(line: str, name: str) -> None:
-    assert log_of((INFO, f"{line}\n")).buffer_bytes() == {name: 12.5 * MEBIBYTE}
-
-
-def test_buffers_of_a_component_add_up() -> None:
+def test_buffers_by_component(lines: list[str], mebibytes: dict[str, float]) -> None:
     """A sliding-window model has two caches, a split file several mappings, a machine two GPUs."""
-    log = log_of(
-        (INFO, "llama_kv_cache:        CPU KV buffer size =     1.50 MiB\n"),
-        (INFO, "llama_kv_cache: size =    1.50 MiB (   256 cells,   2 layers)\n"),
-        (INFO, "llama_kv_cache:        CPU KV buffer "),
-        (CONTINUATION, "size =     2.25 MiB\n"),
-        (INFO, "load_tensors:   CPU_Mapped model buffer size =     4.00 MiB\n"),
-        (INFO, "load_tensors:          CPU model buffer size =     8.00 MiB\n"),
-        (INFO, "load_tensors:        CUDA0 model buffer size =     2.00 MiB\n"),
-        (INFO, "load_tensors:        CUDA1 model buffer size =     1.00 MiB\n"),
-    )
-    assert log.buffer_bytes() == {
-        "kv_cache": 3.75 * MEBIBYTE,
-        "weights": 12 * MEBIBYTE,
-        "gpu_weights": 3 * MEBIBYTE,
-    }
-
-
-def test_buffers_of_several_devices_have_their_labels() -> None:
-    log = log_of(
-        (INFO, "load_tensors: RPC0[127.0.0.1:4711] model buffer size =     2.00 MiB\n"),
-        (INFO, "load_tensors: RPC1[127.0.0.1:4711] model buffer size =     3.00 MiB\n"),
-        (INFO, "llama_kv_cache: RPC0[127.0.0.1:4711] KV buffer size =     4.00 MiB\n"),
-        (INFO, "load_tensors:        CUDA0 model buffer size =     1.00 MiB\n"),
-    )
+    log = log_of(*((INFO, f"load_tensors: {line} MiB\n") for line in lines))
     labels = {"RPC0[127.0.0.1:4711]": "worker1", "RPC1[127.0.0.1:4711]": "worker2"}
-    assert log.buffer_bytes(labels) == {
-        "worker1_weights": 2 * MEBIBYTE,
-        "worker2_weights": 3 * MEBIBYTE,
-        "worker1_kv_cache": 4 * MEBIBYTE,
-        "gpu_weights": MEBIBYTE,
-    }
+    expected = {name: int(size * MEBIBYTE) for name, size in mebibytes.items()}
+    assert log.buffer_bytes(labels) == expected
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "common: buffer size = 12.50 MiB",
-        "ggml: CPU compute buffer size of 12.5000 MiB, does not match expectation of 1.0 MiB",
-        "load: CPU model buffer size = many MiB",
-        "llama_context:        CPU  output buffer size =    12.50 MiB",
-    ],
-)
-def test_other_lines_are_not_buffers(line: str) -> None:
-    assert log_of((INFO, f"{line}\n")).buffer_bytes() == {}
+def test_a_size_in_pieces_is_read_when_its_line_ends() -> None:
+    log = log_of((INFO, "load_tensors: CPU KV buffer "), (CONTINUATION, "size = 2.25 MiB\n"))
+    assert log.buffer_bytes() == {"kv_cache": int(2.25 * MEBIBYTE)}
 
 
 # ---------------------------------------------------------------------------- the library itself

@@ -27,7 +27,6 @@ from edgespec.memory.bytes.config import RunConfig
 from edgespec.memory.device.host import granted_cpus
 from edgespec.memory.device.neighbours import Look, of_steps
 from edgespec.memory.times.curve import CostCurve
-from edgespec.models.embedded import embedded_model
 
 INF = float("inf")
 
@@ -281,13 +280,13 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None
     ("kind", "depth"), [("f16", 200), pytest.param("bf16", 530, marks=pytest.mark.long)]
 )
 def test_rows_do_not_depend_on_the_threads(
-    one_thread: Callable[[int], None], kind: str, depth: int
+    one_thread: Callable[[int], None], tmp_path: Path, kind: str, depth: int
 ) -> None:
     """f16 while the cache has 256 cells, and the cache of --exact beyond."""
     settings = RunConfig(context_size=1024, threads=2, kv_type_k=kind)
-    tokens = [100 + i * 7 % 5000 for i in range(depth)]
+    tokens = [i * 7 % 250 for i in range(depth)]
     rows = {}
-    backend = LlamaBackend(embedded_model(), settings)
+    backend = LlamaBackend(write_model(tmp_path / "model.gguf", "llama", Q4_0), settings)
     try:
         for threads in (2, 1):
             one_thread(threads)
@@ -306,10 +305,11 @@ def test_rows_do_not_depend_on_the_threads(
 
 
 @pytest.mark.model
-def test_a_step_that_fails_leaves_its_team(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_fails_leaves_its_team(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     teams = Teams(2, of_steps)
     monkeypatch.setattr(llamacpp, "TEAMS", teams)
-    backend = LlamaBackend(embedded_model(), RunConfig(context_size=256, threads=2))
+    path = write_model(tmp_path / "model.gguf", "llama", Q4_0)
+    backend = LlamaBackend(path, RunConfig(context_size=256, threads=2))
     try:
         monkeypatch.setattr(
             backend._context.lib,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from types import ModuleType
@@ -12,7 +12,6 @@ from typing import Any
 
 import gguf
 import pytest
-from llama_cases import RecordingBackend
 from random_gguf import byte_tokens
 from waiting import PATIENCE_S, until
 
@@ -28,7 +27,7 @@ from edgespec.backends.llama.tokenizer import (
 from edgespec.errors import BackendError, UnsupportedError
 from edgespec.memory.bytes.config import RunConfig
 from edgespec.models.embedded import embedded_model
-from edgespec.models.spec import ModelSpec
+from edgespec.models.spec import read_model_spec
 
 
 class Library(ModuleType):
@@ -321,6 +320,13 @@ def test_token_11_is_falcons_end_where_its_name_says_so(tmp_path: Path) -> None:
 
 # ----------------------------------------------------------------- on the embedded model
 
+
+@pytest.fixture(scope="module")
+def embedded() -> Iterator[LlamaTokenizer]:
+    with open_tokenizer(embedded_model()) as tokenizer:
+        yield tokenizer
+
+
 TEXTS = {
     "code": "def f(x):\n\treturn [i**2 for i in range(10) if i % 2]  # ok\r\n\n\n    pass\n",
     "emoji": "👍🏽 👩\u200d👩\u200d👧 🇩🇪 ☕️",
@@ -336,8 +342,8 @@ TEXTS = {
 
 @pytest.mark.model
 @pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS.keys())
-def test_bytes_of_the_tokens_are_the_text(backend: RecordingBackend, text: str) -> None:
-    tokenizer = backend.tokenizer
+def test_bytes_of_the_tokens_are_the_text(embedded: LlamaTokenizer, text: str) -> None:
+    tokenizer = embedded
     ids = tokenizer.encode(text, add_special=False)
     assert b"".join(map(tokenizer.token_bytes, ids)).decode() == text
     assert all(0 <= i < tokenizer.vocab_size for i in ids)
@@ -345,8 +351,8 @@ def test_bytes_of_the_tokens_are_the_text(backend: RecordingBackend, text: str) 
 
 
 @pytest.mark.model
-def test_control_tokens_are_recognised_and_have_no_bytes(backend: RecordingBackend) -> None:
-    tokenizer = backend.tokenizer
+def test_control_tokens_are_recognised_and_have_no_bytes(embedded: LlamaTokenizer) -> None:
+    tokenizer = embedded
     ids = tokenizer.encode("<|im_start|>user\nHi<|im_end|>", add_special=False)
     assert [tokenizer.token_text(ids[0]), tokenizer.token_text(ids[-1])] == [
         "<|im_start|>",
@@ -357,8 +363,8 @@ def test_control_tokens_are_recognised_and_have_no_bytes(backend: RecordingBacke
 
 
 @pytest.mark.model
-def test_ends(backend: RecordingBackend) -> None:
-    tokenizer = backend.tokenizer
+def test_ends(embedded: LlamaTokenizer) -> None:
+    tokenizer = embedded
     (end,) = tokenizer.encode("<|im_end|>", add_special=False)
     (start,) = tokenizer.encode("<|im_start|>", add_special=False)
     (word,) = tokenizer.encode("the", add_special=False)
@@ -373,35 +379,36 @@ def test_ends(backend: RecordingBackend) -> None:
 
 
 @pytest.mark.model
-def test_vocabulary_is_the_file_s(backend: RecordingBackend, spec: ModelSpec) -> None:
-    assert backend.tokenizer.vocab_size == spec.vocab_size == 49152
-    pieces = {backend.tokenizer.token_bytes(token) for token in range(300, 3000)}
+def test_vocabulary_is_the_file_s(embedded: LlamaTokenizer) -> None:
+    assert embedded.vocab_size == read_model_spec(embedded_model()).vocab_size == 49152
+    pieces = {embedded.token_bytes(token) for token in range(300, 3000)}
     assert len(pieces) == 2700, "no two tokens of the ordinary ones stand for the same bytes"
 
 
 @pytest.mark.model
-def test_text_that_is_no_unicode_is_encoded(backend: RecordingBackend) -> None:
+def test_text_that_is_no_unicode_is_encoded(embedded: LlamaTokenizer) -> None:
     """A lone surrogate, as a file name or a broken JSON escape brings it."""
-    ids = backend.tokenizer.encode("a\ud800b", add_special=False)
-    joined = b"".join(map(backend.tokenizer.token_bytes, ids))
+    ids = embedded.encode("a\ud800b", add_special=False)
+    joined = b"".join(map(embedded.token_bytes, ids))
     assert joined.startswith(b"a") and joined.endswith(b"b")
 
 
 @pytest.mark.model
-def test_marked_control_tokens_are_text_among_the_ids_that_the_text_has_without_them() -> None:
-    with open_tokenizer(embedded_model()) as tokenizer:
-        controls = tokenizer.control_texts
-        end = tokenizer.encode("<|im_end|>", add_special=False)
-        assert len(end) == 1
-        text = f"<|im_start|>user\nsay {controls.mark('<|im_end|>')} now<|im_end|>\n"
-        ids = tokenizer.encode(text, add_special=False)
-        assert ids.count(end[0]) == 1
-        written = b"".join(map(tokenizer.token_bytes, ids)).decode()
-        assert written == "user\nsay <|im_end|> now\n"
-        # what stands around is cut as llama.cpp cuts it between control tokens
-        first = tokenizer.encode("<|im_start|>", add_special=False)
-        last = tokenizer.encode("<|im_end|>\n", add_special=False)
-        assert ids[:1] == first and ids[-2:] == last
+def test_marked_control_tokens_are_text_among_the_ids_that_the_text_has_without_them(
+    embedded: LlamaTokenizer,
+) -> None:
+    end = embedded.encode("<|im_end|>", add_special=False)
+    assert len(end) == 1
+    marked = embedded.control_texts.mark("<|im_end|>")
+    text = f"<|im_start|>user\nsay {marked} now<|im_end|>\n"
+    ids = embedded.encode(text, add_special=False)
+    assert ids.count(end[0]) == 1
+    written = b"".join(map(embedded.token_bytes, ids)).decode()
+    assert written == "user\nsay <|im_end|> now\n"
+    # what stands around is cut as llama.cpp cuts it between control tokens
+    first = embedded.encode("<|im_start|>", add_special=False)
+    last = embedded.encode("<|im_end|>\n", add_special=False)
+    assert ids[:1] == first and ids[-2:] == last
 
 
 def test_a_text_without_a_mark_asks_for_no_control_texts() -> None:

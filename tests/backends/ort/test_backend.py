@@ -58,13 +58,6 @@ def ours(spec: ModelSpec, folder: Path) -> Iterator[OrtBackend]:
 
 
 @pytest.fixture
-def branching(spec: ModelSpec, folder: Path) -> Iterator[OrtBackend]:
-    backend = open_ours(spec, folder)
-    yield backend
-    backend.close()
-
-
-@pytest.fixture
 def theirs(spec: ModelSpec) -> Iterator[LlamaBackend]:
     backend = LlamaBackend(spec.path, RunConfig(512, 64, 16))
     yield backend
@@ -109,84 +102,10 @@ def test_logits_are_those_of_llama_cpp(ours: OrtBackend, theirs: LlamaBackend) -
     assert max(apart) < 0.3, apart
 
 
-def test_a_prompt_in_one_batch_or_many_is_the_same(ours: OrtBackend) -> None:
-    text = tokens(64)
-    whole = ours.prefill(text).copy()
-    ours.truncate(0)
-    for start in range(0, 64, 16):
-        parts = ours.prefill(text[start : start + 16])
-    np.testing.assert_array_equal(whole, parts)
-
-
 # ---------------------------------------------------------------------------------- trees
 
 # 13 nodes with 3 branchings: at the root, at 1 and at 2.
 TREE = (-1, 0, 0, 1, 1, 2, 2, 3, 4, 5, 7, 8, 10)
-
-
-def test_every_node_of_a_tree_has_the_logits_of_its_path(branching: OrtBackend) -> None:
-    """Up to rounding: siblings' cells lie between those of a path, and sums are grouped by cell.
-
-    A node that saw a sibling, or sat at a wrong position, would hardly be correlated.
-    """
-    prompt, nodes = tokens(70), tokens(len(TREE), seed=2)
-    tree = DraftTree(nodes, TREE)
-    branching.prefill(prompt[:64])
-    branching.prefill(prompt[64:])
-    rows = branching.verify(tree).copy()
-    branching.truncate(70)
-    for leaf in tree.leaves():
-        path = tree.path(leaf)
-        chain = branching.verify(DraftTree.chain([nodes[node] for node in path])).copy()
-        branching.truncate(70)
-        for ours, expected in zip(rows[path], chain, strict=True):
-            assert np.corrcoef(ours, expected)[0, 1] > 0.98
-
-
-def test_a_branch_that_won_is_compacted_and_goes_on_as_a_chain(branching: OrtBackend) -> None:
-    """36 more tokens after the branch 0, 2, 6, against decoding the path alone."""
-    prompt, nodes, more = tokens(60), tokens(len(TREE), seed=3), tokens(36, seed=4)
-    branching.prefill(prompt)
-    branching.verify(DraftTree(nodes, TREE))
-    branching.commit([0, 2, 6])
-    assert branching.length == 63
-    after_tree = [step(branching, token) for token in more]
-    branching.truncate(60)
-    for node in (0, 2, 6):
-        step(branching, nodes[node])
-    after_chain = [step(branching, token) for token in more]
-    apart = [divergence(p, q) for p, q in zip(after_tree, after_chain, strict=True)]
-    assert np.mean(apart) < 0.02 and max(apart) < 0.2, apart
-
-
-def test_in_strict_mode_steps_of_every_size_round_alike(ours: OrtBackend) -> None:
-    """Bit for bit, as chains; a branch would not, and is refused."""
-    prompt, text = tokens(50), tokens(24, seed=6)
-    singles: list[Logits] = []
-    for size in (1, 2, 3, 5, 8, 12, 16):
-        ours.truncate(0)
-        ours.prefill(prompt)
-        rows: list[Logits] = []
-        for start in range(0, len(text), size):
-            chain = DraftTree.chain(text[start : start + size])
-            rows += list(ours.verify(chain).copy())
-            ours.commit(range(len(chain)))
-        singles = singles or rows
-        np.testing.assert_array_equal(rows, singles, err_msg=f"steps of {size}")
-    with pytest.raises(UnsupportedError, match="rounds differently"):
-        ours.verify(DraftTree((1, 2, 3), (-1, 0, 0)))
-
-
-def test_what_is_rolled_back_leaves_no_trace(ours: OrtBackend) -> None:
-    text = tokens(40)
-    ours.prefill(text)
-    expected = step(ours, 7)
-    ours.truncate(40)
-    ours.verify(DraftTree.chain(tokens(16, seed=9)))
-    ours.truncate(40)
-    ours.prefill(tokens(30, seed=8))
-    ours.truncate(40)
-    np.testing.assert_array_equal(step(ours, 7), expected)
 
 
 # --------------------------------------------------------------------------------- bounds
@@ -198,12 +117,6 @@ def test_a_full_context_is_refused_before_the_step(ours: OrtBackend) -> None:
     with pytest.raises(ContextFullError, match="the context has 512 and 504 are used"):
         ours.verify(DraftTree.chain(tokens(9)))
     assert ours.verify(DraftTree.chain(tokens(8))).shape == (8, VOCABULARY)
-
-
-def test_a_step_has_room_for_so_many_nodes(ours: OrtBackend) -> None:
-    ours.prefill(tokens(8))
-    with pytest.raises(UnsupportedError, match="16 nodes, not 17"):
-        ours.verify(DraftTree.chain(tokens(17)))
 
 
 def test_a_damaged_graph_is_a_sentence(folder: Path, tmp_path: Path) -> None:

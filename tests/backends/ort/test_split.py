@@ -114,31 +114,6 @@ def test_logits_are_those_of_the_fused_graph(spec: ModelSpec, folder: Path) -> N
     assert np.mean(apart) < 0.02 and np.max(apart) < 0.2, apart
 
 
-def test_every_node_of_a_tree_has_the_logits_of_its_path(plain: OrtBackend) -> None:
-    nodes = tokens(len(TREE), seed=2)
-    tree = DraftTree(nodes, TREE)
-    prompt(plain, tokens(70))
-    rows = plain.verify(tree).copy()
-    for leaf in tree.leaves():
-        path = tree.path(leaf)
-        chain = plain.verify(DraftTree.chain([nodes[node] for node in path]))
-        np.testing.assert_allclose(rows[path], chain, atol=1e-3)
-
-
-def test_a_branch_that_won_goes_on_as_a_chain(plain: OrtBackend) -> None:
-    """36 more tokens after the branch 0, 2, 6; the cache grows on the way."""
-    nodes, more = tokens(len(TREE), seed=3), tokens(36, seed=4)
-    prompt(plain, tokens(240))
-    plain.verify(DraftTree(nodes, TREE))
-    plain.commit([0, 2, 6])
-    assert plain.length == 243
-    after_tree = [step(plain, token) for token in more]
-    plain.truncate(240)
-    for node in (0, 2, 6):
-        step(plain, nodes[node])
-    np.testing.assert_allclose(after_tree, [step(plain, token) for token in more], atol=1e-3)
-
-
 def test_a_cache_that_grew_and_shrank_holds_the_same(plain: OrtBackend) -> None:
     text = tokens(600)
     expected = prompt(plain, text)

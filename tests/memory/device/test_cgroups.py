@@ -76,11 +76,6 @@ def test_a_limit_of_the_process_and_of_any_group_above_it_counts(tree: Tree, gro
     assert host.available_bytes() == 200 * MIB
 
 
-def test_the_smallest_rest_counts_not_the_smallest_limit(tree: Tree) -> None:
-    tree("/a/b", at("a", limit(1000, 900)) | at("a/b", limit(300, 50)))
-    assert host.available_bytes() == 100 * MIB
-
-
 def test_a_limit_that_throttles_counts_as_one_that_kills(tree: Tree) -> None:
     tree("/a", at("a", limit(1000, 50) | limit(300, 50, "memory.high")))
     assert host.available_bytes() == 250 * MIB

@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pytest
 from dflash_gguf import DFlash, write_dflash
 from eagle3_gguf import Head as Eagle
 from eagle3_gguf import write_eagle
@@ -29,8 +28,9 @@ INSIDE = {
     "qwen35moe": Shape("qwen35moe", predicting=1),
     "glm4moe": Shape("glm4moe", interval=1, predicting=1),
 }
-EAGLES = {  # with heads of their own: as large as the model, and with fewer tokens
-    "llama": (Shape("llama", interval=1), Eagle()),
+EVEN = tuple(range(0, 258, 2))  # tokens of a head that has a vocabulary of its own
+EAGLES = {
+    "qwen3moe": (Shape("qwen3moe", interval=1), Eagle(ids=EVEN)),
     "qwen3": (Shape("qwen3", interval=1), Eagle(has_output=False, keeps_normed=False)),
     "llama's own tables": (
         Shape("llama", interval=1),
@@ -38,7 +38,7 @@ EAGLES = {  # with heads of their own: as large as the model, and with fewer tok
     ),
 }
 DFLASHES = {
-    "dflash for llama": (Shape("llama", interval=1), DFlash()),
+    "dflash for llama": (Shape("llama", interval=1), DFlash(ids=EVEN)),
     "dflash for qwen3": (
         Shape("qwen3", interval=1),
         DFlash(has_tables=True, is_causal=True),
@@ -97,16 +97,6 @@ def written(folder: Path, name: str, kind: Any, say: float = 1.0) -> Files:
         return Files(model, head)
     write_gemma4(model, kind=kind, say=say)
     return Files(model, write_assistant(head, model, kind=kind, say=say))
-
-
-def assert_planned(found: dict[str, int], planned: dict[str, int]) -> None:
-    """Bytes of a head in a file of its own: within 0.1% and the two decimals of llama.cpp's log."""
-    for name in ("head_kv_cache", "head_compute", "head_rows", "compute"):
-        assert found[name] == pytest.approx(planned[name], rel=1e-3, abs=0.006 * 2**20), name
-    weights = sum(planned.get(f"head_weights{end}", 0) for end in ("", "_repacked"))
-    there = sum(found.get(f"head_weights{end}", 0) for end in ("", "_repacked"))
-    assert there == pytest.approx(weights, rel=1e-3, abs=0.012 * 2**20)
-    assert found["head_logits"] == planned["head_logits"]
 
 
 def plan_of(model: Path, **changes: Any) -> Plan:

@@ -180,6 +180,35 @@ def _mamba2(shape: Shape) -> Tensors:
     }
 
 
+def _mamba(shape: Shape) -> tuple[Keys, Tensors]:
+    """Mamba 1 in all layers, which keeps a state and has nothing besides."""
+    inner, state, rank = 2 * shape.width, shape.state // 4, shape.width // 16
+    keys = _recurrent_keys(shape) | {
+        "attention.head_count": 0,
+        "attention.head_count_kv": 0,
+        "feed_forward_length": 0,
+        "ssm.inner_size": inner,
+        "ssm.state_size": state,
+        "ssm.time_step_rank": rank,
+    }
+    tensors: Tensors = {"output_norm.weight": ((shape.width,), "ones")}
+    for layer in range(shape.layers):
+        parts: Tensors = {
+            "attn_norm.weight": ((shape.width,), "ones"),
+            "ssm_in.weight": ((2 * inner, shape.width), "normal"),
+            "ssm_conv1d.weight": ((inner, shape.kernel), "normal"),
+            "ssm_conv1d.bias": ((inner,), "zeros"),
+            "ssm_x.weight": ((rank + 2 * state, inner), "normal"),
+            "ssm_dt.weight": ((inner, rank), "normal"),
+            "ssm_dt.bias": ((inner,), "zeros"),
+            "ssm_a": ((inner, state), "decay"),
+            "ssm_d": ((inner,), "ones"),
+            "ssm_out.weight": ((shape.width, inner), "normal"),
+        }
+        tensors |= {f"blk.{layer}.{name}": part for name, part in parts.items()}
+    return keys, tensors
+
+
 def _glm4moe(shape: Shape) -> tuple[Keys, Tensors]:
     """Attention in all layers, and experts in all but the first."""
     width = shape.width
@@ -316,6 +345,7 @@ _ARCHITECTURES = {
     "qwen35": _qwen35,
     "lfm2": _lfm2,
     "nemotron_h": _nemotron_h,
+    "mamba": _mamba,
     "glm4moe": _glm4moe,
     "qwen35moe": _qwen35moe,
     "lfm2moe": _lfm2moe,

@@ -16,8 +16,8 @@ from edgespec.models.spec import ModelSpec, read_model_spec
 
 WIDTH, HIDDEN, VOCABULARY, LAYERS = 64, 128, 258, 4
 IDS = np.array(sorted({*range(0, VOCABULARY, 2), VOCABULARY - 1}), np.int32)  # of an exit's head
-Q4_0, Q8_0, F16, F32 = (
-    getattr(gguf.GGMLQuantizationType, name) for name in ("Q4_0", "Q8_0", "F16", "F32")
+Q4_0, Q4_1, Q8_0, F16, F32 = (
+    getattr(gguf.GGMLQuantizationType, name) for name in ("Q4_0", "Q4_1", "Q8_0", "F16", "F32")
 )
 
 
