@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from functools import cache
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -101,10 +102,16 @@ def _function_of(method: Any) -> Any:
     return getattr(method, "__func__", method)
 
 
+_NUMBERS = count()
+
+
 @pytest.fixture(autouse=True)
-def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache directory of this test's own; it is made by whoever writes first."""
-    folder = tmp_path / "edgespec-cache"
+def cache_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache directory of this test's own; it is made by whoever writes first.
+
+    Not in `tmp_path`: pytest looks through the folders of all tests before to make one.
+    """
+    folder = tmp_path_factory.getbasetemp() / f"cache-{next(_NUMBERS)}"
     monkeypatch.setenv("EDGESPEC_CACHE", str(folder))
     return folder
 
