@@ -103,6 +103,7 @@ def _function_of(method: Any) -> Any:
 
 
 _NUMBERS = count()
+_PLANS_OF_A_PROCESS = 200  # it keeps the headers of all models that it was asked about
 
 
 @pytest.fixture(autouse=True)
@@ -124,6 +125,30 @@ def one_tls_context() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("httpx._transports.default.create_ssl_context", cache(create_ssl_context))
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_simulator() -> Iterator[None]:
+    """One process tells what llama.cpp would allocate for the plans of many tests.
+
+    In a program it is gone after each plan, and takes a third of a second to start.
+    """
+    from edgespec.memory.bytes.simulation import _simulator
+
+    end, plans = _simulator._end, count(1)
+
+    def end_at_times() -> None:
+        if next(plans) % _PLANS_OF_A_PROCESS == 0:
+            end()
+        elif _simulator._folder is not None:
+            _simulator._folder.cleanup()
+            _simulator._folder = None
+        _simulator._store()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_simulator, "_end", end_at_times)
+        yield
+    end()
 
 
 @pytest.fixture(autouse=True)
@@ -187,6 +212,15 @@ def whole_teams(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps have all of their threads, whatever else computes while tests run: nobody looks."""
     monkeypatch.setattr("edgespec.backends.llama.context.TEAMS", _WholeTeams())
     monkeypatch.setattr("edgespec.measure.timing._LOOK_SECONDS", 0.0)
+
+
+@pytest.fixture(autouse=True)
+def few_samples(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A load times each size of a step twice: no test looks at how exact that is but its own."""
+    if request.path.parent.name != "measure":
+        monkeypatch.setattr("edgespec.setup.loading._CURVE_SECONDS", 0.5)
+        for name, value in (("_SAMPLES", 2), ("_COST_TURNS", 1), ("_COST_SECONDS", 0.0)):
+            monkeypatch.setattr(f"edgespec.measure.timing.{name}", value)
 
 
 @pytest.fixture

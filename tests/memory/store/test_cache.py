@@ -51,10 +51,14 @@ def test_removed_documents_are_gone_and_may_be_removed_again() -> None:
 
 
 @pytest.mark.parametrize("key", ["../../escape", "a/b\\c:d*?", "", "ü€\n" * 200, "x" * 5000])
-def test_any_text_is_a_key_and_stays_in_its_folder(key: str, cache_folder: Path) -> None:
+def test_any_text_is_a_key_and_stays_in_its_folder(
+    key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("EDGESPEC_CACHE", str(folder))
     cache.store("curves", key, {"a": 1})
     assert cache.load("curves", key) == {"a": 1, "key": key}
-    assert [path.parent for path in files_in(cache_folder.parent)] == [cache_folder / "curves"]
+    assert [path.parent for path in files_in(tmp_path)] == [folder / "curves"]
 
 
 def test_the_directory_is_the_one_of_the_environment_or_the_users_own(
