@@ -7,6 +7,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
+from random_gguf import finish
 
 from edgespec.errors import UnsupportedError
 from edgespec.models.pairing import (
@@ -48,10 +49,7 @@ def model(
         writer.add_token_merges(merges)
     for tensor in ("token_embd.weight", "output_norm.weight", "blk.0.attn_q.weight"):
         writer.add_tensor(tensor, np.zeros((max(1, len(tokens)), 32), np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return read_model_spec(folder / f"{name}.gguf")
 
 

@@ -12,7 +12,7 @@ import gguf
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_gguf import Q8_0
+from random_gguf import Q8_0, finish
 from random_gguf import write_model as write_random
 from spec_cases import LAYER_TENSORS, SSM, add, add_tensor, read, write_model
 
@@ -173,10 +173,7 @@ def test_split_model(tmp_path: Path) -> None:
     add(writer, "split.count", 2)
     for name, (num_rows, kind) in LAYER_TENSORS.items():
         add_tensor(writer, f"blk.1.{name}", num_rows, kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     spec = read_model_spec(tmp_path / "m-00002-of-00002.gguf")
     assert spec.files[0] == first and len(spec.files) == 2
     assert spec.file_bytes == sum(file.stat().st_size for file in spec.files)

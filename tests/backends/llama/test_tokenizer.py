@@ -12,7 +12,7 @@ from typing import Any
 
 import gguf
 import pytest
-from random_gguf import byte_tokens
+from random_gguf import byte_tokens, finish
 from waiting import PATIENCE_S, until
 
 from edgespec.backends.base import FillsIn
@@ -240,10 +240,7 @@ def write_vocabulary(
         writer.add_uint32(f"tokenizer.ggml.{name}_token_id", value)
     for name in adds:
         writer.add_bool(f"tokenizer.ggml.add_{name}_token", True)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path
 
 

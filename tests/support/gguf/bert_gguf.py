@@ -9,6 +9,7 @@ from typing import Any
 import gguf
 import numpy as np
 from numpy.typing import NDArray
+from random_gguf import finish
 
 WIDTH, HIDDEN, LAYERS, HEADS, CONTEXT = 64, 128, 2, 2, 64
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "dog", "sun", "##s", "!", ".", "rain", "moon"]
@@ -93,10 +94,7 @@ def write_bert(
         is_matrix = name.startswith("blk.") and values.ndim == 2
         raw = kind if is_matrix else gguf.GGMLQuantizationType.F32
         writer.add_tensor(name, gguf.quants.quantize(values, raw), raw_dtype=raw)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path
 
 

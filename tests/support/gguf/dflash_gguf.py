@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from hybrid_gguf import Shape
-from random_gguf import Q8_0, floats
-from written_gguf import add_tensor, add_vocabulary, begun, end
+from hybrid_gguf import Shape, attention, feed_forward, usual_keys
+from random_gguf import Q8_0, finish, floats
+from written_gguf import add_tensor, add_vocabulary, begun
 
 from edgespec.models.spec import read_model_spec
 
@@ -29,29 +29,23 @@ class DFlash:
     head: int = 32
     hidden: int = 128
 
+    def shape(self, target: Shape) -> Shape:
+        """Its own blocks, for a target."""
+        sizes = self.hidden, target.vocabulary, self.heads, self.kv_heads, self.head
+        return Shape("qwen3", self.layers, target.width, *sizes)
+
 
 def _shapes(target: Shape, made: DFlash) -> dict[str, tuple[int, ...]]:
-    width, queries, keys = target.width, made.heads * made.head, made.kv_heads * made.head
+    width, shape = target.width, made.shape(target)
     shapes: dict[str, tuple[int, ...]] = {
         "fc.weight": (width, len(made.reads) * width),
         "enc.output_norm.weight": (width,),
         "output_norm.weight": (width,),
     }
+    block = {name: size for name, (size, _) in (attention(shape) | feed_forward(shape)).items()}
+    block |= {f"{name}_norm.weight": (width,) for name in ("attn", "ffn")}
     for layer in range(made.layers):
-        block = {
-            "attn_norm": (width,),
-            "ffn_norm": (width,),
-            "attn_q_norm": (made.head,),
-            "attn_k_norm": (made.head,),
-            "attn_q": (queries, width),
-            "attn_k": (keys, width),
-            "attn_v": (keys, width),
-            "attn_output": (width, queries),
-            "ffn_gate": (made.hidden, width),
-            "ffn_up": (made.hidden, width),
-            "ffn_down": (width, made.hidden),
-        }
-        shapes |= {f"blk.{layer}.{name}.weight": size for name, size in block.items()}
+        shapes |= {f"blk.{layer}.{name}": size for name, size in block.items()}
     if made.has_tables:
         shapes["token_embd.weight"] = (target.vocabulary, width)
     if made.has_tables or made.ids is not None:
@@ -61,19 +55,7 @@ def _shapes(target: Shape, made: DFlash) -> dict[str, tuple[int, ...]]:
 
 
 def _keys(target: Shape, made: DFlash) -> dict[str, Any]:
-    return {
-        "block_count": made.layers,
-        "context_length": 32_768,
-        "embedding_length": target.width,
-        "feed_forward_length": made.hidden,
-        "attention.head_count": made.heads,
-        "attention.head_count_kv": made.kv_heads,
-        "attention.key_length": made.head,
-        "attention.value_length": made.head,
-        "attention.layer_norm_rms_epsilon": 1e-6,
-        "rope.dimension_count": made.head,
-        "rope.freq_base": 10_000.0,
-        "vocab_size": target.vocabulary,
+    return usual_keys(made.shape(target)) | {
         "target_layers": list(made.reads),
         "block_size": made.block,
         "attention.causal": made.is_causal,
@@ -107,7 +89,7 @@ def write_dflash(
         elif name.endswith("attn_q_norm.weight"):
             data = 2.0 * data  # and that is a few places
         add_tensor(writer, name, data, kind)
-    end(writer)
+    finish(writer)
     return path
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from hybrid_gguf import Shape
-from random_gguf import Q8_0, floats
-from written_gguf import add_tensor, add_vocabulary, begun, end
+from hybrid_gguf import Shape, attention, feed_forward, usual_keys
+from random_gguf import Q8_0, finish, floats
+from written_gguf import add_tensor, add_vocabulary, begun
 
 from edgespec.models.spec import read_model_spec
 
@@ -32,24 +32,25 @@ class Head:
     head: int = 32
     hidden: int = 128
 
+    def shape(self, target: Shape) -> Shape:
+        """Its own block, for a target."""
+        sizes = self.hidden, target.vocabulary, self.heads, self.kv_heads, self.head
+        return Shape("llama", 1, self.width or target.width, *sizes)
+
 
 def _shapes(target: Shape, made: Head) -> dict[str, tuple[int, ...]]:
-    width, read = made.width or target.width, len(made.layers) * target.width
-    tokens = target.vocabulary if made.ids is None else len(made.ids)
-    queries, keys = made.heads * made.head, made.kv_heads * made.head
+    """Attention reads an embedding and a state of the target."""
+    shape, read = made.shape(target), len(made.layers) * target.width
+    width, tokens = shape.width, target.vocabulary if made.ids is None else len(made.ids)
+    block = attention(replace(shape, width=2 * width), norms=False) | feed_forward(shape)
     shapes: dict[str, tuple[int, ...]] = {
         "fc.weight": (width, read),
         "output_norm.weight": (width,),
-        "blk.0.attn_norm.weight": (width,),
-        "blk.0.attn_norm_2.weight": (width,),
-        "blk.0.ffn_norm.weight": (width,),
-        "blk.0.attn_q.weight": (queries, 2 * width),
-        "blk.0.attn_k.weight": (keys, 2 * width),
-        "blk.0.attn_v.weight": (keys, 2 * width),
-        "blk.0.attn_output.weight": (width, queries),
-        "blk.0.ffn_gate.weight": (made.hidden, width),
-        "blk.0.ffn_up.weight": (made.hidden, width),
-        "blk.0.ffn_down.weight": (width, made.hidden),
+    }
+    shapes |= {f"blk.0.{name}": size for name, (size, _) in block.items()}
+    shapes["blk.0.attn_output.weight"] = (width, made.heads * made.head)
+    shapes |= {
+        f"blk.0.{name}.weight": (width,) for name in ("attn_norm", "attn_norm_2", "ffn_norm")
     }
     if made.norms_before_fc:
         shapes["enc.output_norm.weight"] = (read,)
@@ -61,19 +62,7 @@ def _shapes(target: Shape, made: Head) -> dict[str, tuple[int, ...]]:
 
 
 def _keys(target: Shape, made: Head) -> dict[str, Any]:
-    return {
-        "block_count": 1,
-        "context_length": 32_768,
-        "embedding_length": made.width or target.width,
-        "feed_forward_length": made.hidden,
-        "attention.head_count": made.heads,
-        "attention.head_count_kv": made.kv_heads,
-        "attention.key_length": made.head,
-        "attention.value_length": made.head,
-        "attention.layer_norm_rms_epsilon": 1e-6,
-        "rope.dimension_count": made.head,
-        "rope.freq_base": 10_000.0,
-        "vocab_size": target.vocabulary,
+    return usual_keys(made.shape(target)) | {
         "target_layers": list(made.layers),
         "target_hidden_size": target.width,
         "norm_before_residual": made.keeps_normed,
@@ -103,7 +92,7 @@ def write_eagle(
         elif knows:
             data = _knowing(name, data)
         add_tensor(writer, name, data, kind)
-    end(writer)
+    finish(writer)
     return path
 
 

@@ -46,7 +46,7 @@ class Shape:
         return (layer + 1) % self.interval == 0 or layer >= self.layers
 
 
-def _feed_forward(shape: Shape) -> Tensors:
+def feed_forward(shape: Shape) -> Tensors:
     return {
         "ffn_gate.weight": ((shape.hidden, shape.width), "normal"),
         "ffn_up.weight": ((shape.hidden, shape.width), "normal"),
@@ -54,7 +54,7 @@ def _feed_forward(shape: Shape) -> Tensors:
     }
 
 
-def _attention(shape: Shape, *, gated: bool = False, norms: bool = True) -> Tensors:
+def attention(shape: Shape, *, gated: bool = False, norms: bool = True) -> Tensors:
     queries, keys = shape.heads * shape.head, shape.kv_heads * shape.head
     made: Tensors = {
         "attn_q.weight": ((queries * (2 if gated else 1), shape.width), "normal"),
@@ -88,8 +88,8 @@ def _qwen35(shape: Shape) -> tuple[Keys, Tensors]:
     tensors: Tensors = {"output_norm.weight": ((shape.width,), "ones")}
     for layer in range(shape.layers + shape.predicting):
         attends = shape.attends(layer)
-        parts = _attention(shape, gated=True) if attends else _delta_net(shape)
-        parts |= _feed_forward(shape) | {
+        parts = attention(shape, gated=True) if attends else _delta_net(shape)
+        parts |= feed_forward(shape) | {
             "attn_norm.weight": ((shape.width,), "ones"),
             "post_attention_norm.weight": ((shape.width,), "ones"),
         }
@@ -129,8 +129,8 @@ def _lfm2(shape: Shape) -> tuple[Keys, Tensors]:
     }
     tensors: Tensors = {"token_embd_norm.weight": ((shape.width,), "ones")}
     for layer in layers:
-        parts = _attention(shape) if shape.attends(layer) else _short_convolution(shape)
-        parts |= _feed_forward(shape) | {
+        parts = attention(shape) if shape.attends(layer) else _short_convolution(shape)
+        parts |= feed_forward(shape) | {
             "attn_norm.weight": ((shape.width,), "ones"),
             "ffn_norm.weight": ((shape.width,), "ones"),
         }
@@ -156,8 +156,8 @@ def _nemotron_h(shape: Shape) -> tuple[Keys, Tensors]:
     }
     made = {
         "ssm": _mamba2(shape),
-        "attn": _attention(shape, norms=False),
-        "ffn": {name: _feed_forward(shape)[name] for name in ("ffn_up.weight", "ffn_down.weight")},
+        "attn": attention(shape, norms=False),
+        "ffn": {name: feed_forward(shape)[name] for name in ("ffn_up.weight", "ffn_down.weight")},
     }
     tensors: Tensors = {"output_norm.weight": ((shape.width,), "ones")}
     for layer, kind in enumerate(kinds):
@@ -219,11 +219,11 @@ def _glm4moe(shape: Shape) -> tuple[Keys, Tensors]:
     }
     tensors: Tensors = {"output_norm.weight": ((width,), "ones")}
     for layer in range(shape.layers + shape.predicting):
-        parts: Tensors = _attention(shape) | {
+        parts: Tensors = attention(shape) | {
             "attn_norm.weight": ((width,), "ones"),
             "post_attention_norm.weight": ((width,), "ones"),
         }
-        parts |= _experts(shape) if layer else _feed_forward(shape)
+        parts |= _experts(shape) if layer else feed_forward(shape)
         parts |= _prediction(shape) if layer >= shape.layers else {}
         tensors |= {f"blk.{layer}.{name}": part for name, part in parts.items()}
     return keys, tensors
@@ -259,7 +259,7 @@ def _with_experts(tensors: Tensors, shape: Shape, layers: Iterable[int], without
     left_out = tuple(without.split())
     made = {name: one for name, one in experts.items() if not name.startswith(left_out)}
     for layer in layers:
-        dense = {f"blk.{layer}.{name}" for name in _feed_forward(shape)}
+        dense = {f"blk.{layer}.{name}" for name in feed_forward(shape)}
         tensors = {name: one for name, one in tensors.items() if name not in dense}
         tensors |= {f"blk.{layer}.{name}": part for name, part in made.items()}
     return tensors
@@ -298,7 +298,7 @@ def _qwen3moe(shape: Shape) -> tuple[Keys, Tensors]:
     """Attention and experts in all layers."""
     tensors: Tensors = {"output_norm.weight": ((shape.width,), "ones")}
     for layer in range(shape.layers):
-        parts = _attention(shape) | {
+        parts = attention(shape) | {
             "attn_norm.weight": ((shape.width,), "ones"),
             "ffn_norm.weight": ((shape.width,), "ones"),
         }
@@ -331,7 +331,7 @@ def _dense(shape: Shape) -> tuple[Keys, Tensors]:
     """Attention in all layers, and nothing besides."""
     tensors: Tensors = {"output_norm.weight": ((shape.width,), "ones")}
     for layer in range(shape.layers):
-        parts = _attention(shape, norms=shape.arch == "qwen3") | _feed_forward(shape)
+        parts = attention(shape, norms=shape.arch == "qwen3") | feed_forward(shape)
         parts |= {f"{one}_norm.weight": ((shape.width,), "ones") for one in ("attn", "ffn")}
         tensors |= {f"blk.{layer}.{name}": part for name, part in parts.items()}
     return {}, tensors

@@ -8,6 +8,7 @@ from typing import Any
 
 import gguf
 import numpy as np
+from random_gguf import finish
 
 from edgespec.models.spec import read_model_spec
 
@@ -35,10 +36,7 @@ def write_adapter(path: Path, model: Path, seed: int = 3, **changes: Any) -> Pat
             if not (name + end).endswith(changes.get("leave", "nothing")):
                 values = source.normal(0.0, 0.15, shape).astype(np.float32)
                 writer.add_tensor(name + end, values)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path
 
 

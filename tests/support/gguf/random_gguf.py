@@ -30,6 +30,14 @@ def byte_tokens() -> list[str]:
     return [names[byte] for byte in range(256)]
 
 
+def finish(writer: Any) -> None:
+    """Write a file."""
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
 def write_model(
     path: Path,
     arch: str,
@@ -122,10 +130,7 @@ def write_model(
         writer.add_tensor(f"{name}.weight", data, raw_dtype=kind)
     for name, size in vectors.items():
         writer.add_tensor(name, source.uniform(0.5, 1.5, size).astype(np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path
 
 

@@ -8,10 +8,9 @@ import wave
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
-from random_gguf import F32, WIDTH, write_model
-from vision_gguf import TEMPLATE
+from random_gguf import F32, WIDTH, finish, write_model
+from vision_gguf import TEMPLATE, begun_clip, clip_values
 
 # By name: the text model's architecture, and what stands around a sound.
 HEARING = {"ultravox": ("llama", ()), "qwen2a": ("qwen2", ("<|audio_bos|>", "<|audio_eos|>"))}
@@ -42,10 +41,7 @@ def write_hearing(
 
 def _write_projector(path: Path, name: str, seed: int, width: int, stack: int) -> Path:
     source = np.random.default_rng(seed)
-    writer = gguf.GGUFWriter(path, "clip")
-    writer.add_bool("clip.has_audio_encoder", True)
-    writer.add_string("clip.projector_type", name)
-    integers = {
+    keys = {
         "embedding_length": width,
         "attention.head_count": 2,
         "feed_forward_length": _HIDDEN,
@@ -53,22 +49,15 @@ def _write_projector(path: Path, name: str, seed: int, width: int, stack: int) -
         "projection_dim": WIDTH,
         "num_mel_bins": _MEL,
         **({"projector.stack_factor": stack} if name == "ultravox" else {}),
+        "attention.layer_norm_epsilon": 1e-5,
     }
-    for key, value in integers.items():
-        writer.add_uint32(f"clip.audio.{key}", value)
-    writer.add_float32("clip.audio.attention.layer_norm_epsilon", 1e-5)
+    writer = begun_clip(path, name, "audio", keys)
     for tensor, shape in _shapes(name, width, stack).items():
-        values = source.normal(0.0, max(1, shape[-1]) ** -0.5, shape)
-        if "norm" in tensor or ".ln" in tensor or "_ln" in tensor:
-            values = source.uniform(0.5, 1.5, shape)
-        if tensor.startswith("mm.") and len(shape) == 2:
-            values *= 4  # so that what is heard changes what is written
+        is_norm = "norm" in tensor or ".ln" in tensor or "_ln" in tensor
+        data = clip_values(source, tensor, shape, is_norm=is_norm)
         is_conv = "conv" in tensor and len(shape) == 3
-        writer.add_tensor(tensor, values.astype(np.float16 if is_conv else np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+        writer.add_tensor(tensor, data.astype(np.float16) if is_conv else data)
+    finish(writer)
     return path
 
 

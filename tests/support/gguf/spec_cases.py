@@ -7,6 +7,7 @@ from typing import Any
 
 import gguf
 import numpy as np
+from random_gguf import finish
 
 from edgespec.models.spec import ModelSpec, read_model_spec
 
@@ -73,10 +74,7 @@ def write_model(path: Path, arch: str = "llama", /, **changes: Any) -> Path:
     for name, (num_rows, kind) in tensors.items():
         if num_rows:
             add_tensor(writer, name, num_rows, kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path
 
 

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import gguf
 import numpy as np
 import PIL.Image
-from random_gguf import F16, F32, WIDTH, write_model
+from random_gguf import F16, F32, WIDTH, finish, write_model
+from written_gguf import begun
 
 # A picture's place in a message is what somebody's words have: templates need not know of it.
 TEMPLATE = (
@@ -128,11 +129,7 @@ def write_vision(folder: Path, name: str, seed: int = 7, weights: Any = F32) -> 
 def write_projector(path: Path, kind: Kind, seed: int = 7) -> Path:
     """A projector of a kind, with random weights."""
     source = np.random.default_rng(seed)
-    writer = gguf.GGUFWriter(path, "clip")
-    writer.add_bool("clip.has_vision_encoder", True)
-    writer.add_string("clip.projector_type", kind.projector)
-    writer.add_bool("clip.use_gelu", True)
-    integers = {
+    keys = {
         "embedding_length": kind.inner,
         "attention.head_count": kind.heads,
         "feed_forward_length": kind.hidden,
@@ -142,26 +139,38 @@ def write_projector(path: Path, kind: Kind, seed: int = 7) -> Path:
         "patch_size": kind.patch,
         "projector.scale_factor": kind.merge,
         **kind.integers,
+        "attention.layer_norm_epsilon": 1e-6,
+        "image_mean": [0.5, 0.5, 0.5],
+        "image_std": [0.5, 0.5, 0.5],
     }
-    for key, value in integers.items():
-        writer.add_uint32(f"clip.vision.{key}", value)
-    writer.add_float32("clip.vision.attention.layer_norm_epsilon", 1e-6)
-    writer.add_array("clip.vision.image_mean", [0.5, 0.5, 0.5])
-    writer.add_array("clip.vision.image_std", [0.5, 0.5, 0.5])
+    writer = begun_clip(path, kind.projector, "vision", keys)
+    writer.add_bool("clip.use_gelu", True)
     for tensor, shape in _shapes(kind).items():
-        values = source.normal(0.0, max(1, shape[-1]) ** -0.5, shape)
-        if tensor.endswith("norm.weight") or "ln" in tensor.split(".")[-2]:
-            values = source.uniform(0.5, 1.5, shape)
-        if tensor.startswith("mm.") and len(shape) == 2:
-            values *= 4  # so that what is seen changes what is written
+        is_norm = tensor.endswith("norm.weight") or "ln" in tensor.split(".")[-2]
         is_matrix = len(shape) == 2 and "embd" not in tensor
-        data = gguf.quants.quantize(values.astype(np.float32), kind.weights if is_matrix else F32)
+        data = clip_values(source, tensor, shape, is_norm=is_norm)
+        data = gguf.quants.quantize(data, kind.weights if is_matrix else F32)
         writer.add_tensor(tensor, data)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path
+
+
+def begun_clip(path: Path, projector: str, sense: str, keys: dict[str, Any]) -> Any:
+    """A projector's file for "vision" or "audio"."""
+    writer = begun(path, "clip", {f"{sense}.{key}": value for key, value in keys.items()})
+    writer.add_bool(f"clip.has_{sense}_encoder", True)
+    writer.add_string("clip.projector_type", projector)
+    return writer
+
+
+def clip_values(source: Any, tensor: str, shape: tuple[int, ...], *, is_norm: bool) -> Any:
+    """Random ones, such that what is seen or heard changes what is written."""
+    values = source.normal(0.0, max(1, shape[-1]) ** -0.5, shape)
+    if is_norm:
+        values = source.uniform(0.5, 1.5, shape)
+    if tensor.startswith("mm.") and len(shape) == 2:
+        values *= 4
+    return values.astype(np.float32)
 
 
 def _shapes(kind: Kind) -> dict[str, tuple[int, ...]]:

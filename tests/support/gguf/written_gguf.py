@@ -9,7 +9,7 @@ from typing import Any
 import gguf
 import numpy as np
 from hollow_gguf import write_infos
-from random_gguf import byte_tokens
+from random_gguf import byte_tokens, finish
 
 # Name of a tensor: its shape as numpy has it, and how it is filled.
 Tensors = dict[str, tuple[tuple[int, ...], str]]
@@ -59,14 +59,6 @@ def add_tensor(writer: Any, name: str, data: Any, kind: Any) -> None:
         writer.add_tensor(name, data)
 
 
-def end(writer: Any) -> None:
-    """Write it."""
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
 def is_quantized(name: str, shape: tuple[int, ...]) -> bool:
     is_matrix = len(shape) > 1 and shape[-1] % 32 == 0
     return is_matrix and not any(
@@ -110,7 +102,7 @@ def write_random(
         if known and name in known:
             data = np.ascontiguousarray(known[name], np.float32)
         add_tensor(writer, name, data, kind)
-    end(writer)
+    finish(writer)
     return path
 
 
