@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import html
 import importlib.util
 import json
 import re
@@ -178,27 +177,3 @@ def module(path: str) -> Any:
 def test_the_bars_are_those_of_the_results() -> None:
     for path, picture in module("benchmarks/pictures.py").pictures().items():
         assert path.read_text(encoding="utf-8") == picture, "run benchmarks/pictures.py bars"
-
-
-def test_prose_has_lines_that_a_diff_can_show() -> None:
-    """Rows of tables are as long as they are; everything else is wrapped."""
-    for page in [*(ROOT / "docs").glob("*.md"), ROOT / "README.md", ROOT / "benchmarks/README.md"]:
-        for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
-            assert len(line) < 180 or line.startswith("|"), f"{page.name}:{number}"
-
-
-def test_every_page_begins_with_what_it_is_for_and_a_command() -> None:
-    for page in (ROOT / "docs").glob("*.md"):
-        beginning = page.read_text(encoding="utf-8").split("\n## ")[0]
-        assert beginning.split("\n\n")[1].startswith("This page "), page.name
-        typed = re.search(r"^(?: {4})?(?:edgespec|make|pip|pytest) ", beginning, re.MULTILINE)
-        assert typed, page.name
-
-
-def test_the_recording_shows_what_the_first_screen_quotes() -> None:
-    rows = re.findall(r"<text[^>]*>(.*?)</text>", (ROOT / "docs/images/run.svg").read_text())
-    recorded = html.unescape("".join(re.sub(r"<[^>]+>", "", row) for row in rows))
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert "(docs/images/run.svg)" in readme
-    assert "edgespec run --file docs/example.txt --color drafted --check" in recorded
-    assert re.search(r"\d\.\dx of plain decoding: \d+ of \d+ tokens were drafted", recorded)

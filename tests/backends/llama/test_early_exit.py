@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,9 @@ from edgespec.backends.llama.backend import LlamaBackend
 from edgespec.backends.llama.early_exit import EmbeddingTable, ExitBackend
 from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
-from edgespec.drafting.drafters.combined import CombinedDrafter, merge
+from edgespec.drafting.drafters.combined import CombinedDrafter
 from edgespec.drafting.drafters.model import ModelDrafter
-from edgespec.drafting.proposal import Proposal, StepContext
+from edgespec.drafting.proposal import StepContext
 from edgespec.errors import BackendError, EdgespecError, ModelFileError, UnsupportedError
 from edgespec.memory.bytes.config import RunConfig
 from edgespec.models.early_exit import read_exit
@@ -38,7 +37,12 @@ SETTINGS = RunConfig(context_size=256, batch_size=16, max_nodes=8, max_leaves=1)
 TEXT = [3, 200, 7, 101, 55, 8]
 
 
-@pytest.fixture(params=[("llama", Q4_0), ("qwen2", Q8_0)], ids=["llama", "qwen2"])
+@pytest.fixture(
+    params=[
+        pytest.param(("llama", Q4_0), id="llama"),
+        pytest.param(("qwen2", Q8_0), id="qwen2", marks=pytest.mark.long),
+    ]
+)
 def target(request: pytest.FixtureRequest, tmp_path: Path) -> ModelSpec:
     return read_model_spec(write_model(tmp_path / "target.gguf", *request.param))
 
@@ -204,51 +208,6 @@ def test_drafting_is_lossless(
         assert drafted.counters.accepted_tokens > 0
     engine.close()
     draft.close()
-
-
-def drafts(
-    target: ModelSpec, folder: Path, draft_ms: float, text: Sequence[int] = TEXT, **options: Any
-) -> Proposal:
-    """What a nearly perfect exit proposes where a plain step takes a second."""
-    drafter = write_untrained(target, folder / "exit.gguf", 3)
-    backend = open_draft_model(drafter, target, SETTINGS)
-    info, prices = read_exit(drafter), Frozen([INF, *[draft_ms] * 8])
-    model = ModelDrafter(backend, prices, target.vocab_size, early_exit=info)
-    curve = Frozen([INF, *(1000.0 + n for n in range(8))])
-    model.begin(text)
-    proposal = model.propose(StepContext(7, 0.02, curve, depth=len(text), **options))
-    model.close()
-    return replace(proposal, sources=["model"] * len(proposal))
-
-
-def test_drafting_stops_where_a_step_is_not_worth_its_time(
-    target: ModelSpec, tmp_path: Path
-) -> None:
-    """By the value of the next token, not after a fixed number."""
-    lengths = [
-        len(drafts(target, tmp_path, draft_ms, branches=False)) for draft_ms in (1.0, 300.0, 900.0)
-    ]
-    assert lengths[0] == 7 > lengths[1] > lengths[2] == 1
-
-
-def test_where_many_nodes_are_cheap_the_next_best_tokens_are_drafted_too(
-    target: ModelSpec, tmp_path: Path
-) -> None:
-    proposals = [drafts(target, tmp_path, 400.0, TEXT[:count]) for count in range(1, 7)]
-    assert any(len(set(proposal.parents)) < len(proposal) for proposal in proposals)
-    for proposal in proposals:
-        assert {int(token) for token in proposal.tokens} <= set(IDS.tolist())
-        assert sorted(proposal.probabilities, reverse=True) == list(proposal.probabilities)
-    chain = drafts(target, tmp_path, 400.0, branches=False)
-    assert list(chain.parents) == list(range(-1, len(chain) - 1))
-
-
-def test_other_sources_are_merged_by_value(target: ModelSpec, tmp_path: Path) -> None:
-    proposal = drafts(target, tmp_path, 1.0, branches=False)
-    merged = merge(Proposal([1], [-1], [0.3], sources=["suffix"]), proposal)
-    assert len(merged) == len(proposal) + 1
-    assert set(merged.sources) == {"model", "suffix"}
-    assert sorted(merged.probabilities, reverse=True) == list(merged.probabilities)
 
 
 def test_a_drafter_is_loaded_by_its_path(target: ModelSpec, drafter: ModelSpec) -> None:

@@ -222,8 +222,7 @@ def test_an_image_for_a_model_that_is_closed_is_refused(vision_folder: Path) -> 
         backend.image_pieces(shown(1)[0])
 
 
-@pytest.mark.parametrize("turn", range(1, 9))
-def test_photos_are_turned_upright(vision_folder: Path, turn: int) -> None:
+def test_photos_are_turned_upright(vision_folder: Path) -> None:
     """As a viewer shows them; the pixels of the file are the same."""
     backend = open_backend(vision_folder, "llava")
     vision = backend._context.vision
@@ -237,9 +236,10 @@ def test_photos_are_turned_upright(vision_folder: Path, turn: int) -> None:
         vision._lib.mtmd_bitmap_free(bitmap)
         return copy
 
-    shown = PIL.Image.fromarray(pixels(jpeg(40, 24)))
-    shown.getexif()[0x0112] = turn
-    expected = np.asarray(PIL.ImageOps.exif_transpose(shown))
-    assert np.array_equal(pixels(jpeg(40, 24, turn=turn)), expected)
-    assert np.isfinite(read(backend, prompt(backend, [read_image(jpeg(turn=turn)), "?"]))).all()
+    for turn in range(1, 9):
+        shown = PIL.Image.fromarray(pixels(jpeg(40, 24)))
+        shown.getexif()[0x0112] = turn
+        expected = np.asarray(PIL.ImageOps.exif_transpose(shown))
+        assert np.array_equal(pixels(jpeg(40, 24, turn=turn)), expected), turn
+    assert np.isfinite(read(backend, prompt(backend, [read_image(jpeg(turn=6)), "?"]))).all()
     backend.close()
