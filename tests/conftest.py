@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from functools import cache
@@ -85,6 +86,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.skip(reason="slow; runs in CI and with --slow"))
+
+
+def pytest_collection_finish() -> None:
+    """Thousands of tests are not looked through whenever garbage is collected."""
+    gc.collect()
+    gc.freeze()
 
 
 def _look_further(items: list[pytest.Item]) -> None:
