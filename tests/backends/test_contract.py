@@ -206,15 +206,15 @@ class Contract(RuleBasedStateMachine):
         else:
             self.read(user, tokens)
 
-    @rule(source=USERS, target=USERS, count=st.integers(0, 60))
-    def share(self, source: int, target: int, count: int) -> None:
+    @rule(source=USERS, user=USERS, count=st.integers(0, 60))
+    def share(self, source: int, user: int, count: int) -> None:
         """What is shared stays with whoever has it, whatever the others do."""
         backend = self.backend
-        if source == target or len(self.texts) == 1 or not isinstance(backend, HoldsSequences):
+        if source == user or len(self.texts) == 1 or not isinstance(backend, HoldsSequences):
             return
         count = min(count, len(self.texts[source]) - self.sequences[source].pending)
-        backend.share(source, target, count)
-        self.texts[target] = self.texts[source][:count]
+        backend.share(source, user, count)
+        self.texts[user] = self.texts[source][:count]
 
     @rule()
     def go_to_a_file_and_back(self) -> None:
