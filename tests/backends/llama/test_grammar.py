@@ -571,7 +571,7 @@ PATTERNS = st.recursive(
 )
 
 
-@pytest.mark.parametrize("examples", [60, pytest.param(300, marks=pytest.mark.long)])
+@pytest.mark.parametrize("examples", [25, pytest.param(300, marks=pytest.mark.long)])
 def test_no_pattern_takes_long(tokenizer: VocabularyTokenizer, examples: int) -> None:
     @settings(max_examples=examples)
     @given(PATTERNS)

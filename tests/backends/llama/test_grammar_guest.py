@@ -6,6 +6,7 @@ Without the guest most of these end the process of the tests.
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 import time
@@ -276,7 +277,7 @@ _GRAMMARS = st.tuples(_RULES, _RULES, _RULES, _RULES).map(
 def test_whatever_is_put_together_is_compiled_or_a_sentence(tokenizer: VocabularyTokenizer) -> None:
     before = peak_resident_bytes()
 
-    @settings(max_examples=200)
+    @settings(max_examples=60 * int(os.environ.get("EDGESPEC_FUZZ", "1")))
     @given(_GRAMMARS)
     def check(text: str) -> None:
         try:

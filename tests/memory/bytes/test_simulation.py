@@ -392,13 +392,13 @@ def survived(file: Path, header: bytes) -> str:
     return "bytes"
 
 
-@pytest.mark.slow
-def test_odd_headers_end_in_bytes_or_in_a_sentence(tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", [60, pytest.param(300, marks=pytest.mark.long)])
+def test_odd_headers_end_in_bytes_or_in_a_sentence(tmp_path: Path, count: int) -> None:
     """Some of them end llama.cpp's process; the next one is answered all the same."""
     known = headers(tmp_path)
     with simulating():
-        said = [survived(tmp_path / "model.gguf", mutated(known, seed)) for seed in range(300)]
-    assert said.count("bytes") > 30 and all(one and "\n" not in one for one in said)
+        said = [survived(tmp_path / "model.gguf", mutated(known, seed)) for seed in range(count)]
+    assert said.count("bytes") > count // 10 and all(one and "\n" not in one for one in said)
 
 
 # ------------------------------------------------------------------------------ projectors

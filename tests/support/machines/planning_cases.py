@@ -34,8 +34,8 @@ INF = float("inf")
 TABLES = 3 * MIB  # of the drafter
 PLENTY = machine_with(64 << 30)
 TYPES = {kind.name: kind for kind in GGML_TYPES.values()}
-quick = settings(max_examples=150)
-thorough = settings(max_examples=30)
+quick = settings(max_examples=60)
+thorough = settings(max_examples=12)
 
 
 @contextmanager
