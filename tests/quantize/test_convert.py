@@ -50,6 +50,7 @@ def specs(q4_0: Path) -> tuple[ModelSpec, ModelSpec]:
     return read_model_spec(embedded_model()), read_model_spec(q4_0)
 
 
+@pytest.mark.long
 @pytest.mark.model
 def test_the_file_type_changes_and_nothing_else(specs: tuple[ModelSpec, ModelSpec]) -> None:
     """Q4_0 stores 18 bytes for 32 weights, Q4_1 20."""
@@ -64,6 +65,7 @@ def test_the_file_type_changes_and_nothing_else(specs: tuple[ModelSpec, ModelSpe
     assert converted.num_kv_heads == source.num_kv_heads
 
 
+@pytest.mark.long
 @pytest.mark.model
 def test_only_the_target_is_left(q4_0: Path) -> None:
     assert [file.name for file in q4_0.parent.iterdir()] == [q4_0.name]
@@ -76,6 +78,7 @@ def next_logits(path: Path, text: str) -> Logits:
     return row
 
 
+@pytest.mark.long
 @pytest.mark.model
 def test_the_converted_model_still_says_the_same(q4_0: Path) -> None:
     """The logits of a text correlate by 0.96, those of two texts by less than 0.6."""
@@ -86,6 +89,7 @@ def test_the_converted_model_still_says_the_same(q4_0: Path) -> None:
     assert np.corrcoef(source, other)[0, 1] < 0.6
 
 
+@pytest.mark.long
 @pytest.mark.model
 def test_the_plan_of_a_repacked_file_is_a_ceiling(specs: tuple[ModelSpec, ModelSpec]) -> None:
     """Q4_0 weights that the CPU backend rewrites are read, not mapped: they are there once."""
@@ -98,6 +102,7 @@ def test_the_plan_of_a_repacked_file_is_a_ceiling(specs: tuple[ModelSpec, ModelS
     assert plan.mapped == ("weights_repacked" not in found)
 
 
+@pytest.mark.long
 @pytest.mark.model
 def test_an_existing_target_is_replaced_whole(specs: tuple[ModelSpec, ModelSpec]) -> None:
     target = specs[1].path.with_name("again.gguf")
@@ -155,12 +160,11 @@ def test_a_folder_that_does_not_exist(tmp_path: Path) -> None:
     assert isinstance(error, UnsupportedError)
 
 
-@pytest.mark.model
-def test_a_folder_in_the_way(tmp_path: Path, specs: tuple[ModelSpec, ModelSpec]) -> None:
+def test_a_folder_in_the_way(source: Path, tmp_path: Path) -> None:
     """The target cannot be replaced: the error is one of ours, and no partial file stays."""
     target = tmp_path / "target.gguf"
     target.mkdir()
-    fails(specs[1].path, target, "Q8_0")
+    fails(source, target, "Q8_0")
     assert target.is_dir()
 
 
@@ -177,6 +181,7 @@ def direct(source: Path, target: Path, file_type: int) -> bytes:
 @pytest.mark.parametrize(("name", "number"), [("Q4_0", 2), ("Q6_K", 18), ("F16", 1)])
 def test_bytes_are_those_of_llama_cpp(source: Path, tmp_path: Path, name: str, number: int) -> None:
     target = tmp_path / "ours.gguf"
+    target.write_bytes(b"old")
     convert(source, target, name, threads=2)
     assert target.read_bytes() == direct(source, tmp_path / "theirs.gguf", number)
 
