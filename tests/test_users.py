@@ -1,9 +1,10 @@
-"""Several users of a real model: exact answers, planned bytes, and turns for everybody."""
+"""Several users of a model: exact answers, planned bytes, and turns for everybody."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
 from time import perf_counter
@@ -11,12 +12,14 @@ from typing import Any
 
 import pytest
 from frozen_times import let_drafts_pay
+from random_gguf import Q8_0, write_model
 from waiting import until
 
 import edgespec
 from edgespec.decode.engine import Engine
 from edgespec.decode.generation import Result
 from edgespec.decode.options import GenerationOptions
+from edgespec.models.embedded import embedded_model
 from edgespec.sampling.params import SamplingParams
 
 pytestmark = pytest.mark.model
@@ -54,22 +57,39 @@ def at_once(engine: Engine, asked: Sequence[tuple[str, GenerationOptions]]) -> l
         return [one.result(PATIENCE_S) for one in made]
 
 
-@pytest.fixture(scope="module")
-def engine(measured_cache: Path) -> Iterator[Engine]:
-    """The embedded model for eight, with exact settings as those of `exact_engine`."""
+@pytest.fixture(scope="module", params=["random", pytest.param("embedded", marks=pytest.mark.long)])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if request.param == "embedded":
+        return embedded_model()
+    path = tmp_path_factory.mktemp("users") / "random.gguf"
+    return write_model(path, "llama", Q8_0, reads_bytes=True)
+
+
+@contextmanager
+def loaded(model: Path, users: int, cache: Path) -> Iterator[Engine]:
+    """With exact settings, as those of `exact_engine`; drafts are made whatever they take."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("EDGESPEC_CACHE", str(measured_cache))
-        with edgespec.load(
-            context_size=256, threads=1, draft_max=7, exact=True, users=USERS
-        ) as loaded:
-            let_drafts_pay(loaded)
-            yield loaded
+        patch.setenv("EDGESPEC_CACHE", str(cache))
+        options: dict[str, Any] = {"context_size": 256, "threads": 1, "drafter": "suffix"}
+        with edgespec.load(model, draft_max=7, exact=True, users=users, **options) as engine:
+            let_drafts_pay(engine)
+            yield engine
 
 
-def test_each_exact_answer_is_the_one_given_alone(engine: Engine, exact_engine: Engine) -> None:
+@pytest.fixture(scope="module")
+def engine(model: Path, measured_cache: Path) -> Iterator[Engine]:
+    """For eight."""
+    with loaded(model, USERS, measured_cache) as made:
+        yield made
+
+
+def test_each_exact_answer_is_the_one_given_alone(
+    engine: Engine, model: Path, measured_cache: Path
+) -> None:
     """By an engine of one user: greedy and with a seed, drafts on, more answers than slots."""
     results = at_once(engine, ASKED)
-    expected = [exact_engine.generate(prompt, options) for prompt, options in ASKED]
+    with loaded(model, 1, measured_cache) as alone:
+        expected = [alone.generate(prompt, options) for prompt, options in ASKED]
     assert [one.token_ids for one in results] == [one.token_ids for one in expected]
     assert sum(one.counters.accepted_tokens for one in results) > 0
 
@@ -83,9 +103,9 @@ def test_drafting_for_several_changes_nothing(engine: Engine) -> None:
 
 def test_a_prefix_is_shared_by_cells_of_their_own(engine: Engine) -> None:
     """Copied from user to user, it makes the same rows."""
-    story = "Once upon a time there was a lighthouse keeper who found a message in a bottle. "
+    story = "Once upon a time there was a lighthouse keeper who found a message in a bottle. " * 2
     asked = [
-        (story * 3 + ending, GenerationOptions(max_tokens=12, raw=True, reuse=True))
+        (story + ending, GenerationOptions(max_tokens=12, raw=True, reuse=True))
         for ending in ("He", "She", "The sea", "They")
     ]
     results = at_once(engine, asked)
@@ -107,10 +127,10 @@ def test_a_prefix_is_shared_by_cells_of_their_own(engine: Engine) -> None:
         ),
     ],
 )
-def test_what_is_allocated_is_what_was_planned(users: int, exact: bool) -> None:
+def test_what_is_allocated_is_what_was_planned(model: Path, users: int, exact: bool) -> None:
     options: dict[str, Any] = {"context_size": 500, "threads": 1, "draft_max": 7, "exact": exact}
-    plan = edgespec.plan(users=users, **options)
-    with edgespec.load(users=users, **options) as engine:
+    plan = edgespec.plan(model, users=users, **options)
+    with edgespec.load(model, users=users, **options) as engine:
         allocated = engine.memory_bytes()
     assert allocated["kv_cache"] == plan.component_bytes["kv_cache"]
     assert allocated["compute"] <= plan.component_bytes["compute"] + LOG_ROUNDING
