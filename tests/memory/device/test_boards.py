@@ -16,7 +16,6 @@ import pytest
 from edgespec.memory.device import cgroups, host
 from edgespec.memory.device.energy import Source, find_source
 
-A72 = "fp asimd evtstrm crc32 cpuid"
 A76 = (
     "fp asimd evtstrm aes pmull sha1 sha2 crc32 atomics fphp asimdhp cpuid asimdrdm lrcpc dcpop "
     "asimddp"
@@ -88,7 +87,6 @@ class Board:
 
 ARM_NAME = "ARMv8 Processor rev 1 (v8l)"
 BOARDS = (
-    Board("Raspberry Pi 4 Model B Rev 1.4", 4, {"neon"}, flags=A72, tree="raspberrypi,4-model-b"),
     Board(
         "Raspberry Pi 5 Model B Rev 1.0",
         4,
@@ -157,16 +155,6 @@ BOARDS = (
         sys=INTEL_RAPL,
     ),
     Board(
-        "mini PC",
-        4,
-        {"avx2"},
-        "RAPL: package-0",
-        shown="Intel(R) N100",
-        model_name="Intel(R) N100",
-        flags=ALDER_LAKE,
-        sys=INTEL_RAPL,
-    ),
-    Board(
         "Steam Deck",
         4,
         {"avx2"},
@@ -189,18 +177,6 @@ BOARDS = (
             "machdep.cpu.brand_string": b"Apple M1\0",
             "hw.perflevel0.physicalcpu": b"\4\0\0\0",
             "hw.optional.arm.FEAT_I8MM": b"\0\0\0\0",
-        },
-    ),
-    Board(
-        "Apple M4",
-        4,
-        {"neon", "dotprod", "i8mm"},
-        unified=True,
-        cpus=10,
-        sysctl={
-            "machdep.cpu.brand_string": b"Apple M4\0",
-            "hw.perflevel0.physicalcpu": b"\4\0\0\0",
-            "hw.optional.arm.FEAT_I8MM": b"\1\0\0\0",
         },
     ),
 )
@@ -266,7 +242,7 @@ def test_a_board_is_known_by_what_it_says(board: Board, tmp_path: Path) -> None:
         assert sum(source.read()) == pytest.approx(board.watts)
 
 
-@pytest.mark.parametrize("board", BOARDS[2:3], indirect=True, ids=str)
+@pytest.mark.parametrize("board", BOARDS[1:2], indirect=True, ids=str)
 def test_slow_cores_alone_are_all_used(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2})
     assert host.usable_cores() == 3
@@ -276,7 +252,7 @@ def test_slow_cores_alone_are_all_used(board: Board, monkeypatch: pytest.MonkeyP
     ("capacities", "cores"),
     [((1024, 1024, 900, 900), 4), ((1024, 200, 200, 200), 1), ((1024, 400, 400, 400), 4)],
 )
-@pytest.mark.parametrize("board", BOARDS[2:3], indirect=True, ids=str)
+@pytest.mark.parametrize("board", BOARDS[1:2], indirect=True, ids=str)
 def test_as_many_cores_as_the_slowest_of_them_is_worth(
     board: Board,
     tmp_path: Path,
