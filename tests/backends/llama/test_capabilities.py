@@ -8,16 +8,18 @@ import numpy as np
 import pytest
 from hybrid_gguf import Shape, write_hybrid
 from llama_cases import THREADS, assert_ceiling, feed, flat, recording, settings
-from random_gguf import F32, write_model
+from random_gguf import F32, VOCABULARY, write_model
 
 import edgespec
 from edgespec.backends.llama.backend import LlamaBackend
 from edgespec.decode.engine import Engine
+from edgespec.decode.options import GenerationOptions
 from edgespec.drafting.drafters.suffix import SuffixDrafter
 from edgespec.errors import UnsupportedError
 from edgespec.measure.noise import find_divergence, measure_batch_noise
 from edgespec.memory.plan.request import Request
 from edgespec.models.spec import read_model_spec
+from edgespec.sampling.params import SamplingParams
 from edgespec.setup.loading import load_plan
 from edgespec.setup.planning import make_run_plan
 
@@ -25,6 +27,9 @@ pytestmark = pytest.mark.model
 
 WORDS = "to be or not to be that is the question to be or not to be that is the answer "
 BYTES = list(WORDS.encode())
+ENDLESS = GenerationOptions(
+    max_tokens=160, sampling=SamplingParams(logit_bias={VOCABULARY - 1: -1e3})
+)
 
 
 @pytest.fixture(scope="module")
@@ -82,12 +87,12 @@ def test_a_sliding_window_is_lossless(gemma3: Path) -> None:
     accepted = compared = 0
     for prompt in (BYTES * 2, list(b"abcdefg " * 20), BYTES[20:60] * 3):
         assert len(prompt) > 64
-        plain = engine.generate(prompt, max_tokens=160, speculate=False).token_ids
-        result = engine.generate(prompt, max_tokens=160)
+        plain = engine.generate(prompt, ENDLESS, speculate=False).token_ids
+        result = engine.generate(prompt, ENDLESS)
         assert len(plain) == len(result.token_ids) == 160
         found = find_divergence(backend, prompt, plain, result.token_ids)
         assert found is None or found.gap <= noise, f"{found}, noise {noise}"
-        compared += 160 if found is None else found.position
+        compared += len(plain) if found is None else found.position
         accepted += result.counters.accepted_tokens
     assert accepted > 50 and compared > 240
     assert {leaves for _, leaves, _ in backend.seen} == {1}
