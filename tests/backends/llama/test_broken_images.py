@@ -26,7 +26,7 @@ from edgespec.errors import UnsupportedError
 from edgespec.models.images import read_image
 
 pytestmark = pytest.mark.model
-COUNT = 250 * int(os.environ.get("EDGESPEC_FUZZ", "1"))
+COUNT = 120 * int(os.environ.get("EDGESPEC_FUZZ", "1"))
 
 
 def whole_images() -> Iterator[bytes]:

@@ -106,7 +106,7 @@ def test_a_row_depends_on_no_other_of_its_step(path: Path, threads: int) -> None
             assert np.array_equal(rows_of(backend, sizes), single), sizes
 
 
-@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("exact", [pytest.param(False, marks=pytest.mark.long), True])
 def test_drafts_are_lossless(path: Path, exact: bool) -> None:
     """`--exact` allows steps of several tokens: all of them round alike."""
     load = partial(edgespec.load, path, context_size=512, draft_max=3, threads=1, kernels="on")

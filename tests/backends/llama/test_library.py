@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from random_gguf import Q8_0, write_model
 
 from edgespec.backends.llama import library as llama_library
 from edgespec.backends.llama.library import (
@@ -198,7 +199,7 @@ def test_the_library_is_initialised_once(monkeypatch: pytest.MonkeyPatch) -> Non
 
 CHATTER = """
 import edgespec
-with edgespec.load(context_size=256, drafter="none", threads=1) as engine:
+with edgespec.load("{model}", context_size=256, drafter="none", threads=1) as engine:
     engine.generate("Hi", max_tokens=2)
 try:
     edgespec.load("{garbage}")
@@ -218,8 +219,9 @@ def test_nothing_is_printed(tmp_path: Path) -> None:
     """Loading, generating, failing and closing leave stdout and stderr to the program."""
     garbage = tmp_path / "garbage.gguf"
     garbage.write_bytes(b"GGUF" + bytes(range(256)) * 16)
+    model = write_model(tmp_path / "model.gguf", "llama", Q8_0, reads_bytes=True)
     done = subprocess.run(
-        [sys.executable, "-c", CHATTER.format(garbage=garbage)],
+        [sys.executable, "-c", CHATTER.format(garbage=garbage, model=model)],
         capture_output=True,
         text=True,
         timeout=120,
