@@ -8,11 +8,13 @@ import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import httpx
 import psutil
 import pytest
-from serving_cases import Serve, Speaker
+from random_gguf import Q8_0, write_model
+from serving_cases import TEMPLATE, Serve, Speaker
 
 import edgespec
 from edgespec.serve.parsing import Limits
@@ -94,9 +96,10 @@ def num_threads(of_readers: bool) -> int:
 
 @pytest.mark.slow
 @pytest.mark.model
-def test_requests_of_sixteen_clients_leave_nothing_behind() -> None:
+def test_requests_of_sixteen_clients_leave_nothing_behind(tmp_path: Path) -> None:
     process = psutil.Process()
-    engine = edgespec.load(context_size=1024, users=8)
+    model = write_model(tmp_path / "tiny.gguf", "llama", Q8_0, reads_bytes=True, template=TEMPLATE)
+    engine = edgespec.load(model, context_size=1024, users=8)
     with engine, Server(engine, limits=BUSY) as server:
         address = server.start()
         load(address, clients=16, requests=2)  # everything is touched once
