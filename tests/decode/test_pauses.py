@@ -30,7 +30,7 @@ _OFF_S, _ON_S = 0.06, 0.06
 _PAUSES_S, _AFTER_S = 6.0, 2.0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="no such signal here")
 def test_a_process_that_is_stopped_and_continued_drafts_as_before(measured_cache: Path) -> None:
     """Two seconds behind the last pause, and in most answers between them."""
