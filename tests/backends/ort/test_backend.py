@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,11 @@ from edgespec.backends.llama.backend import LlamaBackend
 from edgespec.backends.ort import cache as ort_cache
 from edgespec.backends.ort.cache import converted
 from edgespec.backends.tree import DraftTree
+from edgespec.backends.vocabulary import open_vocabulary
 from edgespec.errors import BackendError, ContextFullError, UnsupportedError
 from edgespec.measure.noise import measure_batch_noise
 from edgespec.memory.bytes.config import RunConfig
+from edgespec.models.embedded import embedded_model
 from edgespec.models.onnx.facts import read_facts
 from edgespec.models.spec import ModelSpec, read_model_spec
 
@@ -130,21 +132,6 @@ def test_a_damaged_graph_is_a_sentence(folder: Path, tmp_path: Path) -> None:
 # ---------------------------------------------------------------------------------- cache
 
 
-def test_a_model_is_converted_once_for_each_content_and_device(tmp_path: Path) -> None:
-    spec = read_model_spec(write_model(tmp_path / "a.gguf", "llama", Q8_0))
-    same = read_model_spec(shutil.copy(spec.path, tmp_path / "copy.gguf"))
-    other = read_model_spec(write_model(tmp_path / "b.gguf", "llama", Q8_0, seed=6))
-    root = tmp_path / "cache"
-    seen: list[float] = []
-    first = converted(spec, root, "cpu", seen.append)
-    assert seen[-1] == 1.0 and seen == sorted(seen)
-    made = (first / "model.onnx").stat().st_mtime_ns
-    assert converted(same, root, "cpu") == first
-    assert (first / "model.onnx").stat().st_mtime_ns == made
-    folders = {first, converted(other, root, "cpu"), converted(spec, root, "another")}
-    assert len(folders) == 3 == len([one for one in root.iterdir() if one.is_dir()])
-
-
 def test_a_conversion_that_fails_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,23 +154,6 @@ def test_a_full_disk_is_noticed_before_anything_is_written(
     with pytest.raises(UnsupportedError, match="0 MiB are free") as caught:
         converted(spec, tmp_path / "cache", "cpu")
     assert "EDGESPEC_CACHE" in caught.value.hint
-
-
-def test_the_least_recently_used_models_go_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    specs = [
-        read_model_spec(write_model(tmp_path / f"{seed}.gguf", "llama", Q8_0, seed=seed))
-        for seed in range(3)
-    ]
-    root = tmp_path / "cache"
-    old, older = (converted(spec, root, "cpu") for spec in specs[:2])
-    os.utime(old, (2_000, 2_000))
-    os.utime(older, (1_000, 1_000))
-    size = sum(file.stat().st_size for file in old.iterdir())
-    monkeypatch.setattr(ort_cache, "_KEPT_BYTES", int(2.5 * size))
-    new = converted(specs[2], root, "cpu")
-    assert {one for one in root.iterdir() if one.is_dir()} == {old, new}
 
 
 # ------------------------------------------------------------------------- the whole engine
@@ -274,10 +244,17 @@ def corpus(count: int) -> list[str]:
     return texts
 
 
+def test_tokens_are_those_of_the_file(exact_engine: edgespec.Engine) -> None:
+    theirs = exact_engine.backend.tokenizer
+    with closing(open_vocabulary(read_model_spec(embedded_model()))) as ours:
+        for text in corpus(1_000):
+            assert ours.encode(text) == theirs.encode(text), repr(text)
+
+
+@pytest.mark.long
 @pytest.mark.usefixtures("converted_once")
-@pytest.mark.parametrize("count", [1_000, pytest.param(10_000, marks=pytest.mark.long)])
-def test_tokens_are_those_of_the_file(count: int) -> None:
-    texts = corpus(count)
+def test_tokens_of_the_whole_engine_are_those_of_the_file() -> None:
+    texts = corpus(10_000)
     with (
         edgespec.load(threads=1, context_size=256, backend="onnx", drafter="none") as ours,
         edgespec.load(threads=1, context_size=256, backend="llamacpp", drafter="none") as theirs,

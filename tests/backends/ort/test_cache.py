@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -48,6 +49,22 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, folder: Path, body: str) -> None:
 
 
 _WHOLE = "(work / 'model.onnx').write_text('graph')\n(work / 'weights.bin').write_text('weights')\n"
+
+
+def test_a_model_is_converted_once_for_each_content_and_device(
+    spec: ModelSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in(monkeypatch, tmp_path, _WHOLE)
+    same = read_model_spec(shutil.copy(spec.path, tmp_path / "copy.gguf"))
+    other = read_model_spec(write_model(tmp_path / "other.gguf", "llama", Q8_0, seed=6))
+    root = tmp_path / "cache"
+    first = ort_cache.converted(spec, root, "cpu")
+    made = (first / "model.onnx").stat().st_mtime_ns
+    assert ort_cache.converted(same, root, "cpu") == first
+    assert (first / "model.onnx").stat().st_mtime_ns == made
+    folders = {first, ort_cache.converted(other, root, "cpu")}
+    folders.add(ort_cache.converted(spec, root, "another"))
+    assert len(folders) == 3 == len([one for one in root.iterdir() if one.is_dir()])
 
 
 def test_a_conversion_may_print_more_than_a_pipe_holds(
@@ -160,3 +177,21 @@ def test_what_a_killed_conversion_left_is_removed_by_the_next_one(
         (alive / "packed" / "weights.bin").write_bytes(bytes(100))
         made = ort_cache.converted(spec, tmp_path / "cache", "cpu")
         assert made.is_dir() and alive.is_dir() and not dead.exists()
+
+
+def test_the_least_recently_used_models_go_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    specs = [
+        read_model_spec(write_model(tmp_path / f"{seed}.gguf", "llama", Q8_0, seed=seed))
+        for seed in range(3)
+    ]
+    stand_in(monkeypatch, tmp_path, _WHOLE)
+    root = tmp_path / "cache"
+    old, older = (ort_cache.converted(spec, root, "cpu") for spec in specs[:2])
+    os.utime(old, (2_000, 2_000))
+    os.utime(older, (1_000, 1_000))
+    size = sum(file.stat().st_size for file in old.iterdir())
+    monkeypatch.setattr(ort_cache, "_KEPT_BYTES", int(2.5 * size))
+    new = ort_cache.converted(specs[2], root, "cpu")
+    assert {one for one in root.iterdir() if one.is_dir()} == {old, new}

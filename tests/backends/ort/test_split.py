@@ -54,6 +54,12 @@ def spec(request: pytest.FixtureRequest, folder: Path) -> ModelSpec:
     return read_model_spec(write_model(folder / f"{request.param}.gguf", request.param, Q8_0))
 
 
+@pytest.fixture(scope="module")
+def one(folder: Path) -> ModelSpec:
+    """Where a second kind shows no more."""
+    return read_model_spec(write_model(folder / "one.gguf", "llama", Q8_0))
+
+
 def opened(
     spec: ModelSpec, folder: Path, graphs: Mapping[str, GraphOptions] | None = None
 ) -> OrtBackend:
@@ -133,17 +139,17 @@ def test_fixed_shapes_compute_the_same(spec: ModelSpec, folder: Path, plain: Ort
     backend.close()
 
 
-def test_more_tokens_than_a_fixed_cache_holds_are_refused(spec: ModelSpec, folder: Path) -> None:
+def test_more_tokens_than_a_fixed_cache_holds_are_refused(one: ModelSpec, folder: Path) -> None:
     with pytest.raises(UnsupportedError, match="hold 512 tokens, not 640") as caught:
-        opened(spec, folder, bucket_graphs((1, 16), 512, PLAIN))
+        opened(one, folder, bucket_graphs((1, 16), 512, PLAIN))
     assert "--ctx 512" in caught.value.hint
 
 
-def test_fixed_shapes_are_those_that_were_asked_for(spec: ModelSpec, folder: Path) -> None:
+def test_fixed_shapes_are_those_that_were_asked_for(one: ModelSpec, folder: Path) -> None:
     import onnxruntime
 
     options = replace(PLAIN, step=8, capacity=64)
-    place = converted(spec, folder, "cpu", graphs={"step-8.onnx": options})
+    place = converted(one, folder, "cpu", graphs={"step-8.onnx": options})
     session: Any = onnxruntime.InferenceSession(str(place / "step-8.onnx"))
     shapes = {info.name: info.shape for info in session.get_inputs()}
     assert shapes["embeddings"][:2] == [1, 8] and shapes["past_key.2"] == [1, 1, 64, 32]
