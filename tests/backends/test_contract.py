@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +21,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 from random_gguf import F32, Q8_0, write_model
 
-from edgespec.backends.base import Backend, HoldsSequences, Logits
+from edgespec.backends.base import Backend, HoldsSequences, Logits, sequences_of
 from edgespec.backends.llama.backend import LlamaBackend
 from edgespec.backends.llama.recurrent import RecurrentBackend
 from edgespec.backends.ort.cache import converted
@@ -147,8 +148,7 @@ class Contract(RuleBasedStateMachine):
         super().__init__()
         self.pair, self.file = pair, str(folder / "cache")
         self.backend = pair.backend
-        is_shared = isinstance(pair.backend, HoldsSequences)
-        self.sequences: Sequence[Backend] = pair.backend.sequences if is_shared else (pair.backend,)
+        self.sequences = sequences_of(pair.backend)
         self.texts: list[list[int]] = [[] for _ in self.sequences]
         for one in self.sequences:
             assert one.truncate(0) == 0
@@ -324,8 +324,9 @@ def pair(
 
 @pytest.mark.hypothesis
 def test_a_backend_holds_what_lists_hold(pair: Pair, tmp_path: Path) -> None:
+    machine: Any = partial(Contract, pair, tmp_path)
     run_state_machine_as_test(
-        lambda: Contract(pair, tmp_path),
+        machine,
         settings=settings(
             max_examples=5 * FACTOR,
             stateful_step_count=15,

@@ -106,7 +106,10 @@ def test_a_plan_has_what_is_allocated(files: Files) -> None:
     planned = plan.component_bytes
     with edgespec.load(
         files.model,
-        **{"context_size": 512, "draft_max": 3, "threads": 1, "kernels": "off"},
+        context_size=512,
+        draft_max=3,
+        threads=1,
+        kernels="off",
         draft_model=files.head,
         drafter="suffix,head",
     ) as engine:

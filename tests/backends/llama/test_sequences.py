@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hybrid_gguf import Shape, write_hybrid
@@ -25,7 +26,7 @@ USERS = 3
 
 def opened(folder: Path, users: int, cells: int) -> LlamaBackend:
     path = write_hybrid(folder / "model.gguf", Shape("llama", interval=1))
-    sizes = {"batch_size": 32, "max_nodes": 16, "max_leaves": 6, "threads": 1}
+    sizes: dict[str, Any] = {"batch_size": 32, "max_nodes": 16, "max_leaves": 6, "threads": 1}
     return LlamaBackend(path, RunConfig(256, users=users, cells=cells, **sizes))
 
 

@@ -135,6 +135,7 @@ def test_a_step_that_was_faster_than_memory_shows_what_memory_can_do(
 ) -> None:
     """Unless all it read may lie in caches, or no time was measured."""
     monkeypatch.setattr(bandwidth, "_measure", lambda *_: 8e9)
+    monkeypatch.setattr(bandwidth, "_total_bytes", lambda: 96 * MIB)
     assert bandwidth.memory_bandwidth() == 8e9
     for size, seconds in ((95 * MIB, 1e-6), (1 << 30, 0.0), (1 << 30, float("inf")), (1 << 30, 9)):
         bandwidth.saw_step(size, seconds)
