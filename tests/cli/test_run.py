@@ -142,8 +142,8 @@ def test_options_reach_the_engine(report: dict[str, Any], measured: str) -> None
 
 
 @pytest.mark.model
-def test_verbose_shows_what_the_library_says_and_explains_drafts(measured: str) -> None:
-    done = run("run", QUESTION, *SHORT, "-v", "--drafter", "suffix", cache=measured)
+def test_verbose_shows_what_the_library_says_and_explains_drafts(measured: str, tiny: str) -> None:
+    done = run("run", tiny, QUESTION, *SHORT, "-v", "--drafter", "suffix", cache=measured)
     assert done.status == 0 and "llama_model_loader: " in done.err
     assert re.search(r"drafts: suffix: [\w ]+ \(\d+ rounds\)", done.err), done.err
 
@@ -233,6 +233,7 @@ def test_a_single_argument_of_several_words_is_a_prompt(command: Command, prompt
 # The tokens that would end the answer are forbidden.
 ENDLESS = ["run", QUESTION, "--max-tokens", "3000", "--ctx", "4096", "--threads", "1"]
 ENDLESS += ["--logit-bias", "0=-1000", "--logit-bias", "2=-1000"]
+SMALL = ["--drafter", "none", "--logit-bias", "257=-1000", "--model"]
 
 
 def stream_of(pipe: IO[bytes] | None) -> IO[bytes]:
@@ -241,8 +242,8 @@ def stream_of(pipe: IO[bytes] | None) -> IO[bytes]:
 
 
 @pytest.mark.model
-def test_ctrl_c_keeps_the_text_so_far(measured: str) -> None:
-    process = without_stdin(start(ENDLESS, measured))
+def test_ctrl_c_keeps_the_text_so_far(measured: str, tiny: str) -> None:
+    process = without_stdin(start([*ENDLESS, *SMALL, tiny], measured))
     begun = stream_of(process.stdout).read(1)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
@@ -292,9 +293,9 @@ def test_ctrl_c_while_the_model_loads(measured: str) -> None:
 
 
 @pytest.mark.model
-def test_a_reader_that_has_gone_ends_the_run_quietly(measured: str) -> None:
+def test_a_reader_that_has_gone_ends_the_run_quietly(measured: str, tiny: str) -> None:
     """As in `edgespec run ... | head -c1`."""
-    process = without_stdin(start(ENDLESS, measured))
+    process = without_stdin(start([*ENDLESS, *SMALL, tiny], measured))
     assert len(stream_of(process.stdout).read(1)) == 1
     stream_of(process.stdout).close()
     err = stream_of(process.stderr).read().decode()
