@@ -49,6 +49,13 @@ def measured(measured_cache: Path) -> str:
     return str(measured_cache)
 
 
+@pytest.fixture
+def here(command: Command, measured: str, monkeypatch: pytest.MonkeyPatch) -> Command:
+    """Runs the command line in this process, with what others measured: a second less each time."""
+    monkeypatch.setenv("EDGESPEC_CACHE", measured)
+    return command
+
+
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A model of random weights that reads any text, where words do not matter.

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from command_line import Done, run
+from command_line import Command, Done, run
 from random_gguf import Q8_0
 from sound_gguf import samples, wav, write_hearing
 from vision_cases import open_engine
@@ -32,15 +32,15 @@ def name(request: pytest.FixtureRequest) -> Iterator[str]:
     yield request.param
 
 
-def ask(folder: Path, name: str, cache: str, *more: str) -> Done:
-    return run("run", str(folder / f"{name}.gguf"), QUESTION, *ONE_THREAD, *more, cache=cache)
+def ask(command: Command, folder: Path, name: str, *more: str) -> Done:
+    return command("run", str(folder / f"{name}.gguf"), QUESTION, *ONE_THREAD, *more)
 
 
 def test_run_shows_images_and_checks_the_answer(
-    vision_folder: Path, name: str, pictures: list[str], measured: str
+    vision_folder: Path, name: str, pictures: list[str], here: Command
 ) -> None:
     shown = [part for one in pictures for part in ("--image", one)]
-    done = ask(vision_folder, name, measured, *shown, "--check", "--json")
+    done = ask(here, vision_folder, name, *shown, "--check", "--json")
     assert done.status == 0, done.err
     found = done.document
     with open_engine(vision_folder, name, context_size=512) as engine:
@@ -50,9 +50,9 @@ def test_run_shows_images_and_checks_the_answer(
     assert found["plan"]["mmproj"]["value"] == f"mmproj-{name}.gguf"
 
 
-def test_plan_counts_images(vision_folder: Path, name: str, measured: str) -> None:
+def test_plan_counts_images(vision_folder: Path, name: str, here: Command) -> None:
     model = str(vision_folder / f"{name}.gguf")
-    done = run("plan", model, "--ctx", "512", "--images", "1", "--json", cache=measured)
+    done = here("plan", model, "--ctx", "512", "--images", "1", "--json")
     assert done.status == 0, done.err
     assert done.document["plan"]["mmproj"]["value"] == f"mmproj-{name}.gguf"
     assert any(key.startswith("projector") for key in done.document["memory"]["components"])
@@ -60,12 +60,12 @@ def test_plan_counts_images(vision_folder: Path, name: str, measured: str) -> No
 
 @pytest.mark.parametrize("name", ["gemma3", "qwen3vl"])
 def test_exact_answers_behind_an_image_are_plain_decodings(
-    tmp_path: Path, name: str, pictures: list[str], measured: str
+    tmp_path: Path, name: str, pictures: list[str], here: Command
 ) -> None:
     """Of a type whose logits do not change with the size of a step, as `--exact` asks for."""
     write_vision(tmp_path, name, weights=Q8_0)
     shown = ("--image", pictures[0], "--exact", "--check", "--json")
-    done = ask(tmp_path, name, measured, *shown)
+    done = ask(here, tmp_path, name, *shown)
     assert done.status == 0 and done.document["check"]["identical"], done.err
 
 
@@ -115,11 +115,11 @@ REFUSED = [
 
 @pytest.mark.parametrize(("options", "words"), REFUSED, ids=[words for _, words in REFUSED])
 def test_what_run_refuses(
-    vision_folder: Path, pictures: list[str], measured: str, options: tuple[str, ...], words: str
+    vision_folder: Path, pictures: list[str], here: Command, options: tuple[str, ...], words: str
 ) -> None:
     places = {"one": pictures[0], "model": str(vision_folder / "llava.gguf")}
     given = [one.format(**places) for one in options]
-    done = ask(vision_folder, "llava", measured, *given)
+    done = ask(here, vision_folder, "llava", *given)
     assert done.status != 0 and words in " ".join(done.err.replace("│", " ").split())
     assert "Traceback" not in done.err
 

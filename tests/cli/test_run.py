@@ -126,12 +126,12 @@ def test_a_prompt_from_anywhere_is_the_same_prompt(
 
 
 @pytest.mark.model
-def test_options_reach_the_engine(report: dict[str, Any], measured: str) -> None:
+def test_options_reach_the_engine(report: dict[str, Any], here: Command) -> None:
     """A stop string, a bias that forbids a token, a system message, a seed, no drafter."""
     first = report["token_ids"][0]
     options = ["--drafter", "none", "--system", "Answer in French.", "--temperature", "0.7"]
     options += ["--seed", "5", "--logit-bias", f"{first}=-1000", "--stop", "is"]
-    done = run("run", QUESTION, *SHORT, *options, "--json", cache=measured)
+    done = here("run", QUESTION, *SHORT, *options, "--json")
     assert done.status == 0, done.err
     document = done.document
     assert first not in document["token_ids"]
@@ -149,10 +149,10 @@ def test_verbose_shows_what_the_library_says_and_explains_drafts(measured: str, 
 
 
 @pytest.mark.model
-def test_check_compares_with_plain_decoding(measured: str) -> None:
+def test_check_compares_with_plain_decoding(here: Command) -> None:
     prompt = "Count from 1 to 40, one number a line."
     arguments = ("run", prompt, *SHORT, "--max-tokens", "40", "--check")
-    done = run(*arguments, cache=measured)
+    done = here(*arguments)
     assert done.status == 0
     check, speed = done.err.splitlines()[-2:]
     assert re.fullmatch(r"check: identical to plain decoding \(\d+ tokens\)", check)
@@ -169,9 +169,9 @@ def test_a_full_context_says_which_option_cut_it_off(command: Command, tiny: str
 
 
 @pytest.mark.model
-def test_an_answer_that_repeats_itself_is_not_shown_as_speed_alone(measured: str) -> None:
+def test_an_answer_that_repeats_itself_is_not_shown_as_speed_alone(here: Command) -> None:
     text = "Milk, milk, milk, milk, " * 12
-    done = run("run", "--raw", text, "-n", "60", "--ctx", "256", cache=measured)
+    done = here("run", "--raw", text, "-n", "60", "--ctx", "256")
     assert "it repeats itself: --dry-multiplier" in done.err
 
 
