@@ -23,27 +23,26 @@ if TYPE_CHECKING:
 # with two threads take a tenth of the time. Read when the first library with OpenMP is loaded.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-# Of files that take 20 s of processor time or more, or wait. No long one is left to the end.
+# Of files that take 12 s of processor time or more, or wait. No long one is left to the end.
 LONGEST_FIRST = (
     "test_lossless_sampled.py",
+    "cli/test_chat.py",
+    "cli/test_run.py",
+    "backends/llama/test_workers.py",
     "serve/test_fuzz.py",
-    "serve/test_load.py",
+    "memory/bytes/test_simulation.py",
     "test_wheel.py",
     "backends/llama/test_head.py",
-    "cli/test_run.py",
-    "backends/llama/test_lossless.py",
-    "cli/test_chat.py",
+    "backends/llama/test_sounds.py",
     "cli/test_images.py",
-    "memory/bytes/test_simulation.py",
-    "backends/llama/test_recurrent.py",
+    "backends/ort/test_split.py",
     "test_lossless.py",
     "setup/test_draft_loading.py",
     "serve/test_model_file.py",
     "quantize/test_fit.py",
+    "quantize/test_convert.py",
     "drafting/test_draft_failures.py",
     "cli/test_quantize.py",
-    "backends/llama/test_context.py",
-    "test_users.py",
     "cli/test_serve.py",
 )
 

@@ -15,7 +15,7 @@ def program(objects: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Pa
     return link_check(tmp_path_factory.mktemp("check"), "check_attention", objects, "c++")
 
 
-@pytest.mark.parametrize("shapes", ["4", pytest.param("80", marks=pytest.mark.long)])
+@pytest.mark.parametrize("shapes", ["16", pytest.param("80", marks=pytest.mark.long)])
 def test_attention_is_that_of_float64_and_depends_on_what_is_seen_alone(
     program: Path, shapes: str
 ) -> None:
