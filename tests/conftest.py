@@ -221,12 +221,9 @@ def whole_teams(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def few_samples(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A load times each size of a step twice: no test looks at how exact that is but its own."""
-    if request.path.parent.name != "measure":
-        monkeypatch.setattr("edgespec.setup.loading._CURVE_SECONDS", 0.5)
-        for name, value in (("_SAMPLES", 2), ("_COST_TURNS", 1), ("_COST_SECONDS", 0.0)):
-            monkeypatch.setattr(f"edgespec.measure.timing.{name}", value)
+def quick_curves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A load times steps for a third of its time: only their own tests see how exact that is."""
+    monkeypatch.setattr("edgespec.setup.loading._CURVE_SECONDS", 0.4)
 
 
 @pytest.fixture
