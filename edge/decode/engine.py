@@ -245,7 +245,14 @@ class Engine(Target):
                 "typical acceptance changes what is written, and the model was loaded as exact",
                 hint="leave out accept_typical (--accept typical), or exact",
             )
-        scales = self._scales if asked.lora is None else self._scales_of(asked.lora)
+        scales, lora = self._scales, asked.lora
+        if lora is not None:
+            if unknown := [one for one in lora if not 0 <= one < len(scales)]:
+                raise UnsupportedError(
+                    f"there is no adapter {unknown[0]}: the model was loaded with {len(scales)}",
+                    hint="--lora FILE loads one, which is number 0",
+                )
+            scales = tuple(float(lora.get(number, 0.0)) for number in range(len(scales)))
         tokenizer = self.backend.tokenizer
         texts = [one for one in ids if one >= 0] if images else ids
         sampler = Sampler(params, self.vocab_size, texts, tokenizer.token_bytes)
@@ -284,16 +291,6 @@ class Engine(Target):
             num_best=asked.logprobs,
             ahead=asked.ahead,
         )
-
-    def _scales_of(self, lora: Mapping[int, float]) -> tuple[float, ...]:
-        """How much of each adapter a generation has. Raises UnsupportedError."""
-        count = len(self._scales)
-        if unknown := [one for one in lora if not 0 <= one < count]:
-            raise UnsupportedError(
-                f"there is no adapter {unknown[0]}: the model was loaded with {count}",
-                hint="--lora FILE loads one, which is number 0",
-            )
-        return tuple(float(lora.get(number, 0.0)) for number in range(count))
 
     def astream(
         self,

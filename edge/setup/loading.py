@@ -50,9 +50,9 @@ from edgespec.memory.bytes.config import RunConfig
 from edgespec.memory.device import host
 from edgespec.memory.device.bandwidth import saw_step
 from edgespec.memory.device.reservations import release
-from edgespec.memory.plan.experts import keep_counts
 from edgespec.memory.plan.machine import reachable_bytes, reserve, reserve_unmapped
 from edgespec.memory.plan.options import LLAMACPP, ONNX, LoadOptions, said_as_arguments
+from edgespec.memory.plan.placing import keep_counts
 from edgespec.memory.plan.plan import DRAFT_MODEL_NODES, Plan, draft_config
 from edgespec.memory.plan.request import Request
 from edgespec.memory.store import cache
@@ -222,12 +222,22 @@ def _load_one(
         curve = None
         if plan.drafter != "none":
             curve = _curve(backend, spec, plan, report)
-        else:
-            _know_plain_step(backend, spec, plan, report)
+        elif not (stored.stored_curve(spec, plan) or stored.stored_plain_step(spec, plan)):
+            # For plans, once, where a run without drafts comes first: a step over one token.
+            report("measuring step times", 0.0)
+            contention_now(backend)
+            plain = measure_curve(lambda n: one_step(backend, n), 1, seconds=_CURVE_SECONDS)
+            stored.keep_plain_step(spec, plan, plain.uncontended(backend.contention))
+            report("measuring step times", 1.0)
         models: Sequence[WritingDrafter] = ()
         cost, vocab_size = 1.0, backend.tokenizer.vocab_size
         if curve is not None:
-            cost = _snapshots_cost(backend, curve, spec, plan)
+            if isinstance(backend, KeepsSnapshots):
+                known = stored.stored_snapshot_costs(spec, plan).get(plan.snapshots)
+                if known is None:  # measured in turns: whoever computes beside both
+                    known = snapshots_cost(backend, curve.base[1])
+                    stored.keep_snapshot_cost(spec, plan, plan.snapshots, known)
+                cost = known
             models = load_draft_model(backend, spec, plan, report)
             if not models and WINDOW in plan.drafter.split(",") and plan.draft_max:
                 texts = [one for one in sequences_of(backend) if isinstance(one, LlamaSequence)]
@@ -291,19 +301,14 @@ def _load_llamacpp(spec: ModelSpec, plan: Plan, report: Progress) -> Backend:
         make = RecurrentBackendWithHead if has_head else RecurrentBackend
     backend = make(spec.path, config, progress=lambda part: report("loading", part))
     if plan.packed_file:
-        _keep_packed(backend, plan)
+        try:  # packed weights that are pages of a file are not reserved
+            if backend.keeps_packed():
+                reserve_unmapped(plan)
+        except OSError as problem:
+            place = cache.cache_directory()
+            said = f"packed weights are not kept, {place} cannot be written: {reason(problem)}"
+            warn(said, EdgespecWarning, stacklevel=2)
     return backend
-
-
-def _keep_packed(backend: LlamaBackend, plan: Plan) -> None:
-    """Packed weights that are pages of a file are not reserved; where they are not kept, say so."""
-    try:
-        if backend.keeps_packed():
-            reserve_unmapped(plan)
-    except OSError as problem:
-        place = cache.cache_directory()
-        said = f"packed weights are not kept, {place} cannot be written: {reason(problem)}"
-        warn(said, EdgespecWarning, stacklevel=2)
 
 
 def _load_onnx(spec: ModelSpec, plan: Plan, report: Progress) -> Backend:
@@ -337,18 +342,6 @@ def _taken_meanwhile(plan: Plan) -> DoesNotFitError:
         f"{reachable_bytes() >> 20} MiB are free any more",
         hint="start it again: the plan will be made for what is free now",
     )
-
-
-def _snapshots_cost(backend: Backend, curve: CostCurve, spec: ModelSpec, plan: Plan) -> float:
-    """How many times as long plain steps take with its snapshots: stored, or measured now."""
-    if not isinstance(backend, KeepsSnapshots):
-        return 1.0
-    known = stored.stored_snapshot_costs(spec, plan).get(plan.snapshots)
-    if known is not None:
-        return known
-    times = snapshots_cost(backend, curve.base[1])  # in turns: whoever computes beside both
-    stored.keep_snapshot_cost(spec, plan, plan.snapshots, times)
-    return times
 
 
 def _curve(backend: Backend, spec: ModelSpec, plan: Plan, report: Progress) -> CostCurve:
@@ -389,17 +382,6 @@ def _curve(backend: Backend, spec: ModelSpec, plan: Plan, report: Progress) -> C
     if curve.contention == 1.0 and plan.backend == LLAMACPP and not plan.devices:
         saw_step(spec.bytes_per_token, curve.base[1] / 1e3)
     return curve
-
-
-def _know_plain_step(backend: Backend, spec: ModelSpec, plan: Plan, report: Progress) -> None:
-    """Measure a step over one token for plans, once, where a run without drafts comes first."""
-    if stored.stored_curve(spec, plan) or stored.stored_plain_step(spec, plan):
-        return
-    report("measuring step times", 0.0)
-    contention_now(backend)
-    plain = measure_curve(lambda nodes: one_step(backend, nodes), 1, seconds=_CURVE_SECONDS)
-    stored.keep_plain_step(spec, plan, plain.uncontended(backend.contention))
-    report("measuring step times", 1.0)
 
 
 def largest_exact_step(

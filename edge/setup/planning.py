@@ -437,22 +437,16 @@ def _files_that_fit(spec: ModelSpec, request: Request, machine: Machine) -> Iter
     for path in sorted(smaller, key=lambda one: -sizes[one])[:12]:  # up to 0.1 s each
         with suppress(EdgespecError, OSError):
             other = read_model_spec(path)
-            if _is_same_model(spec, other):
+            # The same network and tokens; whose training, names alone say.
+            alike = ("arch", "num_layers", "embedding_size", "tokenizer_hash", "name")
+            is_same = all(getattr(spec, name) == getattr(other, name) for name in alike)
+            if is_same and other.weight_bytes < spec.weight_bytes:
                 plan = make_run_plan(other, request, machine)
                 takes = -(-(plan.predicted_peak_bytes + plan.predicted_gpu_bytes) // MEBIBYTE)
                 is_beside = path.parent == spec.path.parent  # named as the other one was
                 name = str(spec.path.with_name(path.name)) if is_beside else known[path]
                 yield f"`{name}` ({other.file_type}) fits in {takes} MiB"
                 return
-
-
-def _is_same_model(spec: ModelSpec, other: ModelSpec) -> bool:
-    """Whether two files have the same network and tokens; whose training, names alone say."""
-
-    def shape(one: ModelSpec) -> tuple[object, ...]:
-        return one.arch, one.num_layers, one.embedding_size, one.tokenizer_hash, one.name
-
-    return shape(spec) == shape(other) and other.weight_bytes < spec.weight_bytes
 
 
 def _to_be_made(spec: ModelSpec, request: Request, machine: Machine) -> Iterator[str]:

@@ -187,7 +187,8 @@ def _planned(
     limit: int,
     machine: Machine,
 ) -> EmbeddingPlan:
-    threads = threads_of(Request.loading(options))
+    request = options if isinstance(options, Request) else Request.loading(options)
+    threads = threads_of(request)
     # Every token of a batch looks at every other one, of whichever text: 1,000 short texts with
     # all-MiniLM-L6-v2 took 1.73 s of two cores in batches of 128, and 1.85 and 2.01 s in 256 and
     # 512. More threads need more rows.
@@ -211,7 +212,16 @@ def _planned(
         spec, str(pooling.value), context, batch, texts, int(threads.value),
         options.gpu_layers or 0, kernels.value == "on", limit, (), choices,
     )  # fmt: skip
-    return _with_bytes(plan, machine, options if isinstance(options, Request) else Request())
+    # What llama.cpp says that it allocates, and what that does not know of.
+    (answer,) = machine.sizes([ContextRequest(spec, plan.config, plan.parameters)])
+    requests = requests_bytes(context) if request.serves else 0
+    others = (
+        Component("interface", request.interface_bytes, is_ceiling=True),
+        Component("requests", requests, is_ceiling=True),
+        Component("process", machine.process_bytes - RUNTIME_BYTES - request.interface_bytes),
+    )
+    parts = (*footprint(spec, plan.config, answer), *(one for one in others if one.nbytes > 0))
+    return replace(plan, components=parts)
 
 
 def _is_bf16(spec: ModelSpec) -> bool:
@@ -220,17 +230,3 @@ def _is_bf16(spec: ModelSpec) -> bool:
     for tensor in multiplied_tensors(spec):
         nbytes[tensor.type.name] += tensor.data_bytes
     return 2 * nbytes["BF16"] > nbytes.total()
-
-
-def _with_bytes(plan: EmbeddingPlan, machine: Machine, request: Request) -> EmbeddingPlan:
-    """The plan with what llama.cpp says that it allocates, and what that does not know of."""
-    (answer,) = machine.sizes([ContextRequest(plan.spec, plan.config, plan.parameters)])
-    others = (
-        Component("interface", request.interface_bytes, is_ceiling=True),
-        Component(
-            "requests", requests_bytes(plan.context_size) if request.serves else 0, is_ceiling=True
-        ),
-        Component("process", machine.process_bytes - RUNTIME_BYTES - request.interface_bytes),
-    )
-    parts = (*footprint(plan.spec, plan.config, answer), *(one for one in others if one.nbytes > 0))
-    return replace(plan, components=parts)

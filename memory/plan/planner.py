@@ -27,12 +27,6 @@ from typing import Any
 from edgespec.errors import DoesNotFitError
 from edgespec.memory.bytes.config import HOST, MEBIBYTE, WORKER, RunConfig, kv_name, kv_pair
 from edgespec.memory.bytes.snapshots import most_snapshots
-from edgespec.memory.plan.experts import (
-    reads_of,
-    require_speed,
-    with_experts_kept,
-    with_experts_on_disk,
-)
 from edgespec.memory.plan.layout import (
     BATCH_SIZES,
     DRAFT_SIZES,
@@ -53,7 +47,11 @@ from edgespec.memory.plan.placing import (
     loss_of,
     mapping_of,
     may_choose,
+    reads_of,
+    require_speed,
     with_exact_cache,
+    with_experts_kept,
+    with_experts_on_disk,
     with_layers_placed,
     with_smaller_cache,
 )

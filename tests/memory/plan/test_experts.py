@@ -17,8 +17,8 @@ from edgespec.backends.llama.backend import LlamaBackend
 from edgespec.backends.llama.kernels import refusal_of_kernels
 from edgespec.errors import BackendError, DoesNotFitError
 from edgespec.memory.bytes.experts import EVEN, USUAL, Experts, experts_of, exponent_of
-from edgespec.memory.plan import experts
-from edgespec.memory.plan.experts import ExpertReads
+from edgespec.memory.plan import placing
+from edgespec.memory.plan.placing import ExpertReads
 from edgespec.memory.store import cache
 from edgespec.memory.times.curve import CostCurve
 from edgespec.memory.times.speed import SpeedModel
@@ -134,7 +134,7 @@ def test_what_would_take_too_long_is_to_be_asked_for(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     budget = edgespec.plan(path, **OPTIONS).predicted_peak_bytes - (7 << 20)
-    monkeypatch.setattr(experts, "disk_bandwidth", lambda *_: 1e3)
+    monkeypatch.setattr(placing, "disk_bandwidth", lambda *_: 1e3)
     with pytest.raises(DoesNotFitError, match="tokens/s at best"):
         edgespec.plan(path, budget_bytes=budget, **OPTIONS)
     assert edgespec.plan(path, budget_bytes=budget, packed_file="on", **OPTIONS).expert_bytes
