@@ -21,9 +21,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_names_may_have_scales(model: Path, tmp_path: Path) -> None:
-    path = write_adapter(tmp_path / "a=b.gguf", model)
-    found = adapters_of([str(path), f"{path}=0.5", f"{path}=-1"], read_model_spec(model))
-    assert found == ((path, 1.0), (path, 0.5), (path, -1.0))
+    path, plain = (write_adapter(tmp_path / f"{name}.gguf", model) for name in ("a=b", "c"))
+    named = [str(path), f"{path}=0.5", f"{path}=-1", str(plain)]
+    found = adapters_of(named, read_model_spec(model))
+    assert found == ((path, 1.0), (path, 0.5), (path, -1.0), (plain, 1.0))
 
 
 @pytest.mark.parametrize(
