@@ -2,10 +2,10 @@
 // all heads that share it. Blocks are of cells that any of the tokens sees, wherever these lie: texts of several
 // users share a cache, and a token should not take longer for those of others.
 //
-// Promise: a token's result depends on its query and on the cells that it sees, not on what else is in the
-// step, on where cells lie, on how work is split, or on the instruction set. A score is one chain of sums over
-// a key's values. The maximum of scores and the sum of weights (of integers) do not depend on an order. Values
-// are added up cell by cell, and cells that a token does not see add zero, even if they hold NaN or infinity.
+// Promise: a token's result depends on its query, on the cells that it sees and on their order, not on what else is
+// in the step, on what lies between these cells, on how work is split, or on the instruction set. A score is one chain
+// of sums over a key's values. The maximum of scores and the sum of weights (of integers) do not depend on an order.
+// Values are added up cell by cell, and cells that a token does not see add zero, even if they hold NaN or infinity.
 #pragma once
 
 #include <cstddef>
