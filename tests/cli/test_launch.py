@@ -50,11 +50,16 @@ def test_a_program_runs_with_its_own_arguments_and_ends_as_it_ends(
     assert done == (7, f"{url}/v1 secret --model openai/a model --yes x y\n", "")
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
-def test_what_would_run_is_printed_for_a_shell(url: str, command: Command, program: str) -> None:
+SAID = ("OPENAI_API_BASE=", "ANTHROPIC_MODEL=small", 'edgespec.wire_api="responses"')
+
+
+@pytest.mark.parametrize(("program", "says"), [*zip(PROGRAMS, SAID, strict=True)])
+def test_what_would_run_is_printed_for_a_shell(
+    url: str, command: Command, program: str, says: str
+) -> None:
     done = command("launch", program, "--url", url, *KEY, "--print")
     assert done.status == 0
-    assert all(one in done.out for one in (url, "small", "secret", f" {program}"))
+    assert all(one in done.out for one in (url, "small", "secret", says, f" {program}"))
 
 
 @pytest.mark.parametrize(
