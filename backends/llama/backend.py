@@ -149,16 +149,26 @@ class LlamaSequence:
         Recurrent models and sliding windows go back no further than to a state that was kept, and
         without one nothing is kept: the caller prefills the rest.
         """
-        length = self._whole_images(length)
-        if length < self.length:
+        length, is_ahead = self._whole_images(min(length, self.length)), self._is_ahead
+        if length < self.length or is_ahead:
             self._pending = self._pending[: max(0, length - self._length)]
-            if length < self._length:
-                kept = self.reach(length)
+            if length < self._length or is_ahead:
+                states = self._shared.states
+                kept = states.reach(self.number, length) if is_ahead else self.reach(length)
                 say_lost(length, kept)
                 self._go_back(kept, self)
             del self._tokens[self.length :]
         self._drop_uncommitted()
         return self.length
+
+    @property
+    def _is_ahead(self) -> bool:
+        """Whether a state that nobody can cut is behind tokens of a step that was interrupted."""
+        if self.capabilities.rollback:
+            return False
+        context = self._context
+        last = int(context.lib.llama_memory_seq_pos_max(context.memory, self.number))
+        return last >= self._position
 
     def stops(self, text: Sequence[int], start: int) -> Sequence[int]:
         """As of `KeepsStates`."""

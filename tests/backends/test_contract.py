@@ -204,7 +204,7 @@ class Contract(RuleBasedStateMachine):
     def abandon(self, user: int, drawn: Drawn, tokens: list[int], is_cut: bool) -> None:
         """A step whose result nobody wanted, as after an interrupt."""
         user, can = self._with_room(user), self.backend.capabilities
-        if not can.rollback:
+        if not can.rollback and not isinstance(self.backend, LlamaBackend):
             return  # nothing is drafted, so each step is wanted
         self.sequences[user].verify(self._tree(drawn))
         if is_cut or not can.truncate:
