@@ -54,7 +54,7 @@ def test_a_narrow_status_line_leaves_out_what_has_no_room(columns: int) -> None:
     told = ["361 tokens/s", "context 438/4096", "2.32 a step"]
     parts = shown.split("  ") if shown else []
     assert parts[:3] == told[: len(parts)]
-    assert all(re.fullmatch(r"memory \d+ MiB of 19\.12 GiB", one) for one in parts[3:])
+    assert all(re.fullmatch(r"memory [\d.]+ [MG]iB of 19\.12 GiB", one) for one in parts[3:])
     assert len(parts) >= sum(columns >= most for most in (12, 30, 43, 80))
 
 
