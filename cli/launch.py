@@ -52,7 +52,7 @@ def launch(
     if program not in PROGRAMS:
         raise UnsupportedError(
             f"there is no way to launch {program!r}" if program else "no program was named",
-            hint=f"name one of {', '.join(PROGRAMS)}; others take the address as docs say",
+            hint=f"name one of {', '.join(PROGRAMS)}; docs/integrations.md has others",
         )
     url = url.rstrip("/").removesuffix("/v1")
     names = _models_of(url, api_key)

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from operator import mul
 from time import perf_counter
-from typing import Any
+from typing import Any, Protocol
 from warnings import warn
 
 import numpy as np
@@ -285,16 +285,67 @@ class ModelText:
         return last
 
 
+class Head(Protocol):
+    """What drafts beside a backend that tells it all it reads.
+
+    `reads_prompts` says whether it reads prompts as the backend does, or the last tokens of one
+    when it drafts first. A step drafts `block` tokens, or one if that is 0.
+    """
+
+    reads_prompts: bool
+
+    @property
+    def token_ids(self) -> NDArray[np.int64] | None:
+        """V' of the target's tokens, which rows of logits stand for; None: all of them."""
+
+    @property
+    def block(self) -> int:
+        """Tokens that a step drafts; 0: one by one, each behind those before it."""
+
+    @property
+    def context_size(self) -> int:
+        """Tokens there is room for."""
+
+    @property
+    def num_unread(self) -> int:
+        """Tokens of the text that are fed before anything is drafted."""
+
+    def begin(self, token: int) -> Logits:
+        """Logits of what comes after `token`, which the backend has not read yet, [V']."""
+
+    def go_on(self, token: int) -> Logits:
+        """Logits of what comes after one token more, [V']; of a block no more than it has."""
+
+    def memory_bytes(self) -> dict[str, int]:
+        """Bytes the engine says it allocated, by component."""
+
+    def close(self) -> None:
+        """Free it; safe to call twice."""
+
+
+class WindowHead(Head, Protocol):
+    """A head that is the target over the first and the last cells of its cache."""
+
+    first: int
+    last: int
+
+    @property
+    def num_cells(self) -> int:
+        """Cells of the text."""
+
+    def end(self) -> None:
+        """A chain is drafted: its cells and the text's are given up."""
+
+
 class HeadText:
     """The text as a head sees it: one that goes on and back with its model by itself.
 
-    There is nothing to catch up with but what the target has read since the head drafted last. What
-    heads have is said in `backends/llama/following.py`.
+    There is nothing to catch up with but what the target has read since the head drafted last.
     """
 
     chunk = 0  # tokens read at once: as many as its steps have
 
-    def __init__(self, head: Any) -> None:
+    def __init__(self, head: Head) -> None:
         self.backend = head
         self.tokens: list[int] = []
 
@@ -310,23 +361,23 @@ class HeadText:
 
     @property
     def can_be_read(self) -> bool:
-        return len(self.tokens) + LONGEST <= int(self.backend.context_size)
+        return len(self.tokens) + LONGEST <= self.backend.context_size
 
     @property
     def num_missing(self) -> int:
-        return int(self.backend.num_unread) + 1
+        return self.backend.num_unread + 1
 
     def catch_up(self) -> Logits:
-        row: Logits = self.backend.begin(self.tokens[-1])
-        return row
+        return self.backend.begin(self.tokens[-1])
 
     def feed_draft(self, token: int) -> Logits:
-        row: Logits = self.backend.go_on(token)
-        return row
+        return self.backend.go_on(token)
 
 
 class WindowText(HeadText):
-    """The text as a `Window` of the model itself sees it: of no more depth than that is wide."""
+    """The text as a window of the model itself sees it: of no more depth than that is wide."""
+
+    backend: WindowHead
 
     def begin(self, tokens: Sequence[int]) -> None:
         self.tokens = list(tokens[-1:])
@@ -338,7 +389,7 @@ class WindowText(HeadText):
     def can_be_read(self) -> bool:
         """Where the text is so long that a part of it is read sooner."""
         head = self.backend
-        return bool(2 * (head.first + head.last) < head.num_cells < head.context_size - LONGEST)
+        return 2 * (head.first + head.last) < head.num_cells < head.context_size - LONGEST
 
 
 class WritingDrafter(CountingDrafter):
