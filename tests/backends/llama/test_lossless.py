@@ -1,4 +1,4 @@
-"""Speculative answers are the plain ones, greedy and drawn: of random weights, and for real."""
+"""Speculative answers of the embedded model are its plain ones, greedy and drawn."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from branching import Branching
-from hybrid_gguf import Shape, write_hybrid
 from llama_cases import THREADS, RecordingBackend, flat, settings
 from random_gguf import Q8_0, write_model
 
@@ -22,7 +21,6 @@ from edgespec.drafting.drafters.suffix import SuffixDrafter
 from edgespec.drafting.proposal import Drafter
 from edgespec.errors import UnsupportedError
 from edgespec.memory.plan.request import Request
-from edgespec.models.embedded import embedded_model
 from edgespec.models.spec import ModelSpec
 from edgespec.sampling.params import SamplingParams
 from edgespec.setup.planning import make_run_plan
@@ -40,15 +38,6 @@ PROMPTS = [
 
 def engine_on(backend: LlamaBackend, spec: ModelSpec, drafter: Drafter | None = None) -> Engine:
     return Engine(backend, curve=flat(), drafter=drafter, chat_template=spec.chat_template)
-
-
-@pytest.fixture(scope="module", params=["random", pytest.param("embedded", marks=pytest.mark.long)])
-def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Random weights that have little say beside the last token repeat themselves now and then."""
-    if request.param == "embedded":
-        return embedded_model()
-    path = tmp_path_factory.mktemp("lossless") / "random.gguf"
-    return write_hybrid(path, Shape("llama", interval=1), Q8_0, say=0.3)
 
 
 @pytest.fixture(scope="module")
@@ -122,9 +111,8 @@ def test_a_quantized_cache_is_lossless(model: Path, spec: ModelSpec) -> None:
     """At q8_0 no step takes the split path, so this holds with two threads at any depth."""
     backend = LlamaBackend(model, settings(threads=2, kv_type_k="q8_0", kv_type_v="q8_0"))
     engine = engine_on(backend, spec, SuffixDrafter())
-    text = "the cat sat on the mat and the dog on the log; " * 22
-    prompts = [engine.encode(PROMPTS[1]), engine.encode(text, raw=True)[:300]]
-    assert len(prompts[1]) == 300
+    prompts = [PROMPTS[1], "the cat sat on the mat and the dog on the log; " * 22]
+    assert len(engine.encode(prompts[1])) > 256
     assert_lossless(
         [engine.generate(prompt, max_tokens=40, speculate=False) for prompt in prompts],
         [engine.generate(prompt, max_tokens=40) for prompt in prompts],
@@ -133,9 +121,9 @@ def test_a_quantized_cache_is_lossless(model: Path, spec: ModelSpec) -> None:
 
 
 def test_exact_settings_are_lossless_beyond_512_cells(model: Path, spec: ModelSpec) -> None:
-    """540 tokens of prompt, two threads.
+    """530 tokens of prompt, two threads.
 
-    Without `exact` the outputs of the embedded model part within 60 tokens.
+    Without `exact` the outputs part within 60 tokens where this was written.
     """
     days = ("Monday", "a rainy Tuesday", "the last Wednesday", "Thursday", "market day")
     ways = ("north", "far south", "east", "west")
@@ -144,13 +132,13 @@ def test_exact_settings_are_lossless_beyond_512_cells(model: Path, spec: ModelSp
         f"{ways[i % 4]}.\n"
         for i in range(32)
     )
+    prompt = "".join(lines) + "Write a poem about this."
     plan = make_run_plan(spec, Request(context_size=1024, exact=True))
     used = {name: getattr(plan, name) for name in ("kv_type_k", "kv_type_v", "kernels")}
     used |= {"tied": spec.tied_embeddings, "threads": 2, "batch_size": 128}
     backend = LlamaBackend(model, settings(1024, **used))
     engine = engine_on(backend, spec, SuffixDrafter())
-    prompt = engine.encode("".join(lines) + "Write a poem about this.", raw=True)[-540:]
-    assert len(prompt) == 540
+    assert 512 < len(engine.encode(prompt)) < 600
     plain = engine.generate(prompt, max_tokens=60, speculate=False)
     assert_lossless([plain], [engine.generate(prompt, max_tokens=60)])
     backend.close()
