@@ -57,7 +57,7 @@ def at_once(engine: Engine, asked: Sequence[tuple[str, GenerationOptions]]) -> l
         return [one.result(PATIENCE_S) for one in made]
 
 
-@pytest.fixture(scope="module", params=["random", pytest.param("embedded", marks=pytest.mark.long)])
+@pytest.fixture(scope="module", params=["random", pytest.param("embedded", marks=pytest.mark.slow)])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     if request.param == "embedded":
         return embedded_model()
