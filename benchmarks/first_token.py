@@ -4,12 +4,14 @@ python benchmarks/first_token.py restart MODEL [--tokens 8000] [--kv-type f16] [
 python benchmarks/first_token.py repl MODEL [--tokens 1450] [--wait 15] [--count 20]
 python benchmarks/first_token.py page MODEL [--tokens 1450] [--wait 15] [--count 20]
 python benchmarks/first_token.py beside MODEL [--tokens 1450] [--count 10]
+python benchmarks/first_token.py busy MODEL [--count 5]
 
 `restart`: the next message of a conversation, asked of a server that was killed and started again,
 beside one that never stopped, the texts compared; with it what the page has read ahead is known.
 `repl` and `page`: a text is pasted, and Enter follows so many seconds later; the page needs
 Chromium and playwright. `beside`: another client's answer, with and without somebody who types
-meanwhile. Texts are of docs/; --folder keeps the cache of `restart`: its text is read once.
+meanwhile. `busy`: a message after a pause, with and without a program that keeps one core busy.
+Texts are of docs/; --folder keeps the cache of `restart`: its text is read once.
 """
 
 from __future__ import annotations
@@ -288,6 +290,31 @@ def _type(address: str, tokens: int, number: int, is_over: threading.Event) -> N
         is_over.wait(_BETWEEN_S)
 
 
+# -- beside another program ------------------------------------------------------------------
+
+
+def busy() -> None:
+    """Messages of some twenty tokens, each after a pause; every other one beside a busy core."""
+    one, waits = _arguments(), dict[bool, list[float]]({False: [], True: []})
+    spin = "print(flush=True)\nwhile True: pass"
+    with _server(one.model, "--users", "1") as address:
+        for number in range(2 * (one.count or 5) + 1):
+            told = {"role": "user", "content": f"Say why {number} + 4 is {number + 4}, in a word."}
+            if is_busy := number % 2 == 1:
+                program = subprocess.Popen([sys.executable, "-c", spin], stdout=subprocess.PIPE)
+                assert program.stdout is not None
+                program.stdout.readline()
+            time.sleep(2)
+            first = _asked(address, [told], 4)[0]
+            if number:  # the first one loads what is left
+                waits[is_busy].append(first)
+            if is_busy:
+                program.kill()
+                program.communicate()
+    for is_busy, seconds in waits.items():
+        _tell(f"first token{' beside a busy core' * is_busy}", seconds)
+
+
 if __name__ == "__main__":
     assert __doc__ is not None
-    run(__doc__, restart=restart, repl=repl, page=page, beside=beside)
+    run(__doc__, restart=restart, repl=repl, page=page, beside=beside, busy=busy)

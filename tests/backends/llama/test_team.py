@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Collection, Iterator
@@ -24,6 +25,7 @@ from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
 from edgespec.drafting.drafters import make_drafter
 from edgespec.memory.bytes.config import RunConfig
+from edgespec.memory.device import neighbours
 from edgespec.memory.device.host import granted_cpus
 from edgespec.memory.device.neighbours import Look, of_steps
 from edgespec.memory.times.curve import CostCurve
@@ -36,8 +38,9 @@ class World:
 
     def __init__(self, cores: int) -> None:
         self.now = self.others = self.ours = 0.0
+        self.running = 0
         self.looked_at: list[set[int]] = []
-        self.teams = Teams(cores, self.look, self.time)
+        self.teams = Teams(cores, self.look, lambda: self.running, self.time)
 
     def look(self, threads: Collection[int]) -> Look:
         self.looked_at.append({*threads})
@@ -153,6 +156,37 @@ def test_after_a_pause_a_team_begins_anew() -> None:
     assert world.work(0.2, others=7.0, most=8) == [8] * 4
 
 
+@pytest.mark.parametrize(("running", "threads"), [(0, 8), (1, 7), (3, 5), (7, 4), (100, 4)])
+def test_the_first_steps_leave_cores_to_whoever_computes_now(running: int, threads: int) -> None:
+    """Half of them are taken where all are busy: two programs would else stay at 7 and 1."""
+    world = World(8)
+    for _ in range(2):
+        world.running = running
+        assert world.work(0.25, others=float(running), most=8) == [threads] * 5
+        world.running = 99
+        assert world.work(1.0, others=0.0, most=8)[-1] == 8, "what is seen later counts"
+        world.now += 60.0
+
+
+@pytest.mark.skipif(granted_cpus() < 2, reason="needs two cores")
+def test_a_program_that_computes_is_seen_by_the_very_first_step() -> None:
+    cores = int(granted_cpus())
+    beside = [
+        subprocess.Popen([sys.executable, "-c", "print(flush=True)\nwhile True: pass"], stdout=-1)
+        for _ in range(2)  # one may lose its processor to another test for a moment
+    ]
+    try:
+        for one in beside:
+            assert one.stdout is not None
+            one.stdout.readline()
+        is_seen = Teams(cores, of_steps).enter(cores) < cores
+        assert is_seen == (neighbours._runnable() > 0), "a part of a machine is not told"
+    finally:
+        for one in beside:
+            one.kill()
+            one.communicate()
+
+
 def test_a_long_step_is_no_pause() -> None:
     world = World(2)
     used = []
@@ -181,7 +215,7 @@ def test_where_the_system_does_not_tell_a_team_keeps_its_threads(
             raise problem
         return (now[0], 0.0, 0.0)
 
-    teams = Teams(4, look, lambda: now[0])
+    teams = Teams(4, look, lambda: 0, lambda: now[0])
     for _ in range(20):
         assert teams.enter(4) == 4
         now[0] += 0.2

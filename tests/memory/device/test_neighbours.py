@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 import sys
 import threading
 import time
@@ -27,6 +28,39 @@ def test_a_look_at_this_process_grows() -> None:
     first = alone()
     sum(i * i for i in range(200_000))
     assert all(now >= then for now, then in zip(alone(), first, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("loads", "running"),
+    [
+        (["0.4 0.9 1.1 1/214 99"], 0),
+        (["0.4 0.9 1.1 3/214 99"], 2),
+        (["0 0 0 3/2 9", "0 0 0 4/2 9", "0 0 0 2/2 9", "0 0 0 9/2 9", "0 0 0 5/2 9"], 1),
+        (["0 0 0 3/2 9", "0 0 0 1/2 9"], 0),
+        (["0.00 0.00 0.00 0/0 0"], 0),
+        ([""], 0),
+    ],
+)
+def test_who_runs_now_is_counted_without_this_thread(
+    monkeypatch: pytest.MonkeyPatch, loads: list[str], running: int
+) -> None:
+    """Those of a moment are not: the fewest of some looks."""
+    texts = itertools.chain(loads, itertools.repeat(loads[-1]))
+    monkeypatch.setattr(neighbours, "read_text", lambda _path: next(texts))
+    monkeypatch.setattr(neighbours, "_has_quota", lambda: False)
+    monkeypatch.setattr(neighbours, "our_cpus", lambda: tuple(range(os.cpu_count() or 1)))
+    assert neighbours.running_now() == running
+
+
+@pytest.mark.parametrize("part", ["quota", "affinity"])
+def test_in_a_part_of_a_machine_nothing_tells_who_runs(
+    monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    cpus = tuple(range((os.cpu_count() or 1) + (part == "affinity")))
+    monkeypatch.setattr(neighbours, "read_text", lambda _path: "0.4 0.9 1.1 3/214 99")
+    monkeypatch.setattr(neighbours, "_has_quota", lambda: part == "quota")
+    monkeypatch.setattr(neighbours, "our_cpus", lambda: cpus)
+    assert neighbours.running_now() == 0
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells threads apart")
