@@ -57,7 +57,7 @@ def make_pool(
     members, ranks, eager = list[Member](), dict[int, int](), list[Member]()
     found = list(_found(named, choice, plan_options))
     for names, path, _ in found:
-        file = ModelFile(names, path, request, machine, shared, defaults, any_model)
+        file = ModelFile(names, path, request, machine, shared, defaults)
         members.append(Member(file))
     _apply_options(members, choice)
     for one, (_, _, is_named) in zip(members, found, strict=True):

@@ -6,6 +6,7 @@ The other interfaces for conversations write the chat that theirs is, and go the
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -19,7 +20,7 @@ from edgespec.models.images import KINDS as IMAGES
 from edgespec.models.images import Image, images_of, joined, sent_image
 from edgespec.sampling.constrained import make_grammar
 from edgespec.sampling.params import ThoughtLimit
-from edgespec.serve.answer_reader import AnswerReader
+from edgespec.serve.answer_reader import AnswerReader, json_text, resolve_reference, sendable
 from edgespec.serve.parsing import (
     ApiError,
     Fields,
@@ -27,12 +28,11 @@ from edgespec.serve.parsing import (
     Output,
     ServedModel,
     api_error_of,
-    parse_format,
-    parse_lora,
+    note_ignored,
     parse_max_tokens,
-    parse_model,
     parse_options,
     parse_output,
+    schema_text,
     shown,
     takes_prewarm,
 )
@@ -46,10 +46,11 @@ from edgespec.serve.serializers import (
     choice_of,
     timings,
 )
-from edgespec.serve.service import AnswerJob, Prompts, Service, Task
+from edgespec.serve.service import AnswerJob, Prompts, Service, Underway
 from edgespec.serve.tool_formats import (
     HARMONY,
     HERMES,
+    NAME_CHARS,
     THINK,
     ThinkTags,
     ToolFormat,
@@ -59,7 +60,6 @@ from edgespec.serve.tool_formats import (
     pieces,
     think_tags,
 )
-from edgespec.serve.tools import Tools, instructions, object_or_text, parse_tools
 
 _MOST_CALLS = 128
 # Fields that change no answer here, whatever they say.
@@ -94,13 +94,164 @@ _EFFORTS: dict[str, int | None] = {
 _MOST_BUDGET = 1 << 31
 
 
+# -- tools ---------------------------------------------------------------------------------
+
+
+_NAME = re.compile(rf"{NAME_CHARS}{{1,128}}")
+_DEFINITIONS = ("$defs", "definitions")
+_BY_NAME = ("properties", "patternProperties", "dependentSchemas", *_DEFINITIONS)
+_VALUES = ("const", "enum", "default", "examples")  # of a schema: what is none itself
+_SAY_TYPES = {"type", "$ref", "anyOf", "oneOf", "allOf"}
+
+
 @dataclass(frozen=True, slots=True)
-class ChatRequest:
+class Tools:
+    """The tools of a request.
+
+    `offered` are their documents, as templates take them. `required` has the names of which one
+    must be called; empty where the model is free. `parallel` allows several calls.
+    """
+
+    offered: tuple[dict[str, Any], ...] = ()
+    required: tuple[str, ...] = ()
+    parallel: bool = True
+
+    @property
+    def schemas(self) -> dict[str, dict[str, Any]]:
+        """Schemas of the arguments, by the names of what may be called."""
+        functions = [one["function"] for one in self.offered]
+        return {one["name"]: one.get("parameters") or {} for one in functions}
+
+    def call_schema(self, name: str, arguments: str) -> dict[str, Any]:
+        """JSON schema of a call that is required.
+
+        Args:
+            name: the field of the name.
+            arguments: the field of the arguments.
+        """
+        definitions: dict[str, Any] = {}
+        calls = []
+        for place, tool in enumerate(self.required):
+            schema = self.schemas[tool]
+            own = {key: one for key, one in schema.items() if key not in _DEFINITIONS}
+            inner = _inline_refs(own, schema, f"tool{place}", definitions)
+            if not inner.get("properties") and set(inner) <= {"type", "properties", "$schema"}:
+                inner = {"type": "object", "properties": {}, "additionalProperties": False}
+            fields = {name: {"const": tool}, arguments: inner}
+            calls.append({"type": "object", "properties": fields, "required": list(fields)})
+        call = calls[0] if len(calls) == 1 else {"anyOf": calls}
+        return {**call, "$defs": definitions} if definitions else call
+
+
+def _inline_refs(value: Any, schema: dict[str, Any], name: str, definitions: dict[str, Any]) -> Any:
+    """A part of a tool's schema for another document: what it refers to is in `definitions`."""
+    if isinstance(value, list):
+        return [_inline_refs(one, schema, name, definitions) for one in value]
+    if not isinstance(value, dict):
+        return value
+    made: dict[str, Any] = {}
+    for key, one in value.items():
+        if key in _BY_NAME and isinstance(one, dict):
+            made[key] = {
+                item: _inline_refs(inner, schema, name, definitions) for item, inner in one.items()
+            }
+        else:
+            made[key] = one if key in _VALUES else _inline_refs(one, schema, name, definitions)
+    reference = value.get("$ref")
+    if isinstance(reference, str) and (found := resolve_reference(schema, reference)) is not None:
+        known = name + re.sub(r"[^A-Za-z0-9]", lambda one: f"-{ord(one[0]):x}-", reference[1:])
+        if known not in definitions:
+            definitions[known] = True  # before it is looked at: it may refer to itself
+            definitions[known] = _inline_refs(found, schema, name, definitions)
+        made["$ref"] = f"#/$defs/{known}"
+    return made
+
+
+def parse_tools(fields: Fields, limits: Limits) -> Tools:
+    """The fields `tools`, `tool_choice` and `parallel_tool_calls`. Raises ApiError."""
+    offered = tuple(
+        _function(one.object("function") if "function" in one else one)
+        for one in fields.objects("tools", limits.tools)
+        if _is_function(one)
+    )
+    names = [one["function"]["name"] for one in offered]
+    choice = fields.pop("tool_choice", "auto")
+    parallel = fields.flag("parallel_tool_calls", True)
+    required: Sequence[str] = ()
+    if choice == "none":
+        return Tools()
+    if choice == "required":
+        if not names:
+            fields.refuse("tool_choice", "requires a tool, and there is none")
+        required = names
+    elif isinstance(choice, dict):
+        inner = fields.within(choice, "tool_choice")
+        inner.only("type", "function")
+        # Chats name the function in an object, responses beside its type.
+        named = inner.object("function") if "function" in inner else inner
+        if (name := named.text("name")) not in names:
+            named.refuse("name", f"{shown(name)} is none of the tools")
+        required, parallel = (name,), False
+    elif choice != "auto":
+        fields.refuse(
+            "tool_choice", f"must be auto, none, required or a function, not {shown(choice)}"
+        )
+    tools = Tools(offered, tuple(required), parallel)
+    for name in required:  # an answer has to keep to their schemas
+        schema_text(tools.schemas[name], f"the schema of {name}", limits)
+    return tools
+
+
+def _is_function(fields: Fields) -> bool:
+    """Whether a tool is of the kind that clients run.
+
+    One that another server would run, such as a search of the web, is left out of a request, and
+    the log names it: the model does without.
+    """
+    kind = fields.text("type", "function")
+    if kind != "function":
+        note_ignored(f"tools[].type {kind[:40]}")
+        fields.take()
+    return kind == "function"
+
+
+def _function(fields: Fields) -> dict[str, Any]:
+    """A tool's name, description and schema of arguments, as templates take it. Raises ApiError."""
+    name = fields.text("name")
+    if not _NAME.fullmatch(name):
+        problem = "must be up to 128 letters, digits, _, ., /, :, @ or -"
+        fields.refuse("name", f"{problem}, not {shown(name)}")
+    function: dict[str, Any] = {"name": name, "description": fields.text("description", "")}
+    parameters = fields.pop("parameters", {}) or {"type": "object", "properties": {}}
+    if not isinstance(parameters, dict):
+        fields.refuse("parameters", f"must be an object, not {shown(parameters)}")
+    if not parameters.keys() & _SAY_TYPES:  # else a list would fit, too
+        parameters = {"type": "object", **parameters}
+    function["parameters"] = parameters
+    fields.ignore("strict")
+    return {"type": "function", "function": function}
+
+
+def instructions(tools: Sequence[dict[str, Any]]) -> str:
+    """What a model is told of tools whose template knows of none: Hermes' way to call them."""
+    lines = "\n".join(json.dumps(one, ensure_ascii=False) for one in tools)
+    return (
+        "You may call functions to help with the request. Their signatures are within <tools>:\n"
+        f"<tools>\n{lines}\n</tools>\n"
+        "For each call write a JSON object with name and arguments within <tool_call>:\n"
+        '<tool_call>\n{"name": "...", "arguments": {...}}\n</tool_call>'
+    )
+
+
+# -- a request -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatRequest(Output):
     """A request for the next message of a conversation."""
 
     messages: Sequence[dict[str, Any]]
     options: GenerationOptions
-    output: Output
     variables: Mapping[str, Any] = field(default_factory=dict)  # of the chat template
     tools: Tools = field(default_factory=Tools)
     think_budget: int | None = None  # tokens of a thought; None is no limit
@@ -109,7 +260,7 @@ class ChatRequest:
 
 def read_chat(fields: Fields, setup: ServedModel) -> ChatRequest:
     """What a request wants. Raises ApiError for a field that is wrong or not supported."""
-    parse_model(fields, setup)
+    fields.ignore("model")  # by which this one was found
     messages = parse_messages(fields, setup.limits)
     output = parse_output(fields, setup.limits)
     names = "max_completion_tokens", "max_tokens"
@@ -120,8 +271,6 @@ def read_chat(fields: Fields, setup: ServedModel) -> ChatRequest:
         ahead=prewarms,
         logprobs=_logprobs(fields, setup.limits),
         prediction=parse_prediction(fields),
-        lora=parse_lora(fields),
-        **parse_format(fields, setup.limits),
     )
     tools = parse_tools(fields, setup.limits)
     budget, variables = _thinking(fields, setup)
@@ -129,7 +278,13 @@ def read_chat(fields: Fields, setup: ServedModel) -> ChatRequest:
     fields.ignore(*NO_EFFECT)
     fields.refuse_set(NOT_THERE)
     return ChatRequest(
-        messages, options, output, variables, tools, budget, most > 0 and not prewarms
+        **output,
+        messages=messages,
+        options=options,
+        variables=variables,
+        tools=tools,
+        think_budget=budget,
+        writes=most > 0 and not prewarms,
     )
 
 
@@ -317,6 +472,22 @@ def _call(fields: Fields) -> dict[str, Any]:
     return {"type": "function", "id": identity, "function": called}
 
 
+def object_or_text(value: Any) -> dict[str, Any] | str:
+    """Arguments that a client sends back: an object, or a text that is none."""
+    if isinstance(value, dict):
+        return value
+    if value is None:
+        return {}
+    if not isinstance(value, str):
+        return json_text(value)
+    try:
+        found = json.loads(value) if value.strip() else {}
+    except (ValueError, RecursionError):
+        return value
+    is_object = isinstance(found, dict) and sendable(json.dumps(found, ensure_ascii=False))
+    return found if is_object else value
+
+
 # -- the prompt ----------------------------------------------------------------------------
 
 
@@ -463,11 +634,11 @@ def _without_tools(messages: Sequence[Message], tools: Tools) -> list[dict[str, 
 # -- what is answered ----------------------------------------------------------------------
 
 
-def prepare_chat(service: Service, asked: ChatRequest, task: Task) -> AnswerJob:
+def prepare_chat(service: Service, asked: ChatRequest, request: Underway) -> AnswerJob:
     """The next message of a conversation. Raises ApiError, and as `Engine.stream`."""
     talk, ids = prompt_of(service, asked)
-    serializer = ChatSerializer(service.setup.names[0], asked.output, service.told_tokens)
-    return answer_job(service, asked, talk, ids, serializer, task)
+    serializer = ChatSerializer(service.setup.names[0], asked, service.told_tokens)
+    return answer_job(service, asked, talk, ids, serializer, request)
 
 
 def count_chat(service: Service, asked: ChatRequest) -> dict[str, int]:
@@ -500,15 +671,14 @@ def answer_job(
     talk: Conversation,
     ids: list[int],
     serializer: Serializer,
-    task: Task,
-    **more: Any,
+    request: Underway,
 ) -> AnswerJob:
     """The answers to a conversation, as a serializer tells them.
 
     Raises ApiError, and as `Engine.stream`.
     """
     try:
-        generations = service.generations(task, talk.text, ids, talk.options, asked.output.choices)
+        generations = service.generations(request, talk.text, ids, talk.options, asked.choices)
     except UnsupportedError:
         if not asked.tools.required:
             raise
@@ -524,8 +694,7 @@ def answer_job(
             f"a call of {names} cannot be required: {problem}", hint=problem.hint
         )
         raise api_error_of(unsupported, "tools") from problem
-    streams, writes = asked.output.streams, asked.writes
-    return AnswerJob(generations, serializer, streams, talk.make_reader, writes=writes, **more)
+    return AnswerJob(generations, serializer, asked.streams, talk.make_reader, asked.writes)
 
 
 class ChatSerializer(OpenAISerializer):

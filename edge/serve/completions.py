@@ -18,10 +18,7 @@ from edgespec.serve.parsing import (
     Limits,
     Output,
     ServedModel,
-    parse_format,
-    parse_lora,
     parse_max_tokens,
-    parse_model,
     parse_options,
     parse_output,
     shown,
@@ -36,13 +33,13 @@ from edgespec.serve.serializers import (
     timings,
     unwritten,
 )
-from edgespec.serve.service import AnswerJob, Service, Task
+from edgespec.serve.service import AnswerJob, Service, Underway
 
 _MAX_TOKENS = 16  # OpenAI's
 
 
-@dataclass(frozen=True, slots=True)
-class CompletionRequest:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionRequest(Output):
     """A request to continue prompts as they are: texts, or token ids.
 
     With a `suffix` what stands between each text and that is filled in. Without `writes` only the
@@ -51,7 +48,6 @@ class CompletionRequest:
 
     prompts: Sequence[str | list[int]]
     options: GenerationOptions
-    output: Output
     echo: bool = False
     suffix: str = ""
     writes: bool = True
@@ -64,26 +60,26 @@ class CompletionRequest:
 
 def read_completion(fields: Fields, setup: ServedModel) -> CompletionRequest:
     """What a request wants. Raises ApiError for a field that is wrong or not supported."""
-    parse_model(fields, setup)
+    fields.ignore("model")  # by which this one was found
     prompts = parse_prompts(fields, setup.limits)
     output = parse_output(fields, setup.limits)
-    if output.choices * len(prompts) > setup.limits.choices:
+    if output["choices"] * len(prompts) > setup.limits.choices:
         fields.refuse("n", f"asks for more than {setup.limits.choices} answers, prompts counted")
     usual = setup.defaults.max_tokens or _MAX_TOKENS
     most = parse_max_tokens(fields, usual, setup.context_size, "max_tokens")
+    if fields.peek("logprobs") is False:
+        fields.ignore("logprobs")  # as some clients write "none"
     logprobs = None  # no best tokens to be told at each place, and no logprobs at all
-    if "logprobs" in fields and not fields.only_false("logprobs"):
+    if "logprobs" in fields:
         logprobs = fields.whole("logprobs", 0, 0, setup.limits.logprobs)
     options = parse_options(
         *(fields, setup, most),
         logprobs=logprobs,
         prediction=parse_prediction(fields),
-        lora=parse_lora(fields),
-        **parse_format(fields, setup.limits),
     )
     echo = fields.flag("echo")
-    is_more = output.streams or output.choices > 1 or options.stop or options.answer_format
-    if echo and logprobs is not None and is_more:
+    several = output["streams"] or output["choices"] > 1
+    if echo and logprobs is not None and (several or options.stop or options.answer_format):
         fields.refuse(
             "logprobs",
             "of a prompt are told alone: leave out stream, n, stop and the form of the answer",
@@ -93,9 +89,11 @@ def read_completion(fields: Fields, setup: ServedModel) -> CompletionRequest:
     if suffix and (echo or not all(isinstance(prompt, str) for prompt in prompts)):
         fields.refuse("suffix", "needs prompts that are texts, without echo")
     fields.ignore(*NO_EFFECT)
-    fields.only("best_of", 0, 1, output.choices)
+    fields.only("best_of", 0, 1, output["choices"])
     fields.refuse_set(NOT_THERE)
-    return CompletionRequest(prompts, options, output, echo, suffix, most > 0)
+    return CompletionRequest(
+        **output, prompts=prompts, options=options, echo=echo, suffix=suffix, writes=most > 0
+    )
 
 
 def parse_prompts(fields: Fields, limits: Limits) -> list[str | list[int]]:
@@ -114,7 +112,7 @@ def _is_ids(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(type(one) is int for one in value)
 
 
-def prepare_completion(service: Service, asked: CompletionRequest, task: Task) -> AnswerJob:
+def prepare_completion(service: Service, asked: CompletionRequest, request: Underway) -> AnswerJob:
     """Prompts as they are, continued. Raises ApiError, and as `Engine.stream`."""
     generations, echoes, text_of = [], [], service.told_tokens.text_of
     for prompt in asked.prompts:
@@ -131,13 +129,13 @@ def prepare_completion(service: Service, asked: CompletionRequest, task: Task) -
             ids = ids[:1]
         elif asked.echo:
             echo = prompt if isinstance(prompt, str) else text_of(prompt)
-        generations += service.generations(task, "", ids, options, asked.output.choices)
-        echoes += [Echo(echo, options.begun, ids[0] if asked.scores else -1)] * asked.output.choices
+        generations += service.generations(request, "", ids, options, asked.choices)
+        echoes += [Echo(echo, options.begun, ids[0] if asked.scores else -1)] * asked.choices
     serializer = CompletionSerializer(
-        service.setup.names[0], asked.output, service.told_tokens, echoes, writes=asked.writes
+        service.setup.names[0], asked, service.told_tokens, echoes, writes=asked.writes
     )
     writes = asked.writes or asked.echo
-    return AnswerJob(generations, serializer, asked.output.streams, writes=writes)
+    return AnswerJob(generations, serializer, asked.streams, writes=writes)
 
 
 def _scoring(service: Service, asked: CompletionRequest, ids: list[int]) -> GenerationOptions:

@@ -20,7 +20,7 @@ from edgespec.serve.parsing import (
 from edgespec.setup.embedding import Embedder, Embeddings, Text
 
 if TYPE_CHECKING:
-    from edgespec.serve.service import Task
+    from edgespec.serve.service import Underway
 
 _MOST_TEXTS = 4096  # of a request
 
@@ -73,12 +73,12 @@ class EmbeddingService:
             with self._lock:
                 self._running -= 1
 
-    def vectors(self, asked: Vectors, task: Task) -> Embeddings:
+    def vectors(self, asked: Vectors, request: Underway) -> Embeddings:
         """Those of texts. Raises as `answering`, and as `Embedder.embed`."""
         texts, dimensions, _, truncate = asked
         with self.answering() as embedder:
             return embedder.embed(
-                texts, dimensions=dimensions, truncate=truncate, cancel=task.cancel
+                texts, dimensions=dimensions, truncate=truncate, cancel=request.cancel
             )
 
     def close(self) -> None:
@@ -97,12 +97,12 @@ class Vectors(NamedTuple):
 Scores = tuple[str, list[str], int, bool, bool]
 
 
-def embeddings(service: EmbeddingService, asked: Vectors, task: Task) -> Iterator[bytes]:
+def embeddings(service: EmbeddingService, asked: Vectors, request: Underway) -> Iterator[bytes]:
     """Vectors of texts, as OpenAI's interface has them: the answer in pieces.
 
     Raises ApiError, and as `Embedder.embed`.
     """
-    return _vectors(service.vectors(asked, task), asked.form, service.name)
+    return _vectors(service.vectors(asked, request), asked.form, service.name)
 
 
 def read_embeddings(fields: Fields, _setup: ServedModel) -> Vectors:
@@ -132,14 +132,14 @@ def _vectors(made: Embeddings, form: str, model: str) -> Iterator[bytes]:
     yield b"]," + rest[1:]
 
 
-def rerank(service: EmbeddingService, asked: Scores, task: Task) -> dict[str, Any]:
+def rerank(service: EmbeddingService, asked: Scores, request: Underway) -> dict[str, Any]:
     """Scores of documents, the best first, as Jina's and Cohere's interfaces have them.
 
     Raises as `embeddings`.
     """
     query, documents, most, tells, truncate = asked
     with service.answering() as embedder:
-        made = embedder.rerank(query, documents, truncate=truncate, cancel=task.cancel)
+        made = embedder.rerank(query, documents, truncate=truncate, cancel=request.cancel)
     scores = made.rows[:, 0].tolist()
     best = sorted(range(len(scores)), key=lambda index: -scores[index])[:most]
     told = [

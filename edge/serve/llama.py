@@ -17,14 +17,11 @@ from edgespec.serve.parsing import (
     Fields,
     ServedModel,
     json_bytes,
-    parse_format,
-    parse_lora,
     parse_max_tokens,
-    parse_model,
     parse_options,
 )
 from edgespec.serve.serializers import Choice, Delta, Serializer, ToldTokens, timings, unwritten
-from edgespec.serve.service import AnswerJob, Generation, Service, Task
+from edgespec.serve.service import AnswerJob, Generation, Service, Underway
 
 _MAX_TOKENS = ("n_predict", "max_completion_tokens", "max_tokens")
 _MOST = 1 << 31
@@ -80,7 +77,7 @@ def read_infill(fields: Fields, setup: ServedModel) -> LlamaRequest:
 def _asked(
     fields: Fields, setup: ServedModel, prompts: list[str | list[int]], gap: Gap | None
 ) -> LlamaRequest:
-    parse_model(fields, setup)
+    fields.ignore("model")  # by which this one was found
     limits = setup.limits
     count = fields.whole("n_probs" if "n_probs" in fields else "logprobs", 0, 0, limits.logprobs)
     usual, size = setup.defaults.max_tokens, setup.context_size
@@ -90,8 +87,6 @@ def _asked(
         *(fields, setup, most),
         reuse=fields.flag("cache_prompt", True),
         logprobs=count or None,
-        lora=parse_lora(fields),
-        **parse_format(fields, limits),
     )
     # Such as "content" and "timings/predicted_n", as llama.vim asks.
     paths = fields.list("response_fields", _MOST_PATHS)
@@ -122,6 +117,8 @@ class LlamaSerializer(Serializer):
         generations: by answer.
         is_cut: whether texts of the prompt were left out.
     """
+
+    names_events = True
 
     def __init__(
         self,
@@ -192,16 +189,16 @@ _ANSWER_SHARE = 4  # of the context, kept free for an answer whose length nobody
 # -- what is answered ----------------------------------------------------------------------
 
 
-def prepare_llama(service: Service, asked: LlamaRequest, task: Task) -> AnswerJob:
+def prepare_llama(service: Service, asked: LlamaRequest, request: Underway) -> AnswerJob:
     """`/completion`. Raises ApiError, and as `Engine.stream`."""
     for one in asked.prompts:
         if isinstance(one, str):
             service.prompts.check_length(one, param="prompt")
     several = [service.engine.encode(one, raw=True) for one in asked.prompts]
-    return _llama(service, asked, several, task)
+    return _llama(service, asked, several, request)
 
 
-def prepare_infill(service: Service, asked: LlamaRequest, task: Task) -> AnswerJob:
+def prepare_infill(service: Service, asked: LlamaRequest, request: Underway) -> AnswerJob:
     """`/infill`. Raises ApiError, also where the model cannot, and as `Engine.stream`."""
     assert asked.gap is not None
     size, most, gap = service.setup.context_size, service.prompts.bound.most_bytes, asked.gap
@@ -214,14 +211,14 @@ def prepare_infill(service: Service, asked: LlamaRequest, task: Task) -> AnswerJ
     room = size - min(asked.options.max_tokens, size // _ANSWER_SHARE)
     ids, is_cut = fill_ids(service.engine.backend.tokenizer, near, room, "/infill")
     is_cut = is_cut or len(near.files) < len(gap.files)
-    return _llama(service, asked, [ids], task, is_cut=is_cut)
+    return _llama(service, asked, [ids], request, is_cut=is_cut)
 
 
 def _llama(
     service: Service,
     asked: LlamaRequest,
     several: list[list[int]],
-    task: Task,
+    request: Underway,
     *,
     is_cut: bool = False,
 ) -> AnswerJob:
@@ -233,10 +230,10 @@ def _llama(
     made = [
         one
         for ids in several
-        for one in service.generations(task, "", ids, options, 1, asked.most_s)
+        for one in service.generations(request, "", ids, options, 1, asked.most_s)
     ]
     serializer = LlamaSerializer(service.setup.names[0], asked, service.told_tokens, made, is_cut)
-    return AnswerJob(made, serializer, asked.streams, names_events=True)
+    return AnswerJob(made, serializer, asked.streams)
 
 
 # -- `/tokenize` and `/detokenize`, as llama.cpp's server has them -----------------------------

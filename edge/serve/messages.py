@@ -11,7 +11,7 @@ from edgespec.decode.generation import Chunk, Result
 from edgespec.serve.chat import ChatRequest, answer_job, prompt_of, read_chat
 from edgespec.serve.parsing import Fields, ServedModel
 from edgespec.serve.serializers import Choice, Delta, Serializer, ToolCall, new_id
-from edgespec.serve.service import AnswerJob, Service, Task
+from edgespec.serve.service import AnswerJob, Service, Underway
 
 _NOT_THERE = {
     "container": "nothing is run here: offer a tool that does",
@@ -32,11 +32,11 @@ def read_messages(fields: Fields, setup: ServedModel, *, counts: bool = False) -
     return read_chat(fields.within(as_chat(fields.take())), setup)
 
 
-def prepare_message(service: Service, asked: ChatRequest, task: Task) -> AnswerJob:
+def prepare_message(service: Service, asked: ChatRequest, request: Underway) -> AnswerJob:
     """The next message of a conversation. Raises ApiError, and as `Engine.stream`."""
     talk, ids = prompt_of(service, asked)
     serializer = MessagesSerializer(service.setup.names[0], len(ids))
-    return answer_job(service, asked, talk, ids, serializer, task, names_events=True)
+    return answer_job(service, asked, talk, ids, serializer, request)
 
 
 def as_chat(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -125,6 +125,8 @@ class MessagesSerializer(Serializer):
     Args:
         prompt_tokens: what a stream begins with; what was in the cache is only known at its end.
     """
+
+    names_events = True
 
     def __init__(self, model: str, prompt_tokens: int) -> None:
         self._head = {"id": new_id("msg_"), "type": "message", "role": "assistant", "model": model}

@@ -34,7 +34,6 @@ class ModelFile:
         machine: as it is before any model is loaded.
         shared: what all models of a server have in common.
         defaults: settings of answers, by what the file says.
-        any_model: answer for every model that is asked for.
     """
 
     planned: Planned | None = None  # with others already, or alone when it is asked for
@@ -48,11 +47,10 @@ class ModelFile:
         machine: Machine,
         shared: Shared | None = None,
         defaults: Callable[[ModelSpec], Defaults] = lambda _: Defaults(),
-        any_model: bool = False,
     ) -> None:
         self.names, self.path = tuple(names), path
         self._request, self._machine, self._shared = request, machine, shared or Shared(Limits())
-        self._defaults, self._any_model = defaults, any_model
+        self._defaults = defaults
 
     @property
     def spec(self) -> ModelSpec:
@@ -73,7 +71,7 @@ class ModelFile:
         """What requests are held against. Raises as `read_model`."""
         spec, limits = self.spec, self._shared.limits
         size = self.about.get("context_length") or spec.context_length
-        return ServedModel(self.names, size, self._defaults(spec), limits, self._any_model)
+        return ServedModel(self.names, size, self._defaults(spec), limits)
 
     @property
     def sizes(self) -> Sizes | None:
@@ -130,7 +128,6 @@ class ModelFile:
                 defaults=self._defaults(one.spec),
                 plan=one.plan,
                 file_name=self.path.name,
-                any_model=self._any_model,
                 shared=self._shared,
                 owns_engine=True,
             )

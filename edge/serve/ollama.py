@@ -21,10 +21,10 @@ from edgespec.models.spec import ModelSpec
 from edgespec.serve.chat import ChatRequest, answer_job, prompt_of, read_chat
 from edgespec.serve.completions import Gap, fill_ids
 from edgespec.serve.embeddings import EmbeddingService, Vectors, parse_vectors
-from edgespec.serve.parsing import Fields, ServedModel, json_bytes, parse_model
+from edgespec.serve.parsing import Fields, ServedModel, json_bytes
 from edgespec.serve.pool import EMBED, Member, Pool
 from edgespec.serve.serializers import Choice, Delta, Serializer, ToolCall, joined
-from edgespec.serve.service import AnswerJob, Service, Task
+from edgespec.serve.service import AnswerJob, Service, Underway
 from edgespec.serve.tool_formats import HARMONY, format_of, think_tags
 
 # The interface's, and not this program's: clients refuse to talk to what is too old for them.
@@ -47,7 +47,6 @@ def read_ollama_chat(fields: Fields, setup: ServedModel) -> Prompt | None:
     """
     if messages := fields.list("messages", setup.limits.messages):
         return _read(fields, setup, messages), Gap("", ""), False
-    parse_model(fields, setup)
     fields.take()
     return None
 
@@ -112,48 +111,49 @@ def _message(message: Any) -> Any:
 
 
 def prepare_ollama(
-    service: Service, found: Prompt | None, task: Task, *, is_chat: bool
+    service: Service, found: Prompt | None, request: Underway, *, is_chat: bool
 ) -> AnswerJob | dict[str, Any]:
     """The next message of a conversation, an answer to a prompt, or its continuation.
 
     Raises ApiError, and as `Engine.stream`.
     """
-    serializer = OllamaSerializer(service, task, is_chat=is_chat)
-    if found is None:
-        return serializer.loaded()
+    serializer = OllamaSerializer(service, request.began_s, is_chat=is_chat)
+    if found is None:  # who asked for the model alone
+        leaves = request.keep_alive_s == 0 and not request.member.is_pinned
+        return {
+            **serializer.part(Delta()),
+            "done": True,
+            "done_reason": "unload" if leaves else "load",
+        }
     asked, gap, raw = found
     has_format = is_chat or service.prompts.template(with_tools=False) is not None
     if has_format and not raw and not gap.suffix:
         talk, ids = prompt_of(service, asked)
-        return answer_job(service, asked, talk, ids, serializer, task, names_events=True)
+        return answer_job(service, asked, talk, ids, serializer, request)
     service.prompts.check_length(gap.prefix, gap.suffix, param="prompt")
     if gap.suffix:
         ids = fill_ids(service.engine.backend.tokenizer, gap, None, "suffix")[0]
     else:
         ids = service.engine.encode(gap.prefix, raw=True)
-    made = service.generations(task, "", ids, asked.options, 1)
-    return AnswerJob(made, serializer, asked.output.streams, names_events=True, writes=asked.writes)
+    made = service.generations(request, "", ids, asked.options, 1)
+    return AnswerJob(made, serializer, asked.streams, writes=asked.writes)
 
 
 class OllamaSerializer(Serializer):
     """The answer to one request. Calls come whole, times are in nanoseconds.
 
     Args:
-        task: whose request it is; from its beginning on times are counted.
+        began_s: when its request came, by `perf_counter`.
         is_chat: its parts are messages, else texts.
     """
 
-    def __init__(self, service: Service, task: Task, *, is_chat: bool) -> None:
-        self._model, self._tokens = service.setup.names[0], service.told_tokens
-        self._task, self._is_chat = task, is_chat
-        self._load_s = perf_counter() - task.began_s  # the wait for a model, if there was one
-        self._begun: tuple[ToolCall, ...] = ()  # whose arguments are being written
+    names_events = True
 
-    def loaded(self) -> dict[str, Any]:
-        """The answer to who asked for the model alone."""
-        leaves = self._task.keep_alive_s == 0 and not self._task.member.is_pinned
-        reason = "unload" if leaves else "load"
-        return {**self._part(Delta()), "done": True, "done_reason": reason}
+    def __init__(self, service: Service, began_s: float, *, is_chat: bool) -> None:
+        self._model, self._tokens = service.setup.names[0], service.told_tokens
+        self._began_s, self._is_chat = began_s, is_chat
+        self._load_s = perf_counter() - began_s  # the wait for a model, if there was one
+        self._begun: tuple[ToolCall, ...] = ()  # whose arguments are being written
 
     def add(self, index: int, delta: Delta, chunks: Sequence[Chunk]) -> list[dict[str, Any]]:
         self._begun = joined([*self._begun, *delta.calls])
@@ -161,7 +161,7 @@ class OllamaSerializer(Serializer):
         self._begun = tuple(one for one in self._begun if one.is_open)
         told = self._tokens.entries([one for chunk in chunks for one in chunk.logprobs])
         part = Delta(delta.content, delta.reasoning, over)
-        return [self._part(part, told)] if part or told else []
+        return [self.part(part, told)] if part or told else []
 
     def end(self, choice: Choice) -> list[dict[str, Any]]:
         return [self._final(choice, Delta())]
@@ -171,7 +171,7 @@ class OllamaSerializer(Serializer):
         part = Delta(one.content, one.reasoning, one.calls)
         return self._final(one, part, self._tokens.entries(one.result.logprobs))
 
-    def _part(self, delta: Delta, logprobs: Sequence[Any] = ()) -> dict[str, Any]:
+    def part(self, delta: Delta, logprobs: Sequence[Any] = ()) -> dict[str, Any]:
         told: dict[str, Any] = {"thinking": delta.reasoning} if delta.reasoning else {}
         if calls := [one for one in delta.calls if one.is_whole]:
             named = [{"name": one.name, "arguments": json.loads(one.arguments)} for one in calls]
@@ -186,10 +186,10 @@ class OllamaSerializer(Serializer):
     def _final(self, choice: Choice, delta: Delta, logprobs: Sequence[Any] = ()) -> dict[str, Any]:
         reason, counters = choice.reason, choice.result.counters
         return {
-            **self._part(delta, logprobs),
+            **self.part(delta, logprobs),
             "done": True,
             "done_reason": "length" if reason == "length" else "stop",
-            "total_duration": _ns(perf_counter() - self._task.began_s),
+            "total_duration": _ns(perf_counter() - self._began_s),
             "load_duration": _ns(self._load_s),
             "prompt_eval_count": counters.prompt_tokens,
             "prompt_eval_duration": _ns(counters.prompt_s),
@@ -205,17 +205,17 @@ def _ns(seconds: float) -> int:
 # -- embeddings ----------------------------------------------------------------------------
 
 
-def embed(service: EmbeddingService, asked: Vectors, task: Task) -> Iterator[bytes]:
+def embed(service: EmbeddingService, asked: Vectors, request: Underway) -> Iterator[bytes]:
     """Vectors of texts; of a `prompt`, as `/api/embeddings` has it, the only one.
 
     The answer in pieces. Raises ApiError, and as `Embedder.embed`.
     """
-    load_s = perf_counter() - task.began_s
-    made = service.vectors(asked, task)
+    load_s = perf_counter() - request.began_s
+    made = service.vectors(asked, request)
     rows = made.rows.astype("<f4")
     if asked.form == "prompt":
         return iter([json_bytes({"embedding": rows[0].tolist()})])
-    told = {"model": service.name, "total_duration": _ns(perf_counter() - task.began_s)}
+    told = {"model": service.name, "total_duration": _ns(perf_counter() - request.began_s)}
     told |= {"load_duration": _ns(load_s), "prompt_eval_count": sum(made.num_tokens)}
     vectors = (b","[:index] + json_bytes(row.tolist()) for index, row in enumerate(rows))
     return chain([b'{"embeddings":['], vectors, [b"]," + json_bytes(told)[1:]])
@@ -256,7 +256,7 @@ def running(pool: Pool, _member: Member) -> dict[str, Any]:
 
 def show(pool: Pool, member: Member, document: Any) -> dict[str, Any]:
     """What a model is, can do, and how its answers are picked. Raises ApiError."""
-    parse_model(Fields(document), member.model.setup)
+    Fields(document)  # an object
     spec, sampling = _spec_of(member), member.model.setup.defaults.sampling
     template, info = "", dict[str, Any]()
     if spec is not None:

@@ -17,7 +17,7 @@ import math
 import re
 import threading
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, NoReturn
@@ -168,7 +168,9 @@ class Fields:
 
     def text(self, field: str, default: str | None = None) -> str:
         """A text; it has to be there where there is no default."""
-        value = self._needed(field, default)
+        value = self.pop(field, default)
+        if value is None:
+            self.refuse(field, "is missing", code="missing_required_parameter")
         if not isinstance(value, str):
             self.refuse(field, f"must be a text, not {shown(value)}")
         return value
@@ -199,8 +201,8 @@ class Fields:
             self.refuse(field, f"must be true or false, not {shown(value)}")
         return value
 
-    def list(self, field: str, most: int, default: Sequence[Any] = ()) -> list[Any]:
-        value = self.pop(field, list(default))
+    def list(self, field: str, most: int) -> list[Any]:
+        value = self.pop(field, [])
         if not isinstance(value, list):
             self.refuse(field, f"must be a list, not {shown(value)}")
         if len(value) > most:
@@ -239,13 +241,6 @@ class Fields:
         if value is not None and not same:
             self.refuse(field, f"is not supported with {shown(value)}", code="unsupported_value")
 
-    def only_false(self, field: str) -> bool:
-        """Whether it is false, which is taken then: some clients write it for "none"."""
-        is_false = self._left.get(field) is False
-        if is_false:
-            del self._left[field]
-        return is_false
-
     def refuse_set(self, hints: Mapping[str, str]) -> None:
         """Refuse fields that ask for what is not there, unless they are false or empty.
 
@@ -267,12 +262,6 @@ class Fields:
     def refuse(self, field: str, problem: str, *, code: str | None = None) -> NoReturn:
         """Raise ApiError for a field."""
         raise ApiError(f"{self.name(field)} {problem}", param=self.name(field), code=code)
-
-    def _needed(self, field: str, default: Any) -> Any:
-        value = self.pop(field, default)
-        if value is None:
-            self.refuse(field, "is missing", code="missing_required_parameter")
-        return value
 
 
 def note_ignored(name: str) -> None:
@@ -490,9 +479,7 @@ def _texts(fields: Fields, field: str, limits: Limits) -> tuple[str, ...]:
     return tuple(text for text in texts if text)
 
 
-def parse_options(
-    fields: Fields, setup: ServedModel, most: int, *, stop: str | None = "stop", **more: Any
-) -> GenerationOptions:
+def parse_options(fields: Fields, setup: ServedModel, most: int, **more: Any) -> GenerationOptions:
     """How an answer of at most so many tokens is written, and what else a request said of it.
 
     0 tokens read the prompt alone, as what is read `ahead` does; an engine writes one, which
@@ -501,7 +488,9 @@ def parse_options(
     return GenerationOptions(
         max_tokens=1 if more.get("ahead") else max(1, most),
         sampling=parse_sampling(fields, setup.defaults.sampling, setup.limits),
-        stop=() if stop is None else _texts(fields, stop, setup.limits),
+        stop=_texts(fields, "stop", setup.limits),
+        lora=scales_of(fields, "lora") if "lora" in fields else None,
+        **parse_format(fields, setup.limits),
         **{"raw": True, "reuse": True, **more},
     )
 
@@ -646,20 +635,18 @@ class Defaults:
 class ServedModel:
     """The model that answers, as requests are held against it.
 
-    `names` are its own, the first one being what answers call it. With `any_model`
-    a request for another model is answered by this one.
+    `names` are its own, the first one being what answers call it.
     """
 
     names: tuple[str, ...]
     context_size: int
     defaults: Defaults
     limits: Limits
-    any_model: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
-    """How an answer is sent.
+    """A request, as far as it says how its answer is sent.
 
     `usage` adds the usage to a stream; `sources` says in it which drafter wrote what; `progress`
     says how much of the prompt was read until the first token comes.
@@ -672,28 +659,24 @@ class Output:
     progress: bool = False
 
 
-def parse_output(fields: Fields, limits: Limits) -> Output:
-    """The fields that say how an answer is sent. Raises ApiError."""
-    streams = fields.flag("stream")
+def parse_output(fields: Fields, limits: Limits) -> dict[str, Any]:
+    """How an answer is sent, as keywords of `Output`. Raises ApiError."""
     options = fields.object("stream_options")
-    output = Output(
-        choices=fields.whole("n", 1, 1, limits.choices),
-        streams=streams,
-        usage=options.flag("include_usage"),
-        sources=options.flag("include_sources"),
-        progress=fields.flag("return_progress"),
-    )
     options.ignore("include_obfuscation")  # padding; an answer without it is read alike
-    return output
-
-
-def parse_lora(fields: Fields) -> dict[int, float] | None:
-    """How much of each adapter an answer has, by number, as llama.cpp's server takes it."""
-    return scales_of(fields, "lora") if "lora" in fields else None
+    return {
+        "choices": fields.whole("n", 1, 1, limits.choices),
+        "streams": fields.flag("stream"),
+        "usage": options.flag("include_usage"),
+        "sources": options.flag("include_sources"),
+        "progress": fields.flag("return_progress"),
+    }
 
 
 def scales_of(fields: Fields, field: str) -> dict[int, float]:
-    """The same, of a list of objects. Raises ApiError."""
+    """How much of each adapter an answer has, by number, as llama.cpp's server takes it.
+
+    Raises ApiError.
+    """
     found = {}
     for one in fields.objects(field, _MOST_ADAPTERS):
         if "id" not in one:
@@ -701,14 +684,3 @@ def scales_of(fields: Fields, field: str) -> dict[int, float]:
         number = one.whole("id", 0, 0, _MOST_ADAPTERS)
         found[number] = one.number("scale", 1.0, -MOST_SCALE, MOST_SCALE)
     return found
-
-
-def parse_model(fields: Fields, setup: ServedModel) -> None:
-    """Refuse a model that is not the one that is served, unless any name will do."""
-    name = fields.pop("model", setup.names[0])
-    if name not in setup.names and not (setup.any_model and isinstance(name, str)):
-        message = (
-            f"there is no model {shown(name)} here, only {setup.names[0]}: "
-            "ask for that one, or start the server with --alias NAME or --any-model"
-        )
-        raise ApiError(message, status=404, param="model", code="model_not_found")

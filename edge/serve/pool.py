@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from edgespec.serve.tool_servers import ToolServers
 
 CHAT, EMBED, ANY = "chat", "embed", ""  # kinds of models
+_NOTHING_MORE = Capacity({HOST: 0}, 0)  # than what is loaded already
 LOG = logging.getLogger("edgespec.serve.pool")
 _LOOK_S = 0.05  # between two looks at whether a model that ends its answers is idle
 _PATIENCE_S = 10.0  # that a request lets others go on before it
@@ -68,19 +69,12 @@ def about(
     }
 
 
-# What is summed of a generation's counters, by the names that /status gives it.
-_SUMMED = {
-    "prompt_tokens": "prompt_tokens",
-    "cached_tokens": "reused_tokens",
-    "generated_tokens": "generated_tokens",
-    "drafted_tokens": "drafted_tokens",
-    "accepted_tokens": "accepted_tokens",
-    "rounds": "rounds",
-    "prompt_s": "prompt_s",
-    "time_to_first_token_s": "time_to_first_token_s",
-    "decode_s": "decode_s",
-}
-_OTHERS = ("generations", "cancelled", "read_ahead", "read_ahead_used")
+# What is summed of a generation's counters; /status has other words for what was reused.
+_SUMMED = (
+    *("prompt_tokens", "generated_tokens", "drafted_tokens", "accepted_tokens", "rounds"),
+    *("prompt_s", "time_to_first_token_s", "decode_s"),
+)
+_OTHERS = ("generations", "cancelled", "cached_tokens", "read_ahead", "read_ahead_used")
 
 
 class Metrics:
@@ -93,7 +87,8 @@ class Metrics:
         self._lock = threading.Lock()
 
     def add(self, counters: Counters, *, cancelled: bool) -> None:
-        sums = {name: getattr(counters, its) for name, its in _SUMMED.items()}
+        sums = {name: getattr(counters, name) for name in _SUMMED}
+        sums["cached_tokens"] = counters.reused_tokens
         self.count(generations=1, cancelled=int(cancelled), **sums)
         with self._lock:
             self.drafted_by.update(counters.drafted_by)
@@ -216,7 +211,7 @@ class Pool:
 
     Args:
         members: the first one of a kind that can be planned answers requests that name no model.
-        capacity: what they may take together; None where all of them are loaded already.
+        capacity: what they may take together; none is loaded besides those that are there.
         shared: what they have in common, which is closed with the pool.
         any_model: whether the first one answers for every name.
     """
@@ -224,7 +219,7 @@ class Pool:
     def __init__(
         self,
         members: Sequence[Member],
-        capacity: Capacity | None = None,
+        capacity: Capacity = _NOTHING_MORE,
         *,
         shared: Shared | None = None,
         any_model: bool = False,
@@ -238,27 +233,20 @@ class Pool:
         self._uses = 0
         self._drained: list[Member] = []  # which take no requests until they have left
         self._change = threading.Condition(threading.RLock())
-        self._thread: threading.Thread | None = None
         self.is_closed = False
-        if capacity is not None:
-            self._thread = threading.Thread(target=self._work, name="edgespec-pool", daemon=True)
-            self._thread.start()
+        self._thread = threading.Thread(target=self._work, name="edgespec-pool", daemon=True)
+        self._thread.start()
 
     @property
     def planned_bytes(self) -> int:
         """Ceiling of what the process holds with the models that are loaded, come or leave."""
-        shared = 0 if self.capacity is None else self.capacity.shared_bytes
-        return shared + sum(one.nbytes for one in self.members if one.is_there)
+        there = sum(one.nbytes for one in self.members if one.is_there)
+        return self.capacity.shared_bytes + there
 
     @property
     def sees_images(self) -> bool:
         """Whether a model has a projector."""
         return any(True in one.model.about.get("modalities", {}).values() for one in self.members)
-
-    @property
-    def limit_bytes(self) -> int:
-        """The most that it may hold; 0 where that is another's business."""
-        return 0 if self.capacity is None else self.capacity.host_bytes
 
     # -- for requests ----------------------------------------------------------------------
 
@@ -282,10 +270,10 @@ class Pool:
     def _num_waiting(self) -> int:
         return sum(len(one.tickets) for one in self.members)
 
-    def ready(self, kind: str = CHAT) -> list[Any]:
-        """What is loaded, of a kind."""
-        loaded = [(one.model.kind, one.loaded) for one in self.members]
-        return [one for its, one in loaded if its == kind and one is not None]
+    def ready(self) -> list[Any]:
+        """What is loaded and answers chats."""
+        there = (one for one in self.members if one.loaded is not None)
+        return [one.loaded for one in there if one.model.kind == CHAT]
 
     def has(self, name: str) -> bool:
         """Whether a model has exactly that name."""
@@ -297,8 +285,7 @@ class Pool:
         if found is not None and kind in (ANY, found.model.kind):
             return found
         of_kind = [one for one in self.members if kind in (ANY, one.model.kind)]
-        # Requests to the only model say themselves what is wrong with a name.
-        is_any = name is None or self._any_model or self.capacity is None
+        is_any = name is None or (self._any_model and isinstance(name, str))
         if found is None and of_kind and is_any:
             # The first one, but for what could not even be planned: a broken file.
             sound = (one for one in of_kind if one.model.sizes is not None or not one.problem)
@@ -314,8 +301,9 @@ class Pool:
                 param="model",
                 code="unsupported_endpoint",
             )
+        hint = ": ask for that one, or start the server with --alias NAME or --any-model"
         raise ApiError(
-            f"there is no model {shown(name)} here, only {others}",
+            f"there is no model {shown(name)} here, only {others}" + hint * (len(names) == 1),
             status=404,
             param="model",
             code="model_not_found",
@@ -377,7 +365,7 @@ class Pool:
         Raises ApiError while it answers, and for a server of one model that stays.
         """
         with self._change:
-            if self.capacity is None:
+            if member.model is member.loaded:
                 raise ApiError("the server was given a loaded model, which stays", status=409)
             if member.is_loading or not (member.is_idle or member.loaded is None):
                 raise ApiError(f"{member.name} is in use", status=409, code="model_busy")
@@ -393,8 +381,7 @@ class Pool:
             for one in self.members:
                 self._fail(one, _stopping())
             self._change.notify_all()
-        if self._thread is not None:
-            self._thread.join()
+        self._thread.join()
         for one in self.members:
             if one.loaded is not None:
                 one.loaded.close()
@@ -488,13 +475,11 @@ class Pool:
         return gone
 
     def _fit(self, members: Iterable[Member]) -> bool:
-        assert self.capacity is not None
         return self.capacity.fits([one.model.sizes or {} for one in members])
 
     def _never_fits(self, wanted: Member) -> ApiError | None:
         """Why a model cannot be loaded, whatever leaves."""
         pinned = [one for one in self.members if one.is_pinned and one is not wanted]
-        assert self.capacity is not None
         if wanted.model.sizes is None or self._fit([*pinned, wanted]):
             return None
         held = sum(one.nbytes for one in pinned) + self.capacity.shared_bytes
@@ -560,7 +545,7 @@ class Pool:
         _collect()
         with self._change:  # who leaves gives up what the process has reserved, for all of them
             left = [one.model.sizes or {} for one in self.members if one.loaded is not None]
-        if left and self.capacity is not None:
+        if left:
             host = self.capacity.shared_bytes + sum(sizes.get(HOST, 0) for sizes in left)
             reservations.reserve(host, lambda: True)
         member.is_leaving = member.must_leave = False
@@ -580,33 +565,31 @@ class Pool:
         tickets, member.tickets = member.tickets, {}
         for future in tickets:
             self._hold(member)
-            if not _tell(future, partial(self._resolve, member, future)):
-                self.release(member)
-
-    def _resolve(self, member: Member, future: asyncio.Future[None]) -> None:
-        if future.done():  # nobody waits any more
-            self.release(member)
-        else:
-            future.set_result(None)
+            self._tell(member, future)
 
     def _fail(self, member: Member, problem: ApiError) -> None:
         tickets, member.tickets = member.tickets, {}
         for future in tickets:
-            _tell(future, partial(_reject, future, problem))
+            self._tell(member, future, problem)
 
+    def _tell(
+        self, member: Member, future: asyncio.Future[None], problem: ApiError | None = None
+    ) -> None:
+        """Tell who waits that it has the model now, or why not, in its loop."""
 
-def _reject(future: asyncio.Future[None], problem: ApiError) -> None:
-    if not future.done():
-        future.set_exception(problem)
+        def tell() -> None:
+            if problem is not None and not future.done():
+                future.set_exception(problem)
+            elif problem is None and future.done():  # nobody waits any more
+                self.release(member)
+            elif problem is None:
+                future.set_result(None)
 
-
-def _tell(future: asyncio.Future[None], what: Callable[[], Any]) -> bool:
-    """Call it in the loop of who waits; False where that has ended."""
-    try:
-        future.get_loop().call_soon_threadsafe(what)
-    except RuntimeError:
-        return False
-    return True
+        try:
+            future.get_loop().call_soon_threadsafe(tell)
+        except RuntimeError:  # that has ended
+            if problem is None:
+                self.release(member)
 
 
 def _full(message: str) -> ApiError:

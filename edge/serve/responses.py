@@ -23,7 +23,7 @@ from edgespec.serve.serializers import (
     timings,
     usage,
 )
-from edgespec.serve.service import AnswerJob, Service, Task
+from edgespec.serve.service import AnswerJob, Service, Underway
 
 _REPEATED = (
     *("instructions", "metadata", "tools", "tool_choice", "temperature", "top_p", "reasoning"),
@@ -66,7 +66,7 @@ def read_response(fields: Fields, setup: ServedModel) -> Asked:
     return read_chat(chat, setup), repeated, summarises
 
 
-def prepare_response(service: Service, wanted: Asked, task: Task) -> AnswerJob:
+def prepare_response(service: Service, wanted: Asked, request: Underway) -> AnswerJob:
     """The next message of a conversation. Raises ApiError, and as `Engine.stream`."""
     asked, repeated, summarises = wanted
     talk, ids = prompt_of(service, asked)
@@ -74,8 +74,7 @@ def prepare_response(service: Service, wanted: Asked, task: Task) -> AnswerJob:
     serializer = ResponsesSerializer(
         service.setup.names[0], repeated, summarises=summarises, tokens=tokens
     )
-    events: dict[str, Any] = {"names_events": True, "fail": serializer.failed}
-    return answer_job(service, asked, talk, ids, serializer, task, **events)
+    return answer_job(service, asked, talk, ids, serializer, request)
 
 
 def count_response(service: Service, wanted: Asked) -> dict[str, Any]:
@@ -171,6 +170,8 @@ class ResponsesSerializer(Serializer):
         summarises: tells thoughts as summaries of what was thought, in full.
         tokens: tells logprobs, where there are any.
     """
+
+    names_events = True
 
     def __init__(
         self,

@@ -120,6 +120,7 @@ class Serializer(ABC):
     """One interface's way to say things. Events are documents, in the order they are sent."""
 
     tells_reading = False  # whether `reading` says anything
+    names_events = False  # each event has a line with its type; there is no [DONE] then
 
     def begin(self, index: int) -> list[dict[str, Any]]:
         """Before anything of an answer is known."""
@@ -139,6 +140,10 @@ class Serializer(ABC):
 
     def close(self, choices: Sequence[Choice]) -> list[dict[str, Any]]:
         return []
+
+    def failed(self, error: ApiError) -> dict[str, Any] | None:
+        """When an answer fails, where that is an event of its own: that one."""
+        return None
 
     @abstractmethod
     def whole(self, choices: Sequence[Choice]) -> Any:
@@ -218,8 +223,8 @@ class OpenAISerializer(Serializer):
     def __init__(
         self, prefix: str, kinds: tuple[str, str], model: str, output: Output, tokens: ToldTokens
     ) -> None:
-        self._kinds, self._output, self._tokens = kinds, output, tokens
-        self.tells_reading = output.progress
+        self._kinds, self._tokens, self.tells_reading = kinds, tokens, output.progress
+        self._num_choices, self._usage, self._sources = output.choices, output.usage, output.sources
         self._head = {
             "id": new_id(prefix),
             "created": now_s(),
@@ -228,7 +233,7 @@ class OpenAISerializer(Serializer):
         }
 
     def _event(self, choice: dict[str, Any], **more: Any) -> dict[str, Any]:
-        if self._output.usage:
+        if self._usage:
             more["usage"] = None
         return {**self._head, "object": self._kinds[0], "choices": [choice], **more}
 
@@ -237,10 +242,10 @@ class OpenAISerializer(Serializer):
         return [{**self._head, "object": self._kinds[0], **told}]
 
     def _more(self, chunks: Sequence[Chunk]) -> dict[str, Any]:
-        return {"sources": sources(chunks)} if self._output.sources else {}
+        return {"sources": sources(chunks)} if self._sources else {}
 
     def close(self, choices: Sequence[Choice]) -> list[dict[str, Any]]:
-        if not self._output.usage:
+        if not self._usage:
             return []
         return [self._document(self._kinds[0], [], choices)]
 
@@ -249,7 +254,7 @@ class OpenAISerializer(Serializer):
             **self._head,
             "object": kind,
             "choices": told,
-            "usage": usage(choices, self._output.choices),
+            "usage": usage(choices, self._num_choices),
             "timings": timings(choices),
         }
 

@@ -89,9 +89,9 @@ class Server:
                 shared=shared,
                 plan=plan,
                 file_name=file_name,
-                any_model=any_model,
             )
-            engine = Pool([Member(service, is_pinned=True, loaded=service)], shared=shared)
+            member = Member(service, is_pinned=True, loaded=service)
+            engine = Pool([member], shared=shared, any_model=any_model)
         self.pool, engine.shared.tools = engine, tools
         self._running: Running | None = None
         self._thread: threading.Thread | None = None

@@ -13,11 +13,12 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 from edgespec.backends.base import AnswerFormat, MakesGrammars
 from edgespec.backends.vocabulary import TextBound
@@ -38,12 +39,9 @@ from edgespec.sampling.params import SamplingParams
 from edgespec.serve.access import CACHE_SALT, HISTORY
 from edgespec.serve.answer_reader import AnswerReader
 from edgespec.serve.parsing import LOGGER, ApiError, Defaults, Limits, ServedModel, seed_of_choice
-from edgespec.serve.pool import CHAT, Shared, about
+from edgespec.serve.pool import CHAT, Member, Shared, about
 from edgespec.serve.serializers import Choice, Serializer, ToldTokens, unwritten
 from edgespec.setup.model_sets import Sizes
-
-if TYPE_CHECKING:
-    from edgespec.serve.pool import Member
 
 
 class Prompts:
@@ -268,18 +266,12 @@ class Executor:
     def __init__(
         self, most: int, on_end: Callable[[Generation, Result], None], users: int = 1
     ) -> None:
-        self._most, self._users = most, users
-        self._on_end = on_end
-        self.waiting: deque[Generation] = deque()
+        self._most, self._users, self._on_end = most, users, on_end
+        self.waiting: list[Generation] = []
         self.running: list[Generation] = []
-        self._change = threading.Condition()
+        self._lock = threading.Lock()
         self.is_closed = False
-        self._threads = [
-            threading.Thread(target=self._work, name="edgespec-engine", daemon=True)
-            for _ in range(users)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._threads = ThreadPoolExecutor(users, "edgespec-engine")
 
     @property
     def is_full(self) -> bool:
@@ -287,7 +279,7 @@ class Executor:
 
     def submit(self, generations: Sequence[Generation]) -> None:
         """Put them at the end of the queue. Raises ApiError where they do not all fit."""
-        with self._change:
+        with self._lock:
             if self.is_closed:
                 raise ApiError("the server stops", status=503, code="stopping")
             there = len(self.waiting) + len(self.running)
@@ -303,14 +295,15 @@ class Executor:
             else:
                 left = [one for one in others if one.yields]
                 self.waiting += generations
-            self._change.notify_all()
+                for one in generations:
+                    self._threads.submit(self._work, one)
         for one in left:
             self.cancel(one)
 
     def cancel(self, generation: Generation) -> None:
         """Stop one after its step, or take it out of the queue."""
         generation.cancel()
-        with self._change:
+        with self._lock:
             if generation in self.running:
                 return
             if generation in self.waiting:
@@ -320,37 +313,33 @@ class Executor:
 
     def close(self) -> None:
         """End all of them and the threads; safe to call twice."""
-        with self._change:
+        with self._lock:
             self.is_closed = True
-            left = [*self.waiting]
-            for generation in self.running:
-                generation.cancel()
-            self._change.notify_all()
+            left = [*self.running, *self.waiting]
         for generation in left:
             self.cancel(generation)
-        for thread in self._threads:
-            thread.join()
+        self._threads.shutdown()
 
-    def _work(self) -> None:
-        while True:
-            with self._change:
-                self._change.wait_for(lambda: self.waiting or self.is_closed)
-                if self.is_closed:
-                    return
-                generation = self.waiting.popleft()
-                self.running.append(generation)
-            problem: Exception | None = None
+    def _work(self, generation: Generation) -> None:
+        with self._lock:
+            if generation not in self.waiting:  # it was cancelled
+                return
+            self.waiting.remove(generation)
+            self.running.append(generation)
+        problem: Exception | None = None
+        try:
             try:
-                try:
-                    for chunk in generation.stream:
-                        generation.put(chunk)
-                    self._on_end(generation, generation.stream.result)
-                except Exception as caught:  # its client is told; the next one gets its turn
-                    problem = caught
-                generation.end(generation.stream.result, problem)
-            finally:
-                with self._change:
-                    self.running.remove(generation)
+                for chunk in generation.stream:
+                    generation.put(chunk)
+                    if not threading.main_thread().is_alive():  # Python ends, and waits for this
+                        generation.cancel()
+                self._on_end(generation, generation.stream.result)
+            except Exception as caught:  # its client is told; the next one gets its turn
+                problem = caught
+            generation.end(generation.stream.result, problem)
+        finally:
+            with self._lock:
+                self.running.remove(generation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,8 +350,6 @@ class AnswerJob:
     serializer: Serializer
     streams: bool
     make_reader: Callable[[], AnswerReader] = AnswerReader
-    names_events: bool = False  # each event has a line with its type; there is no [DONE] then
-    fail: Callable[[ApiError], dict[str, Any]] | None = None  # what failed, as an event of its own
     writes: bool = True  # else the prompts are read, and nothing is told of what would be written
 
     def choice(self, index: int, reader: AnswerReader) -> Choice:
@@ -372,17 +359,19 @@ class AnswerJob:
         return found if self.writes else unwritten(found, may_be_cut=generation.yields)
 
 
-class Task(NamedTuple):
-    """Whose request is prepared: the loop that reads its answer, and an event when it leaves.
+class Underway:
+    """A request on its way: the loop that reads it, and `cancel`, set when its client leaves.
 
-    `began_s` is when it came, by `perf_counter`; `keep_alive_s` how long it wants the model kept.
+    `began_s` is when it came, by `perf_counter`; `keep_alive_s` how long it wants its model, the
+    `member`, kept.
     """
 
-    loop: asyncio.AbstractEventLoop
-    cancel: threading.Event
     member: Member
-    began_s: float
     keep_alive_s: float | None
+
+    def __init__(self) -> None:
+        self.loop, self.cancel = asyncio.get_running_loop(), threading.Event()
+        self.began_s = perf_counter()
 
 
 _MOST_AHEAD = 32  # prompts read ahead, of which it is to be seen whether somebody asks
@@ -400,7 +389,6 @@ class Service:
         names: of the model; the first one is what answers call it.
         plan: what the engine was loaded with, to be shown; None shows none.
         file_name: of the model, to be shown.
-        any_model: answer for every model that is asked for.
         shared: what all models of a server have in common.
         owns_engine: the engine is closed with this one.
     """
@@ -415,7 +403,6 @@ class Service:
         defaults: Defaults | None = None,
         plan: Plan | None = None,
         file_name: str = "",
-        any_model: bool = False,
         shared: Shared | None = None,
         owns_engine: bool = False,
     ) -> None:
@@ -424,7 +411,7 @@ class Service:
         self.limits, self.totals = shared.limits, shared.totals
         self._owns_engine = owns_engine
         size = engine.backend.context_size
-        self.setup = ServedModel(tuple(names), size, defaults or Defaults(), self.limits, any_model)
+        self.setup = ServedModel(tuple(names), size, defaults or Defaults(), self.limits)
         self.prompts = Prompts(engine)
         self.told_tokens = ToldTokens(engine.backend.tokenizer)
         self.lora: dict[int, float] | None = None  # of requests that say nothing; None: as loaded
@@ -479,7 +466,7 @@ class Service:
 
     def generations(
         self,
-        task: Task,
+        request: Underway,
         text: str,
         ids: list[int],
         options: GenerationOptions,
@@ -492,7 +479,7 @@ class Service:
         """
         made = []
         if options.answer_format is not None:
-            self._try_form(options.answer_format, task.cancel)
+            self._try_form(options.answer_format, request.cancel)
         PROMPTS.info("%s prompt: %s", REQUEST_ID.get(), text or ids)
         for index in range(choices):
             cancel = threading.Event()
@@ -513,7 +500,7 @@ class Service:
                     more={"n_prompt_tokens": len(ids), "n_ctx": self.setup.context_size},
                 ) from problem
             salt, ahead = asked.cache_salt, options.ahead
-            made.append(Generation(task.loop, stream, cancel, text, ids, most_s, salt, ahead))
+            made.append(Generation(request.loop, stream, cancel, text, ids, most_s, salt, ahead))
         return made
 
     def _try_form(self, wanted: AnswerFormat, has_left: threading.Event) -> None:

@@ -93,7 +93,7 @@ def status(pool: Pool, member: Member) -> dict[str, Any]:
             "resident_bytes": resident_bytes(),
             "peak_bytes": peak_resident_bytes(),
             "planned_peak_bytes": pool.planned_bytes,
-            "limit_bytes": pool.limit_bytes or (0 if plan is None else plan.limit_bytes),
+            "limit_bytes": pool.capacity.host_bytes or (0 if plan is None else plan.limit_bytes),
             "planned": {} if plan is None else plan.component_bytes,
             "allocated": {} if loaded is None else loaded.memory_bytes(),
         },

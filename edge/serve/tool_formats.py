@@ -27,8 +27,8 @@ from edgespec.errors import EdgespecError
 from edgespec.models.chat import render_chat
 from edgespec.models.processes import GuestEndedError
 from edgespec.prefix import common_prefix_length
-from edgespec.serve.tools import NAME_CHARS
 
+NAME_CHARS = r"[A-Za-z0-9_./:@-]"
 ANY = "…"  # in a marker: a few characters that differ from call to call
 NAME = rf"(?P<name>{NAME_CHARS}{{1,160}})"  # a pattern
 _SHORTEST_OPENING = 8  # of a marker that begins a call where the one before it was left out

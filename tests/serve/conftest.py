@@ -53,8 +53,8 @@ def serve() -> Iterator[Serve]:
             backend.gate.set()
         server.close()
         engine.close()
-    alive = {thread.name for thread in threading.enumerate()}
-    assert not alive & {"edgespec-engine", "edgespec-server"}
+    alive = {thread.name.partition("_")[0] for thread in threading.enumerate()}
+    assert not alive & {"edgespec-engine", "edgespec-server", "edgespec-pool"}
 
 
 @pytest.fixture(scope="module")
@@ -117,5 +117,5 @@ def start() -> Iterator[Start]:
             return server
 
         yield begin
-    alive = {thread.name for thread in threading.enumerate()}
+    alive = {thread.name.partition("_")[0] for thread in threading.enumerate()}
     assert not alive & {"edgespec-engine", "edgespec-server", "edgespec-pool"}

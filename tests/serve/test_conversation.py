@@ -12,10 +12,9 @@ from serving_cases import read
 
 from edgespec.backends.base import AnswerFormat
 from edgespec.decode.options import GenerationOptions
-from edgespec.serve.chat import ChatRequest, conversation_of
-from edgespec.serve.parsing import ApiError, Output
+from edgespec.serve.chat import ChatRequest, Tools, conversation_of
+from edgespec.serve.parsing import ApiError
 from edgespec.serve.serializers import joined
-from edgespec.serve.tools import Tools
 
 TOOL = {"type": "function", "function": {"name": "add", "description": "", "parameters": {}}}
 OPTIONS = GenerationOptions(max_tokens=8)
@@ -35,9 +34,8 @@ class Told:
 
 
 def conversation(told: Told, template: str, tools: Tools, *messages: Any) -> Any:
-    asked = ChatRequest(
-        messages or ({"role": "user", "content": "Hi"},), OPTIONS, Output(), {}, tools
-    )
+    messages = messages or ({"role": "user", "content": "Hi"},)
+    asked = ChatRequest(messages=messages, options=OPTIONS, tools=tools)
     return conversation_of(asked, told, template)  # type: ignore[arg-type]
 
 
@@ -125,7 +123,7 @@ def test_a_schema_is_the_answers_and_not_the_thoughts(
     text: str, tags: tuple[str, str] | None
 ) -> None:
     options = GenerationOptions(json_schema="{}")
-    asked = ChatRequest([{"role": "user", "content": "Hi"}], options, Output(), {}, Tools())
+    asked = ChatRequest(messages=[{"role": "user", "content": "Hi"}], options=options)
     told: Any = Told(text)
     template = "{{ messages }}<think></think>"
     assert conversation_of(asked, told, template).options.think_tags == tags
@@ -186,9 +184,8 @@ def test_a_schema_is_the_answers_in_every_way_to_think(
 ) -> None:
     """The thought is free up to its end, the form begins then, and a budget ends the thought."""
     options = GenerationOptions(json_schema="{}")
-    asked = ChatRequest(
-        [{"role": "user", "content": "Hi"}], options, Output(), {}, Tools(), think_budget=3
-    )
+    said = [{"role": "user", "content": "Hi"}]
+    asked = ChatRequest(messages=said, options=options, think_budget=3)
     template = f"{{{{ messages }}}}{opening}{closing}"
     told: Any = Told("<user>Hi<|start|>assistant")
     found = conversation_of(asked, told, template)
@@ -229,7 +226,8 @@ FORM = GenerationOptions(json_schema="{}")
 
 
 def with_form(template: str, tools: Tools) -> Any:
-    asked = ChatRequest([{"role": "user", "content": "Hi"}], FORM, Output(), {}, tools)
+    said = [{"role": "user", "content": "Hi"}]
+    asked = ChatRequest(messages=said, options=FORM, tools=tools)
     told: Any = Told("<user>Hi<|start|>assistant")
     return conversation_of(asked, told, template)
 
@@ -251,11 +249,9 @@ def test_an_answer_has_its_form_unless_it_is_a_call() -> None:
 
 def test_a_call_that_is_required_is_the_only_form() -> None:
     asked = ChatRequest(
-        [{"role": "user", "content": "Hi"}],
-        GenerationOptions(regex="a"),
-        Output(),
-        {},
-        Tools((TOOL,), ("add",)),
+        messages=[{"role": "user", "content": "Hi"}],
+        options=GenerationOptions(regex="a"),
+        tools=Tools((TOOL,), ("add",)),
     )
     told: Any = Told()
     options = conversation_of(asked, told, "{{ tools }}<tool_call>").options

@@ -356,6 +356,26 @@ def test_kinds_have_models_of_their_own() -> None:
     run(find, *members)
 
 
+def test_a_model_may_have_several_names_and_no_other() -> None:
+    member = Member(Made("tiny"))
+
+    async def find(pool: Pool) -> None:
+        for name in ("tiny", "tiny.gguf", None):
+            assert pool.find(name) is member
+        for other in ("gpt", 7):
+            with pytest.raises(ApiError, match=r"there is no model .* here, only tiny") as told:
+                pool.find(other)
+            assert (told.value.status, told.value.code) == (404, "model_not_found")
+            assert "--any-model" in str(told.value)
+
+    run(find, member)
+    pool = Pool([member], any_model=True)
+    assert pool.find("gpt") is member
+    with pytest.raises(ApiError, match="there is no model 7"):
+        pool.find(7)
+    pool.close()
+
+
 class ThreadsOf:
     """Calls a function in some threads; `results` are there behind the body."""
 

@@ -76,7 +76,7 @@ TIME = '{"name": "time", "arguments": {}}'
 TWICE = [
     (HERMES, f"<tool_call>{TIME}</tool_call>\n" * 2, ""),
     (HERMES, f"Both.\n<tool_call>{TIME}</tool_call> <tool_call>{TIME}", "Both."),
-    (HERMES, f"<tool_call>{TIME}</tool_call><tool_call>{TIME[:20]}", ""),  # cut off
+    (HERMES, f"<tool_call>{TIME}</tool_call><tool_call>{TIME[:32]}", ""),  # cut off
     (HERMES, f"{TIME}\n{TIME}", ""),
     (HERMES, f"<tool_call>[{TIME}, {TIME}]</tool_call> Done.", "Done."),
     (MISTRAL, f"[TOOL_CALLS][{TIME}, {TIME}]", ""),

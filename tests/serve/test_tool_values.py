@@ -9,17 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.serve.tools import (
+from edgespec.serve.answer_reader import (
     JsonRepair,
     call_of,
     gemma_arguments,
     json_text,
-    object_or_text,
     parse_argument,
     python_calls,
-    read_broken_call,
     repaired,
 )
+from edgespec.serve.chat import object_or_text
 
 TYPED: list[tuple[str, Any, Any]] = [
     ("12", {"type": "string"}, "12"),
@@ -137,14 +136,6 @@ def test_what_cannot_be_repaired_is_no_whole_call() -> None:
     assert call_of("f", {"a": float("nan")}).arguments == '{"a": null}'
     assert call_of("f", None).arguments == call_of("f", "").arguments == "{}"
     assert json_text({"a": "\ud800é"}).isascii()
-
-
-def test_arguments_may_be_whole_where_what_is_around_them_is_not() -> None:
-    fields = ("name", "arguments")
-    assert read_broken_call('{"name": "f", "arguments": {"a": 1}', fields) == ("f", {"a": 1}, True)
-    assert read_broken_call('{"name": "f", "arguments": {"a": 1', fields) == ("f", '{"a": 1', False)
-    assert read_broken_call('{"name": "f"', fields) == ("f", "", False)
-    assert read_broken_call('{"nam', fields) is None
 
 
 @pytest.mark.parametrize("text", ['"hello"', '{"a": 1', "NaN", '{"a": "\\ud800"}', "[1]", "hm"])
