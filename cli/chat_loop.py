@@ -28,7 +28,9 @@ from edgespec.errors import UnsupportedError
 from edgespec.memory.device.track import peak_resident_bytes, resident_bytes
 from edgespec.models.images import image_of, is_image, read_image
 from edgespec.models.onnx.folder import read_model
+from edgespec.option_fields import Option, options_of
 from edgespec.paths import expanded
+from edgespec.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
     from edgespec.decode.engine import Engine
@@ -291,7 +293,6 @@ def stoppable() -> Iterator[threading.Event]:
         signal.signal(signal.SIGINT, before)
 
 
-_LISTS = ("logit_bias", "samplers", "dry_sequence_breakers")  # set on the command line alone
 _ALIASES = {"/?": "/help", "/bye": "/exit", "/quit": "/exit"}  # Ollama's and llama.cpp's words
 _HELP_HINT = "/help lists the commands; begin a message with // if it should start with a slash"
 
@@ -362,38 +363,36 @@ def _drafter(chat: Chat, argument: str) -> None:
 
 
 def _params(chat: Chat, argument: str) -> None:
-    session = chat.session
+    session, known = chat.session, options_of(SamplingParams)
+    usual = {**asdict(SamplingParams()), "max_tokens": 0, "stop": ()}
+    values: dict[str, Any] = {"max_tokens": session.max_tokens, "stop": session.stop}
     try:
         words = shlex.split(argument)
     except ValueError as problem:
         raise UnsupportedError(f"{argument!r} cannot be read: {problem}") from problem
-    usual = {**asdict(type(session.sampling)()), "max_tokens": 0, "stop": ()}
-    usual = {name: value for name, value in usual.items() if name not in _LISTS}
-    values: dict[str, Any] = {}
     for word in words:
         name, equals, text = word.partition("=")
         if not equals or name not in usual:
             raise UnsupportedError(
                 f"{word!r} sets nothing", hint=f"NAME=VALUE of {', '.join(usual)}"
             )
-        is_whole = name == "seed" or isinstance(usual[name], int)
+        one, kind = known.get(name, Option(several=name == "stop")), type(usual[name])
+        kind = int if name == "seed" else str if one.read or kind is tuple else kind
         try:
-            if name == "stop":
-                values[name] = (text,) if text else ()
-            elif name == "seed" and text == "none":
-                values[name] = None
-            else:
-                values[name] = int(text) if is_whole else float(text)
-        except ValueError:
-            raise UnsupportedError(f"{word} is not a number") from None
-    max_tokens = values.pop("max_tokens", session.max_tokens)
+            value = None if (name, text) == ("seed", "none") else one.value(kind(text))
+        except ValueError as problem:
+            why = problem if one.read else "is not a number"
+            raise UnsupportedError(f"{word} {why}") from None
+        values[name] = ((value,) if text else ()) if one.several else value
+    max_tokens, stop = values.pop("max_tokens"), values.pop("stop")
     if max_tokens < 1:
         raise UnsupportedError(f"max_tokens must be at least 1, not {max_tokens}")
-    stop = values.pop("stop", session.stop)
     session.sampling = replace(session.sampling, **values)
     session.max_tokens, session.stop = max_tokens, stop
-    shown = {**asdict(session.sampling), "max_tokens": max_tokens, "stop": ", ".join(stop) or "-"}
-    note(table([(name, str(value)) for name, value in shown.items() if name not in _LISTS]))
+    shown = {**asdict(session.sampling), "max_tokens": max_tokens, "stop": stop}
+    lists = {name: ", ".join(map(str, v)) or "-" for name, v in shown.items() if type(v) is tuple}
+    rows = {name: str(value) for name, value in {**shown, **lists}.items()}
+    note(table([(name, text.replace("\n", "\\n")) for name, text in rows.items()]))
 
 
 def _stats(chat: Chat, _argument: str) -> None:

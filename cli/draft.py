@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from edgespec.cli import options
 from edgespec.cli.command import Commands
@@ -20,9 +20,6 @@ _KINDS = ("auto", "exit", "eagle3")
 # What an i + 1st draft of a head trained for an hour adds to a round of an answer (SmolLM2 135M, 48
 # prompts), and a draft's step in plain ones, the first one twice that.
 _USUAL_GAINS, _USUAL_STEP = (0.56, 0.27, 0.11, 0.07), 0.05
-if TYPE_CHECKING:
-    pass
-
 _DRAFTS = (1, 2, 4, 8)  # in a round, that are told of
 
 draft_app = Commands("Make and inspect drafters for a model.")

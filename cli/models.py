@@ -123,13 +123,13 @@ def pull(
     It is planned from its header before its weights are fetched, and goes where llama.cpp looks
     for it, too. Without QUANT it is Q4_K_M, then Q8_0, then the first file. Prints its path.
     """
-    from edgespec.cli import hub
+    from edgespec.cli import start
     from edgespec.models.hub.resolve import hub_name, missing
 
     found = hub_name(name) or hub_name(f"hf:{name}")
     if found is None:
         raise missing(name)
-    print(hub.pull(*found, None if force else plan_options.request(is_plain_greedy=True)))
+    print(start.pull(*found, None if force else plan_options.request(is_plain_greedy=True)))
 
 
 @models_app.add()

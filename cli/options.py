@@ -450,7 +450,7 @@ def model_path(model: str | None, plan_options: PlanOptions | None = None) -> Pa
     One of the hub is fetched where it is not here, if what is planned with it fits.
     Raises ModelNotFoundError, and DoesNotFitError or DownloadError for what is fetched.
     """
-    from edgespec.cli.hub import pull
+    from edgespec.cli.start import pull
     from edgespec.models.embedded import embedded_model
     from edgespec.models.hub.resolve import model_file
 

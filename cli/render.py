@@ -100,13 +100,8 @@ def _unfiltered(stream: TextIO) -> TextIO:
 
 
 def note(text: str, level: int = logging.INFO) -> None:
-    """One line for the person, on stderr; broken between words where a terminal is narrower.
-
-    It is in the log, too, which takes its place where stderr has lines of JSON.
-    """
+    """One line for the person, on stderr, and in the log; broken where a terminal is narrower."""
     NOTES.log(level, text.strip())
-    if any(getattr(one, "has_notes", False) for one in logging.getLogger("edgespec").handlers):
-        return
     if sys.stderr.isatty() and (columns := shutil.get_terminal_size((0, 0)).columns):
         text = "\n".join(_fitting(line, columns) for line in text.split("\n"))
     print(text, file=sys.stderr, flush=True)

@@ -99,6 +99,19 @@ def interleaved(
                 yield repeat, number, place, answer
 
 
+def memory_facts(plan: Plan, engine: Engine, tracker: MemoryTracker) -> dict[str, Any]:
+    """The memory that was predicted, allocated and measured."""
+    return {
+        "limit_bytes": plan.limit_bytes,
+        "predicted_peak_bytes": plan.predicted_peak_bytes,
+        "measured_peak_bytes": peak_resident_bytes(),
+        "predicted": plan.component_bytes,
+        "allocated": engine.memory_bytes(),
+        "samples": [asdict(sample) for sample in list(tracker.samples)],
+        "phases": [{"time_s": at, "name": name} for at, name in tracker.phases],
+    }
+
+
 AUTO, PLAIN = "auto", "none"
 _SAMPLE_S = 0.1  # between two looks at the memory
 
@@ -193,15 +206,7 @@ class LoadedModel:
             "plan": self._plan.as_json(),
             "threads": self._plan.threads,
             "place": self._engine.backend.capabilities.place or self._plan.device,
-            "memory": {
-                "limit_bytes": self._plan.limit_bytes,
-                "predicted_peak_bytes": self._plan.predicted_peak_bytes,
-                "measured_peak_bytes": peak_resident_bytes(),
-                "predicted": self._plan.component_bytes,
-                "allocated": self._engine.backend.memory_bytes(),
-                "samples": [asdict(sample) for sample in list(self._tracker.samples)],
-                "phases": [{"time_s": at, "name": name} for at, name in self._tracker.phases],
-            },
+            "memory": memory_facts(self._plan, self._engine, self._tracker),
         }
 
     def mark(self, phase: str) -> None:

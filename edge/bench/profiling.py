@@ -10,12 +10,13 @@ import platform
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from typing import Any
 
 from edgespec.backends.base import Backend
+from edgespec.bench.loaded_model import memory_facts
 from edgespec.decode.engine import Engine
 from edgespec.errors import DoesNotFitError
 from edgespec.measure.noise import largest_invariant_step
@@ -26,7 +27,7 @@ from edgespec.memory.device.accelerators import gpu_kinds
 from edgespec.memory.device.bandwidth import measured_bandwidth
 from edgespec.memory.device.energy import Energy, energy_meter
 from edgespec.memory.device.neighbours import Neighbours
-from edgespec.memory.device.track import MemoryTracker, peak_resident_bytes
+from edgespec.memory.device.track import MemoryTracker
 from edgespec.memory.plan.plan import Plan
 from edgespec.memory.plan.request import Request
 from edgespec.memory.times.speed import SpeedModel
@@ -80,23 +81,15 @@ def profile(
                 )
                 tracker.mark("answers")
                 speeds, complete = _measure_speed(spec, plan, engine, report)
-            allocated = engine.memory_bytes()
             busy = neighbours.share()
+            memory = memory_facts(plan, engine, tracker)
     return {
         "model": model_facts(spec),
         "machine": machine_facts(),
         "complete": complete,
         "busy_neighbours": busy,
         "plan": plan.as_json(),
-        "memory": {
-            "limit_bytes": plan.limit_bytes,
-            "predicted_peak_bytes": plan.predicted_peak_bytes,
-            "measured_peak_bytes": peak_resident_bytes(),
-            "predicted": plan.component_bytes,
-            "allocated": allocated,
-            "samples": [asdict(sample) for sample in tracker.samples],
-            "phases": [{"time_s": at, "name": name} for at, name in tracker.phases],
-        },
+        "memory": memory,
         "step_ms": curves,
         "draft_max": plan.draft_max,
         "prefill": prefill,

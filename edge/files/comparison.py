@@ -31,14 +31,11 @@ _KV_TYPES = (
     *("f16/q4_0", "q8_0/q5_0", "q8_0/q4_0"),
 )
 _KV_DEPTH = 512  # tokens in the cache where steps are timed
-_CONTEXT = 1024  # where steps are compared bit by bit
 
 
-def held_out(
-    spec: ModelSpec, data: Path | None, progress: Progress, count: int = TEXTS
-) -> Reference:
+def held_out(spec: ModelSpec, data: Path | None, progress: Progress) -> Reference:
     """What the source says over texts that nothing was fitted to or calibrated on."""
-    texts = texts_for(spec, count, progress, data=data, seed=HELD_OUT_SEED)
+    texts = texts_for(spec, TEXTS, progress, data=data, seed=HELD_OUT_SEED)
     return make_reference(
         spec.path,
         texts,

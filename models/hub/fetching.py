@@ -168,24 +168,10 @@ def _malformed(name: str, what: str, value: Any) -> DownloadError:
 
 
 def read_beginning(repository: Repository, path: str, start: int, end: int) -> bytes:
-    """Bytes `start` to `end` of a file, by a range request. Raises as `write_file`."""
+    """Bytes `start` to `end` of a file, by a range request. Raises as `fetch`."""
     part = io.BytesIO()
     _get(repository, path, _Limited(part, end - start), f"bytes={start}-{end - 1}", end - start, 0)
     return part.getvalue()
-
-
-def write_file(
-    repository: Repository, path: str, file: IO[bytes], present: int, tell: Callable[[int], None]
-) -> None:
-    """Write a file of the repository, of which `present` bytes are in `file` already.
-
-    A broken connection is taken up again five times. `tell` hears how many bytes are there.
-
-    Raises ModelNotFoundError, and DownloadError where the hub refuses or the connection breaks for
-    good; then what came stays in `file`.
-    """
-    size = repository.files[path].file_bytes
-    _get(repository, path, _Limited(file, size, tell), None, size, present)
 
 
 class _Limited:
@@ -381,17 +367,16 @@ def check(wanted: Wanted, fits: Check | None) -> None:
     if fits is None or not choice.is_model(wanted.paths[0]):
         return
 
-    def is_fit(one: Wanted) -> bool:
-        with suppress(DoesNotFitError), header_only(one) as spec:
-            fits(spec)
-            return True
-        return False
+    def why_not(one: Wanted) -> DoesNotFitError | None:
+        try:
+            with header_only(one) as spec:
+                fits(spec)
+        except DoesNotFitError as problem:
+            return problem
+        return None
 
-    try:
-        with header_only(wanted) as spec:
-            fits(spec)
-    except DoesNotFitError as problem:
-        smaller = _smaller(wanted, is_fit)
+    if problem := why_not(wanted):
+        smaller = _smaller(wanted, lambda one: why_not(one) is None)
         raise DoesNotFitError(
             f"{wanted.name} would not fit: {problem}",
             hint=f"{smaller} fits; {problem.hint}" if smaller else problem.hint,
@@ -453,8 +438,11 @@ def _variable() -> str:
 def fetch(wanted: Wanted, progress: Progress | None = None) -> Path:
     """Bring a model into the cache; what is there is not fetched again. Returns its first part.
 
-    Raises DownloadError, also where the bytes are not those that were announced, and OSError for
-    a disk that cannot be written.
+    A broken connection is taken up again five times; what came until then stays for the next call,
+    which `hf_hub_download` would begin anew (benchmarks/LOG.md).
+
+    Raises ModelNotFoundError; DownloadError where the hub refuses, or the bytes are not those that
+    were announced; OSError for a disk that cannot be written.
     """
     total, before = max(1, wanted.file_bytes), 0
     for path in wanted.paths:
@@ -529,20 +517,21 @@ def _fetch_file(repository: Repository, path: str, tell: Callable[[int], None]) 
 
 def _fill(repository: Repository, path: str, blob: Path, tell: Callable[[int], None]) -> None:
     partial, file = blob.with_name(blob.name + _PARTIAL), repository.files[path]
+    size = file.file_bytes
     with open(partial, "ab") as target:
         present = target.tell()
-        if present > file.file_bytes:
+        if present > size:
             target.truncate(0)
             present = 0
         try:
-            write_file(repository, path, target, present, tell)
+            _get(repository, path, _Limited(target, size, tell), None, size, present)
         except OSError as problem:
             if is_full(problem):
                 problem.filename = str(partial)
             raise
     kind, digest = "SHA-256", hashlib.sha256()
     if len(file.digest) < _SHA256_LETTERS:
-        head = f"blob {file.file_bytes}\0".encode()
+        head = f"blob {size}\0".encode()
         kind, digest = "git's SHA-1", hashlib.sha1(head, usedforsecurity=False)
     with partial.open("rb") as written:
         while block := written.read(_BLOCK_BYTES):
