@@ -16,7 +16,6 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import closing, suppress
-from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any
 
@@ -25,6 +24,7 @@ from edgespec.backends.llama.workers import rpc_function
 from edgespec.errors import BackendError
 from edgespec.memory.device import host, rpc
 from edgespec.memory.device.bandwidth import measured_bandwidth
+from edgespec.memory.device.structures import DeviceProperties
 
 _P = ctypes.c_void_p
 _CPU, _GPU, _INTEGRATED_GPU = 0, 1, 2  # values of ggml_backend_dev_type
@@ -37,32 +37,6 @@ _KEEPALIVE = (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
 Note = Callable[[str], None]
 
 
-@dataclass
-class Ledger:
-    """Bytes that the program which uses the worker has taken of `limit_bytes`."""
-
-    limit_bytes: int
-    was_used: bool = False
-    _taken: dict[int, int] = field(default_factory=dict)  # by the buffer's address
-
-    @property
-    def taken_bytes(self) -> int:
-        return sum(self._taken.values())
-
-    @property
-    def left_bytes(self) -> int:
-        return max(0, self.limit_bytes - self.taken_bytes)
-
-    def take(self, buffer: int, size: int) -> None:
-        """A buffer that was allocated; address 0 is none."""
-        if buffer:
-            self._taken[buffer] = size
-
-    def give_back(self, buffer: int) -> None:
-        """A buffer that is freed."""
-        self._taken.pop(buffer, None)
-
-
 class Worker:
     """Serves devices until it is closed; `run` listens, one program at a time.
 
@@ -73,10 +47,12 @@ class Worker:
     def __init__(self, memory_bytes: int | None, threads: int, note: Note) -> None:
         library()
         self._devices = _devices()
-        self._is_cpu = self._devices[0].kind == _CPU
-        free = host.available_bytes() if self._is_cpu else sum(d.free() for d in self._devices)
+        told = [*map(_told, self._devices)]
+        self._is_cpu = told[0].type == _CPU
+        free = host.available_bytes() if self._is_cpu else sum(one.memory_free for one in told)
         self._memory_bytes = memory_bytes or free
-        self._ledger = Ledger(self._memory_bytes)
+        self._taken = dict[int, int]()  # bytes of the program that uses it, by a buffer's address
+        self._is_used = False
         self._note = note
         self._busy = threading.Lock()
         self._bytes_per_s = measured_bandwidth() if self._is_cpu else 0.0
@@ -95,7 +71,7 @@ class Worker:
 
     def describe(self) -> str:
         """The devices and what may be taken of them, in a line."""
-        names = ", ".join(device.description for device in self._devices)
+        names = ", ".join(_text(_told(device).description) for device in self._devices)
         return f"{names}, {self._memory_bytes >> 20} MiB"
 
     def status(self) -> dict[str, Any]:
@@ -107,20 +83,25 @@ class Worker:
             "busy": self._busy.locked(),
             "devices": [
                 {
-                    "name": device.name,
-                    "description": device.description,
-                    "free_bytes": self._free_bytes(device.free()),
-                    "total_bytes": self._memory_bytes if self._is_cpu else device.total(),
+                    "name": _text(told.name),
+                    "description": _text(told.description),
+                    "free_bytes": self._free_bytes(told.memory_free),
+                    "total_bytes": self._memory_bytes if self._is_cpu else told.memory_total,
                     "bytes_per_s": self._bytes_per_s,
                 }
-                for device in self._devices
+                for told in map(_told, self._devices)
             ],
         }
         return {**found, "took_s": time.perf_counter() - start}
 
+    @property
+    def _left_bytes(self) -> int:
+        """What may still be taken; a device may have rounded up what was."""
+        return max(0, self._memory_bytes - sum(self._taken.values()))
+
     def _free_bytes(self, told: int) -> int:
         """What is free of a device; ggml's processor calls all memory of the machine free."""
-        return min(self._ledger.left_bytes, host.available_bytes() if self._is_cpu else told)
+        return min(self._left_bytes, host.available_bytes() if self._is_cpu else told)
 
     def _serve(self, client: socket.socket, who: str) -> None:
         """One connection: questions about the worker, or one program's work with it."""
@@ -139,9 +120,9 @@ class Worker:
                     server.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                     self._pass(client, server, request, who)
             finally:
-                if self._ledger.was_used:
+                if self._is_used:
                     self._note(f"{who} is done")
-                self._ledger = Ledger(self._memory_bytes)  # the server frees what it had
+                self._is_used, self._taken = False, {}  # the server frees what it had
                 self._busy.release()
 
     def _pass(
@@ -149,88 +130,60 @@ class Worker:
     ) -> None:
         request: rpc.Request | None = first
         while request is not None:
-            if request.command == rpc.Command.ALLOC_BUFFER and not self._ledger.was_used:
-                self._ledger.was_used = True
-                self._note(f"{who} uses this worker")
-            if not self._exceeds(request):
+            command, size = request.command, 0
+            if command == rpc.Command.ALLOC_BUFFER:
+                size = struct.unpack("<IQ", request.data)[1]
+                if not self._is_used:
+                    self._note(f"{who} uses this worker")
+                self._is_used = True
+            elif command == rpc.Command.FREE_BUFFER:
+                self._taken.pop(struct.unpack("<Q", request.data)[0], None)
+            if size > self._left_bytes:
+                self._note(f"refused {size >> 20} MiB: {self._left_bytes >> 20} MiB are left")
+                client.sendall(rpc.answer(_NOTHING))
+            else:
                 server.sendall(request.head)
                 for piece in rpc.pieces(request.left, client.recv_into):
                     server.sendall(piece)
                 if request.answer_bytes is not None:
-                    self._pass_answer(client, server, request)
-            else:
-                client.sendall(rpc.answer(_NOTHING))
+                    self._pass_answer(client, server, command)
             request = rpc.read_request(client)
 
-    def _exceeds(self, request: rpc.Request) -> bool:
-        """Whether it asks for more memory than is left; what it gives back is taken down."""
-        if request.command == rpc.Command.FREE_BUFFER:
-            self._ledger.give_back(struct.unpack("<Q", request.data)[0])
-        if request.command != rpc.Command.ALLOC_BUFFER:
-            return False
-        size = struct.unpack("<IQ", request.data)[1]
-        if size <= self._ledger.left_bytes:
-            return False
-        self._note(f"refused {size >> 20} MiB: {self._ledger.left_bytes >> 20} MiB are left")
-        return True
-
-    def _pass_answer(
-        self, client: socket.socket, server: socket.socket, request: rpc.Request
-    ) -> None:
+    def _pass_answer(self, client: socket.socket, server: socket.socket, command: int) -> None:
         size = rpc.read_size(server.recv_into)
-        if request.command in (rpc.Command.ALLOC_BUFFER, rpc.Command.GET_DEVICE_MEMORY):
+        if command in (rpc.Command.ALLOC_BUFFER, rpc.Command.GET_DEVICE_MEMORY):
             data = rpc.read(size, server.recv_into)
             first, second = _SIZES.unpack(data)
-            if request.command == rpc.Command.ALLOC_BUFFER:
-                self._ledger.take(first, second)
+            if command == rpc.Command.ALLOC_BUFFER:
+                self._taken[first] = second
             else:
                 data = _SIZES.pack(self._free_bytes(first), min(second, self._memory_bytes))
             client.sendall(rpc.answer(data))
             return
-        head = rpc.answer_head(size)
-        for piece in rpc.pieces(size, server.recv_into):
-            client.sendall(head + bytes(piece) if head else piece)
-            head = b""
+        for piece in rpc.answer_pieces(size, server.recv_into):
+            client.sendall(piece)
 
 
-@dataclass(frozen=True)
-class _Device:
-    handle: int
-    kind: int
-    name: str
-    description: str
-
-    def free(self) -> int:
-        return self._memory()[0]
-
-    def total(self) -> int:
-        return self._memory()[1]
-
-    def _memory(self) -> tuple[int, int]:
-        free, total = ctypes.c_size_t(), ctypes.c_size_t()
-        sizes = ctypes.POINTER(ctypes.c_size_t)
-        ggml_function("ggml_backend_dev_memory", None, _P, sizes, sizes)(
-            self.handle, ctypes.byref(free), ctypes.byref(total)
-        )
-        return free.value, total.value
-
-
-def _devices() -> list[_Device]:
-    """The GPUs, or the processor where there are none."""
-    get = ggml_function("ggml_backend_dev_get", _P, ctypes.c_size_t)
-    kind = ggml_function("ggml_backend_dev_type", ctypes.c_int, _P)
-    name = ggml_function("ggml_backend_dev_name", ctypes.c_char_p, _P)
-    text = ggml_function("ggml_backend_dev_description", ctypes.c_char_p, _P)
+def _devices() -> list[int]:
+    """ggml's handles of the GPUs, or of the processor where there are none."""
     count = ggml_function("ggml_backend_dev_count", ctypes.c_size_t)()
-    found = [
-        _Device(one, kind(one), name(one).decode(), text(one).decode(errors="replace"))
-        for one in map(get, range(count))
-    ]
-    gpus = [one for one in found if one.kind in (_GPU, _INTEGRATED_GPU)]
-    return gpus or [one for one in found if one.kind == _CPU][:1]
+    found = [*map(ggml_function("ggml_backend_dev_get", _P, ctypes.c_size_t), range(count))]
+    gpus = [one for one in found if _told(one).type in (_GPU, _INTEGRATED_GPU)]
+    return gpus or [one for one in found if _told(one).type == _CPU][:1]
 
 
-def _start(devices: list[_Device], threads: int) -> int:
+def _told(device: int) -> DeviceProperties:
+    """What ggml says of a device now."""
+    told = DeviceProperties()
+    ggml_function("ggml_backend_dev_get_props", None, _P, _P)(device, ctypes.byref(told))
+    return told
+
+
+def _text(told: bytes) -> str:
+    return told.decode(errors="replace")
+
+
+def _start(devices: list[int], threads: int) -> int:
     """llama.cpp's server on a free port of the loopback interface; which one."""
     start = rpc_function(
         "ggml_backend_rpc_start_server",
@@ -239,7 +192,7 @@ def _start(devices: list[_Device], threads: int) -> int:
     )
     with closing(socket.create_server(("127.0.0.1", 0))) as free:
         port = int(free.getsockname()[1])
-    handles = (_P * len(devices))(*(device.handle for device in devices))
+    handles = (_P * len(devices))(*devices)
     endpoint = f"127.0.0.1:{port}".encode()
     arguments = (endpoint, None, threads, len(devices), handles)
     threading.Thread(target=start, args=arguments, daemon=True).start()

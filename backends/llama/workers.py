@@ -104,18 +104,17 @@ class Relay:
 
     def _answer(self, client: socket.socket, line: _Line, command: int, size: int) -> None:
         """Pass on the worker's answer, or what is missing of it: where it failed, zeros."""
-        head, sent = rpc.answer_head(size), 0
+        sent = 0
         try:
             line.expect(size)
-            for piece in rpc.pieces(size, line.receive):
-                client.sendall(head + bytes(piece) if head else piece)  # a small one is one packet
-                head, sent = b"", sent + len(piece)
+            for piece in rpc.answer_pieces(size, line.receive):
+                client.sendall(piece)
+                sent += len(piece)
         except _WorkerGone as gone:
             self.fail(gone.problem)
             line.close()
-            rest = self._stand_ins.get(command, b"") if not sent else b""
-            for zeros in rpc.padded(head + rest, len(head) + size - sent):
-                client.sendall(zeros)
+            whole = rpc.answer(self._stand_ins.get(command, b"").ljust(size, b"\0"))
+            client.sendall(whole[sent:])
 
 
 class _WorkerGone(Exception):
@@ -246,7 +245,11 @@ class Placed:
         self._relays = _relays_of(device for device in devices if device.worker)
         self.has_workers = bool(self._relays)
         self._kept: list[Any] = []  # what llama.cpp has addresses of
-        self.labels = {self._logged(device): device.label for device in devices}
+        names = (
+            f"RPC{one.number}[{self._relays[one.worker].endpoint}]" if one.worker else one.name
+            for one in devices
+        )
+        self.labels = {name: one.label for name, one in zip(names, devices, strict=True)}
 
     def apply(self, params: Any) -> None:
         """Let a model be loaded like that."""
@@ -260,15 +263,12 @@ class Placed:
         # None: a GPU computes nothing either.
         set_params(params, devices=ctypes.cast(table, _P).value)
         if devices:
-            self._split(params)
+            most = max(len(devices), int(library().llama_max_devices()))
+            shares = (ctypes.c_float * most)(*(device.layers for device in devices))
+            self._kept.append(shares)
+            set_params(params, tensor_split=shares)
         if devices or self._overrides:
             self._override(params, handles)
-
-    def _split(self, params: Any) -> None:
-        most = max(len(self._devices), int(library().llama_max_devices()))
-        shares = (ctypes.c_float * most)(*(device.layers for device in self._devices))
-        self._kept.append(shares)
-        set_params(params, tensor_split=shares)
 
     def _override(self, params: Any, handles: Sequence[int]) -> None:
         memory_of = ggml_function("ggml_backend_dev_buffer_type", _P, _P)
@@ -306,11 +306,6 @@ class Placed:
         if not handle:
             raise BackendError(f"llama.cpp does not see {device.name} any more")
         return int(handle)
-
-    def _logged(self, device: Device) -> str:
-        if not device.worker:
-            return device.name
-        return f"RPC{device.number}[{self._relays[device.worker].endpoint}]"
 
 
 def _relays_of(devices: Iterable[Device]) -> dict[str, Relay]:

@@ -131,19 +131,15 @@ def read_size(receive: Receive) -> int:
 
 def answer(data: bytes) -> bytes:
     """An answer as it is sent."""
-    return answer_head(len(data)) + data
+    return _SIZE.pack(len(data)) + data
 
 
-def answer_head(size: int) -> bytes:
-    """What an answer of that many bytes begins with."""
-    return _SIZE.pack(size)
-
-
-def padded(data: bytes, size: int) -> Iterator[bytes]:
-    """So many bytes in pieces: `data`, then zeros."""
-    yield data[:size]
-    for start in range(len(data), size, _PIECE):
-        yield bytes(min(_PIECE, size - start))
+def answer_pieces(size: int, receive: Receive) -> Iterator[bytes | memoryview]:
+    """An answer of that many bytes as it comes; a small one is one packet."""
+    head = _SIZE.pack(size)
+    for piece in pieces(size, receive):
+        yield head + bytes(piece) if head else piece
+        head = b""
 
 
 def ask(connection: socket.socket, command: int, data: bytes = b"") -> bytes:

@@ -1,4 +1,4 @@
-"""What a worker lends: the ledger of bytes, and how its front speaks for llama.cpp's server."""
+"""What a worker lends, and how its front speaks for llama.cpp's server."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import closing
 import pytest
 from rpc_workers import NO_RPC, LocalWorker, local_worker
 
-from edgespec.backends.llama.worker import Ledger
+from edgespec.backends.llama.worker import Worker
 from edgespec.memory.device import rpc
 from edgespec.memory.device.accelerators import has_rpc
 from edgespec.memory.device.workers import connect, status, worker_devices
@@ -18,17 +18,12 @@ KIB, MIB = 1 << 10, 1 << 20
 needs_rpc = pytest.mark.skipif(not has_rpc(), reason=NO_RPC)
 
 
-def test_what_is_taken_is_given_back_once() -> None:
-    ledger = Ledger(100)
-    ledger.take(7, 60)
-    ledger.take(0, 60)  # an allocation that failed
-    assert (ledger.taken_bytes, ledger.left_bytes) == (60, 40)
-    ledger.give_back(8)
-    ledger.give_back(7)
-    ledger.give_back(7)
-    assert ledger.left_bytes == 100
-    ledger.take(9, 150)  # rounded up by the device
-    assert ledger.left_bytes == 0
+def test_what_a_device_has_rounded_up_leaves_nothing() -> None:
+    worker = Worker.__new__(Worker)
+    worker._memory_bytes, worker._taken = 100, {7: 60}
+    assert worker._left_bytes == 40
+    worker._taken[9] = 90
+    assert worker._left_bytes == 0
 
 
 @pytest.fixture(scope="module")

@@ -73,12 +73,6 @@ def test_a_request_of_an_impossible_size_is_none(
         rpc.read_request(ours)
 
 
-@pytest.mark.parametrize("size", [0, 3, 1 << 19])
-def test_what_is_missing_is_filled_with_zeros(size: int) -> None:
-    filled = b"".join(rpc.padded(b"abcde", size))
-    assert filled == (b"abcde" + bytes(1 << 19))[:size]
-
-
 def test_an_answer_of_another_size_is_refused(line: tuple[socket.socket, socket.socket]) -> None:
     ours, theirs = line
     theirs.sendall(rpc.answer(b"12345"))

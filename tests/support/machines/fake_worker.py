@@ -90,7 +90,7 @@ class FakeWorker:
                 size = request.answer_bytes
                 data = self._answers.get(request.command, b"\1" * (size or 0))
                 if request.command == self._dies_on:
-                    client.sendall(rpc.answer_head(size or 0) + data[: len(data) // 2])
+                    client.sendall(rpc.answer(data)[: 8 + len(data) // 2])
                     self.close()
                     return
                 if request.command == self._silent_on:
