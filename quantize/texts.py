@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -47,31 +48,47 @@ class CountedText:
     counted: NDArray[np.bool_]  # [T]
 
 
-@dataclass(slots=True)
-class _Row:
-    """A text being written; `forced` tokens come before the model's own."""
+# Why a token stands in a text.
+FORCED, USER, ANSWER = 0, 1, 2
 
-    forced: list[int]
+
+@dataclass(slots=True)
+class Row:
+    """A text of at most `length` tokens that is being written.
+
+    `forced` are tokens that come before the model's own, and why; of these the user's turn has at
+    most `user_length`.
+    """
+
+    forced: list[tuple[int, int]]
+    length: int
+    user_length: int
+    phase: int = USER
     tokens: list[int] = field(default_factory=list)
-    counted: list[bool] = field(default_factory=list)
-    is_answer: bool = False
+    kinds: list[int] = field(default_factory=list)  # why each stands there
     written: int = 0  # tokens of this turn
 
-    def append(self, token: int, chat: Chat) -> bool:
-        """Take the next token, `token` unless another is forced; whether the text goes on."""
-        self.counted.append(not self.forced)
-        if self.forced:
-            self.tokens.append(self.forced.pop(0))
-            return True
-        self.written += 1
-        ended = token in chat.ends
-        if not self.is_answer and (ended or self.written > _USER_LENGTH):
-            self.counted[-1] = False
-            self.forced, self.is_answer = list(chat.between), True
-            self.tokens.append(self.forced.pop(0) if self.forced else token)
-            return True
+    def append(self, token: int, kind: int) -> None:
         self.tokens.append(token)
-        return not ended
+        self.kinds.append(kind)
+
+    def advance(self, pick: Callable[[], int], chat: Chat) -> bool:
+        """Take the next token, the one picked unless another is forced; whether the text goes on.
+
+        The format ends a user's turn, and not the token with which the model does.
+        """
+        if self.forced:
+            self.append(*self.forced.pop(0))
+            return len(self.tokens) < self.length
+        token = pick()
+        ended = token in chat.ends
+        if self.phase == USER and (ended or self.written >= self.user_length):
+            self.forced = [(one, FORCED) for one in chat.between]
+            self.phase, self.written = ANSWER, 0
+            return self.advance(pick, chat)
+        self.append(token, self.phase)
+        self.written += 1
+        return not ended and len(self.tokens) < self.length
 
 
 def write_texts(
@@ -91,9 +108,7 @@ def write_texts(
     with EvalContext(
         model, context_size=length, batch_size=sequences, threads=threads, sequences=sequences
     ) as context:
-        rows = [_new_row(chat, random) for _ in range(sequences)]
-        for row in rows:
-            row.append(0, chat)
+        rows = [_new_row(chat, length, random) for _ in range(sequences)]
         while len(done) < count:
             begun_part = sum(len(row.tokens) for row in rows) / length
             progress(min(1.0, (len(done) + begun_part) / count))
@@ -102,26 +117,25 @@ def write_texts(
             context.step([row.tokens[-1] for row in rows], places, numbers)
             drawn = _draw(context.rows(sequences), random)
             for number, row in enumerate(rows):
-                if row.append(int(drawn[number]), chat) and len(row.tokens) < length:
+                if row.advance(partial(int, drawn[number]), chat):
                     continue
-                if sum(row.counted) >= length // 8:  # a shorter one says little
-                    done.append(_text_of(row))
-                rows[number] = _new_row(chat, random)
-                rows[number].append(0, chat)
+                drawn_ones = np.array(row.kinds) != FORCED
+                if drawn_ones.sum() >= length // 8:  # a shorter one says little
+                    counted = np.array([*drawn_ones[1:], False])
+                    done.append(CountedText(np.array(row.tokens, np.int32), counted))
+                rows[number] = _new_row(chat, length, random)
                 context.forget(number)
     return done[:count]
 
 
-def _new_row(chat: Chat, random: np.random.Generator) -> _Row:
+def _new_row(chat: Chat, length: int, random: np.random.Generator) -> Row:
+    """A text with its first token."""
     forced = list(chat.before)
     if chat.openings and random.random() < _OPENED:
         forced += chat.openings[int(random.integers(len(chat.openings)))]
-    return _Row(forced)
-
-
-def _text_of(row: _Row) -> CountedText:
-    counted = np.array([*row.counted[1:], False])
-    return CountedText(np.array(row.tokens, np.int32), counted)
+    row = Row([(token, FORCED) for token in forced], length, _USER_LENGTH)
+    row.append(*row.forced.pop(0))
+    return row
 
 
 def _draw(logits: NDArray[np.float32], random: np.random.Generator) -> NDArray[np.int64]:

@@ -13,6 +13,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import blake2b
 from itertools import pairwise
 from pathlib import Path
@@ -37,7 +38,7 @@ from edgespec.models.spec import ModelSpec
 from edgespec.models.writing import whole_file
 from edgespec.paths import read_text
 from edgespec.progress import Progress
-from edgespec.quantize.texts import Chat
+from edgespec.quantize.texts import ANSWER, FORCED, USER, Chat, Row
 
 OPENINGS = (
     "Write a short story about", "Write a poem about", "Write an email to", "Compose a blog post",
@@ -88,8 +89,6 @@ _LEAST_DISTINCT = 0.6  # of a passage's pairs of tokens: greedy answers may go i
 _ANSWER_ROOM = 280  # kept for the answer to a passage
 TEACHER = 32  # tokens of the target's distribution that are kept
 _HELD_OUT = 20  # every so many-th text is never trained on
-# Why a token stands in a text.
-FORCED, USER, ANSWER = 0, 1, 2
 _ARRAYS = ("tokens", "kinds", "teacher_ids", "teacher_logits")  # of a text, that are in its file
 _MOST_AT_ONCE = 128  # tokens, or as many as there are places
 _F16 = 2  # bytes
@@ -127,14 +126,13 @@ def chat_of(spec: ModelSpec, tokenizer: Tokenizer) -> Chat:
         between=encode(between),
         ends=frozenset(token for token in everything if tokenizer.is_end(token)),
         openings=[encode(text) for text in OPENINGS],
-        words=[token for token in everything if _is_word(tokenizer.token_bytes(token))],
+        words=[  # a space and some letters
+            token
+            for token, text in enumerate(map(tokenizer.token_bytes, everything))
+            if len(text) > _SHORTEST_WORD and text[:1] == b" " and text[1:].isalpha()
+        ],
         tasks=[(encode(first), encode(last)) for first, last in PASSAGE_TASKS],
     )
-
-
-def _is_word(text: bytes) -> bool:
-    """Whether a token is a space and some letters."""
-    return len(text) > _SHORTEST_WORD and text[:1] == b" " and text[1:].isalpha()
 
 
 def read_prompts(path: Path, tokenizer: Tokenizer) -> list[Sequence[int]]:
@@ -353,24 +351,14 @@ def _bits(rows: Rows) -> NDArray[np.uint16]:
 
 
 @dataclass(slots=True)
-class _Row:
-    """One conversation being written; `forced` are the tokens to come and why."""
+class _Row(Row):
+    """One conversation being written, with what the model knew after each of its tokens."""
 
-    forced: list[tuple[int, int]]
-    phase: int
-    length: int
     user_temperature: float = 1.0
     answer_temperature: float = 0.0
-    tokens: list[int] = field(default_factory=list)
-    kinds: list[int] = field(default_factory=list)
     ids: list[NDArray[np.int32]] = field(default_factory=list)
     logits: list[NDArray[np.float16]] = field(default_factory=list)
     states: dict[int, list[NDArray[np.uint16]]] = field(default_factory=dict)
-    written: int = 0  # tokens of this turn
-
-    def append(self, token: int, kind: int) -> None:
-        self.tokens.append(token)
-        self.kinds.append(kind)
 
     def note(self, seen: Seen, those: slice = slice(None)) -> None:
         """Keep what the model knew after those tokens."""
@@ -413,7 +401,7 @@ class TextWriter:
             (range(many, target.places), LENGTH),
         )
         self._lanes = [places for places, _ in parts if places]
-        self._rows = [_Row([], USER, length) for places, length in parts for _ in places]
+        self._rows = [_Row([], length, _USER_LENGTH) for places, length in parts for _ in places]
 
     def write(self) -> Iterator[TrainingText]:
         """Texts as they are finished, without end."""
@@ -435,37 +423,24 @@ class TextWriter:
         seen = self._target.step(places.start, [row.tokens[-1] for row in rows], last)
         for number, (place, row) in enumerate(zip(places, rows, strict=True)):
             row.note(seen, slice(number, number + 1))
-            if not self._advance(row, seen.logits[number], seen.ids[number]):
-                self._rows[place] = _Row([], USER, row.length)
+            pick = partial(self._pick, row, seen.logits[number], seen.ids[number])
+            if not row.advance(pick, self._chat):
+                self._rows[place] = _Row([], row.length, _USER_LENGTH)
                 # What is held out from training must not come back as part of another text.
                 if not is_held_out(self._written):
                     self._keep_passage(row)
                 self._written += 1
                 yield row.text()
 
-    def _advance(self, row: _Row, logits: Any, candidates: Any) -> bool:
-        """Append the row's next token; whether the text goes on."""
-        if row.forced:
-            row.append(*row.forced.pop(0))
-            return len(row.tokens) < row.length
-        token = int(candidates[self._choice(row, logits)])
-        ended = token in self._chat.ends
-        if row.phase == USER and (ended or row.written >= _USER_LENGTH):
-            row.forced = [(token, FORCED) for token in self._chat.between]
-            row.phase, row.written = ANSWER, 0
-            return self._advance(row, logits, candidates)
-        row.append(token, row.phase)
-        row.written += 1
-        return not ended and len(row.tokens) < row.length
-
-    def _choice(self, row: _Row, logits: NDArray[np.float32]) -> int:
+    def _pick(self, row: _Row, logits: NDArray[np.float32], candidates: NDArray[np.int32]) -> int:
+        """The best of a row's candidates, or one that is drawn."""
         temperature = row.answer_temperature
         if row.phase == USER:
             temperature = row.user_temperature if row.written else _FIRST_TEMPERATURE
         if temperature == 0.0:
-            return 0
+            return int(candidates[0])
         noise = self._random.gumbel(size=len(logits))  # the largest sum is a sample
-        return int(np.argmax(logits / temperature + noise))
+        return int(candidates[np.argmax(logits / temperature + noise)])
 
     # -- what conversations begin with -----------------------------------------------------
 
@@ -486,8 +461,9 @@ class TextWriter:
         forced = [*before, *((token, USER) for token in user), *(() if is_open else between)]
         return _Row(
             forced,
-            USER if is_open else ANSWER,
             length,
+            _USER_LENGTH,
+            USER if is_open else ANSWER,
             user_temperature=float(random.choice(_USER_TEMPERATURES)),
             answer_temperature=float(random.choice(_ANSWER_TEMPERATURES)),
         )

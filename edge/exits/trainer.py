@@ -39,8 +39,6 @@ from edgespec.exits.network import (
 )
 from edgespec.exits.target import hyperparameters_of, import_torch
 from edgespec.exits.texts import (
-    ANSWER,
-    FORCED,
     TrainingText,
     is_held_out,
     load_training_texts,
@@ -52,6 +50,7 @@ from edgespec.exits.texts import (
 from edgespec.models.early_exit import read_exit
 from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.models.writing import whole_file
+from edgespec.quantize.texts import ANSWER, FORCED
 
 LONGEST_RUN = 8  # drafted tokens whose chance of being right is counted
 

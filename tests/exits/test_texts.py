@@ -16,9 +16,6 @@ from edgespec.backends.tree import DraftTree
 from edgespec.errors import DoesNotFitError, UnsupportedError
 from edgespec.exits.target import layers_read
 from edgespec.exits.texts import (
-    ANSWER,
-    FORCED,
-    USER,
     TrainingText,
     alone_in,
     load_training_texts,
@@ -29,7 +26,7 @@ from edgespec.exits.texts import (
 )
 from edgespec.memory.bytes.config import RunConfig
 from edgespec.models.spec import ModelSpec, read_model_spec
-from edgespec.quantize.texts import Chat
+from edgespec.quantize.texts import ANSWER, FORCED, USER, Chat
 
 SETTINGS = RunConfig(context_size=512, batch_size=64, max_nodes=32, max_leaves=1)
 
