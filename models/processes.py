@@ -17,7 +17,7 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from math import inf
 from typing import IO, Any, BinaryIO, NamedTuple
@@ -67,6 +67,41 @@ def messages_out() -> BinaryIO:
     return out
 
 
+# -- jobs ----------------------------------------------------------------------------------
+
+
+def messages_of(
+    module: str, job: Any, environment: dict[str, str] | None = None, stderr: Any = None
+) -> Generator[dict[str, Any], None, None]:
+    """What a module says of its job, document by document; its exit status is the last one.
+
+    It ends with whoever reads no more. Without a place for it its stderr is lost.
+    """
+    streams = {"stdin": subprocess.PIPE, "stderr": stderr or subprocess.DEVNULL}
+    with start_module(module, environment=environment, **streams) as process:
+        try:
+            assert process.stdin is not None and process.stdout is not None
+            with suppress(BrokenPipeError), process.stdin:
+                process.stdin.write(json.dumps(job).encode())
+            yield from map(json.loads, process.stdout)
+            yield {"exit_status": process.wait()}
+        finally:
+            process.kill()
+
+
+def do_job(work: Callable[[Any, Callable[..., None]], None]) -> None:
+    """What such a process does: `work` on its job, with what says a document to its parent."""
+    out = messages_out()
+    if hasattr(signal, "SIGPIPE"):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # it ends when nobody reads any more
+
+    def say(**said: Any) -> None:
+        out.write(json.dumps(said).encode() + b"\n")
+        out.flush()
+
+    work(json.load(sys.stdin), say)
+
+
 # -- guests --------------------------------------------------------------------------------
 
 _LIMITS_ITSELF = sys.platform == "linux"  # macOS has no limit of memory, Windows none at all
@@ -100,11 +135,6 @@ class GuestLimits(NamedTuple):
     def most_bytes(self, question_bytes: int) -> int:
         """Memory for a question of that size."""
         return self.data_bytes + self.bytes_per_byte * question_bytes
-
-
-def _most_answer(question_bytes: int) -> int:
-    """Bytes that are read of an answer: a template may repeat what it is given a few times."""
-    return (1 << 20) + 8 * question_bytes
 
 
 class GuestEndedError(Exception):
@@ -153,7 +183,8 @@ class Guest:
             try:
                 process.stdin.write(b"%g " % limits.seconds)
                 _write(process.stdin, data)
-                text = _read(process.stdout, most := _most_answer(len(data)))
+                most = (1 << 20) + 8 * len(data)  # a template may repeat what it is given
+                text = _read(process.stdout, most)
                 if text is None:
                     reasons.append(f"it writes more than {most >> 10} KiB")
                 answer: dict[str, Any] = json.loads((text or b"").decode("utf-8", "surrogatepass"))

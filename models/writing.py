@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from edgespec.errors import EdgespecError, UnsupportedError
+
 _PATIENCE_S = 10.0  # who removes what is left holds a lock for milliseconds
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -67,6 +69,20 @@ def whole_file(target: Path, *, synced: bool = True, private: bool = False) -> I
         )
         yield partial
         put_in_place(partial, target, synced=synced)
+
+
+@contextmanager
+def refusing(what: object, hint: str) -> Iterator[None]:
+    """Let it be told in a sentence where the body cannot write something. Raises UnsupportedError.
+
+    Our own errors stay what they are, of which some are an OSError, too.
+    """
+    try:
+        yield
+    except EdgespecError:
+        raise
+    except OSError as problem:
+        raise UnsupportedError(f"cannot write {what}: {reason(problem)}", hint=hint) from problem
 
 
 def put_in_place(made: Path, target: Path, *, synced: bool = True) -> None:

@@ -9,26 +9,24 @@ with the same target.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import shutil
 import signal
-import subprocess
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
 
-from edgespec.errors import BackendError, DoesNotFitError, EdgespecError, UnsupportedError
+from edgespec.errors import BackendError, DoesNotFitError, UnsupportedError
 from edgespec.memory.device.llama_binary import PACKAGE
 from edgespec.models.gguf.ggml_types import FILE_TYPE_NAMES, GGML_TYPES, GgmlType
 from edgespec.models.gguf.reader import Gguf, GgufTensor, read_gguf
 from edgespec.models.gguf.shards import read_gguf_shards
 from edgespec.models.gguf.writer import aligned
-from edgespec.models.processes import start_module
-from edgespec.models.writing import making, put_in_place, reason
+from edgespec.models.processes import messages_of
+from edgespec.models.writing import making, put_in_place, refusing
 from edgespec.progress import Progress
 
 # Types that its quantizer makes; NVFP4 files are converted from others.
@@ -107,18 +105,12 @@ def convert(
     check_target(target, [shard.path for shard in sources])
     predicted = _predict(sources, recipe)
     require_disk(target, predicted.file_bytes)
-    try:
-        with making(target) as partial:
-            for done, total, name, _ in _run(source, recipe, threads, partial):
-                progress(f"quantizing {name}", done / total)
-            _check_written(partial, predicted)
-            put_in_place(partial, target, synced=synced)
-    except EdgespecError:  # of which some are an OSError, too
-        raise
-    except OSError as problem:
-        raise UnsupportedError(
-            f"cannot write {target}: {reason(problem)}", hint="name another target"
-        ) from problem
+    with refusing(target, "name another target"), making(target) as partial:
+        for done, total, name, _ in _run(source, recipe, threads, partial):
+            progress(f"quantizing {name}", done / total)
+        if {one.name: one.type for one in read_gguf(partial).tensors} != predicted.types:
+            raise BackendError("llama.cpp's quantizer wrote other types than it announced")
+        put_in_place(partial, target, synced=synced)
 
 
 def predict(source: PathLike, recipe: Recipe) -> Prediction:
@@ -208,12 +200,6 @@ def _check_recipe(source: Path, names: Iterable[str], recipe: Recipe) -> None:
             )
 
 
-def _check_written(partial: Path, predicted: Prediction) -> None:
-    written = read_gguf(partial)
-    if {tensor.name: tensor.type for tensor in written.tensors} != predicted.types:
-        raise BackendError("llama.cpp's quantizer wrote other types than it announced")
-
-
 # -- the process ---------------------------------------------------------------------------
 
 
@@ -224,6 +210,10 @@ def _run(
 
     Without a target nothing is written.
     """
+    num_blocks = 0
+    if recipe.blocks is not None:
+        first = read_gguf(source)
+        num_blocks = first.integer(f"{first.text('general.architecture')}.block_count")
     job = {
         "source": str(source),
         "target": str(target or os.devnull),
@@ -233,45 +223,23 @@ def _run(
         "imatrix": str(recipe.imatrix) if recipe.imatrix else None,
         "imatrix_name": recipe.imatrix_name,
         "blocks": recipe.blocks,
-        "num_blocks": 0 if recipe.blocks is None else _num_blocks(source),
+        "num_blocks": num_blocks,
         "threads": threads,
     }
-    process = start_module(
-        "edgespec.quantize.worker",
-        environment={"GGML_NO_BACKTRACE": "1"},
-        stdin=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-    )
     end: dict[str, Any] = {}
-    try:
-        assert process.stdin is not None and process.stdout is not None
-        with contextlib.suppress(BrokenPipeError), process.stdin:
-            process.stdin.write(json.dumps(job).encode())
-        by_name = {kind.name: kind for kind in GGML_TYPES.values()}
-        for line in process.stdout:
-            said = json.loads(line)
-            if "tensor" not in said:
-                end = said
-                continue
-            yield said["number"], said["total"], said["tensor"], by_name[said["type"]]
-        process.wait()
-    finally:
-        process.kill()
-        process.wait()
-        if process.stdout is not None:
-            process.stdout.close()
+    by_name = {kind.name: kind for kind in GGML_TYPES.values()}
+    environment = {"GGML_NO_BACKTRACE": "1"}
+    with contextlib.closing(messages_of("edgespec.quantize.worker", job, environment)) as messages:
+        for said in messages:
+            if "tensor" in said:
+                yield said["number"], said["total"], said["tensor"], by_name[said["type"]]
+            else:
+                end |= said
     if end.get("status") != 0:
-        raise _failure(source, recipe, target, end, process.returncode)
+        raise _failure(source, recipe, target, end)
 
 
-def _num_blocks(source: Path) -> int:
-    first = read_gguf(source)
-    return first.integer(f"{first.text('general.architecture')}.block_count")
-
-
-def _failure(
-    source: Path, recipe: Recipe, target: Path | None, end: dict[str, Any], code: int
-) -> Exception:
+def _failure(source: Path, recipe: Recipe, target: Path | None, end: dict[str, Any]) -> Exception:
     if target is not None and shutil.disk_usage(target.parent).free < 1 << 20:
         return DoesNotFitError(
             f"{target.parent} is full", hint="free some space, or name a target on another disk"
@@ -289,8 +257,8 @@ def _failure(
             else f"the importance matrix does not belong to {source.name}: {problem}",
             hint="add `--imatrix auto`",
         )
-    if not end and code < 0:
-        problem = f"stopped by {signal.Signals(-code).name}"
+    if "status" not in end and end["exit_status"] < 0:
+        problem = f"stopped by {signal.Signals(-end['exit_status']).name}"
     return BackendError(
         f"llama.cpp cannot convert {source}: {problem or 'no reason given'}",
         hint=f"the file may be damaged, or newer than {PACKAGE}",

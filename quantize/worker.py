@@ -7,17 +7,14 @@ at the end. When nobody reads any more, the next line ends it.
 from __future__ import annotations
 
 import ctypes
-import json
 import re
-import signal
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from edgespec.backends.llama.library import LIBRARY_LOG, library, set_params
 from edgespec.errors import EdgespecError
-from edgespec.models.processes import messages_out
+from edgespec.models.processes import do_job
 from edgespec.quantize.imatrix import ImportanceMatrix, read_imatrix
 
 _LINE = re.compile(r"\[ *(\d+)/ *(\d+)\] (.+?) +- \[[^]]*\], type = *(\w+), (.*)")
@@ -26,24 +23,15 @@ _ERROR = 4  # of ggml_log_level
 _INTEGER, _STRING = 0, 3  # values of llama_model_kv_override_type
 
 
-def main() -> None:
-    """Do the job on stdin."""
-    out = messages_out()
-    if hasattr(signal, "SIGPIPE"):
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-
-    def say(document: dict[str, Any]) -> None:
-        out.write(json.dumps(document).encode() + b"\n")
-        out.flush()
-
-    job = json.load(sys.stdin)
+def _work(job: dict[str, Any], say: Callable[..., None]) -> None:
+    """Do a job: `say` each tensor, then how it ended."""
     try:
-        say(_quantize(job, say))
+        say(**_quantize(job, say))
     except EdgespecError as problem:
-        say({"status": 1, "problem": str(problem)})
+        say(status=1, problem=str(problem))
 
 
-def _quantize(job: dict[str, Any], say: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+def _quantize(job: dict[str, Any], say: Callable[..., None]) -> dict[str, Any]:
     lib: Any = library()
     params = lib.llama_model_quantize_default_params()
     set_params(
@@ -75,7 +63,7 @@ def _quantize(job: dict[str, Any], say: Callable[[dict[str, Any]], None]) -> dic
 
 
 def _listener(
-    problems: list[str], say: Callable[[dict[str, Any]], None]
+    problems: list[str], say: Callable[..., None]
 ) -> Callable[[int, bytes | None, Any], None]:
     """Takes the log apart; pieces of a line arrive one by one."""
     line = ""
@@ -95,8 +83,7 @@ def _listener(
             # An unchanged tensor is told at the end of its line, others before the work begins.
             if new or line.endswith("\n"):
                 kind = (new[1] or new[2]) if new else old
-                say({"tensor": name, "number": int(number), "total": int(total),
-                     "type": kind.upper()})  # fmt: skip
+                say(tensor=name, number=int(number), total=int(total), type=kind.upper())
                 line = "" if line.endswith("\n") else "-"
         elif line.endswith("\n"):
             line = ""
@@ -140,4 +127,4 @@ def _said_of(lib: Any, matrix: ImportanceMatrix, job: dict[str, Any]) -> Any:
 
 
 if __name__ == "__main__":
-    main()
+    do_job(_work)

@@ -10,11 +10,9 @@ when all together take too much.
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
@@ -39,9 +37,9 @@ from edgespec.models.onnx.facts import GQA, GraphFacts, GraphOptions, read_facts
 from edgespec.models.onnx.folder import GRAPH_FILE
 from edgespec.models.onnx.graph import GRAPH_VERSION, write_graphs
 from edgespec.models.onnx.writer import WEIGHTS_FILE
-from edgespec.models.processes import messages_out, start_module
+from edgespec.models.processes import do_job, messages_of
 from edgespec.models.spec import ModelSpec, read_model_spec
-from edgespec.models.writing import making, put_in_place, reason, remove_dead
+from edgespec.models.writing import making, put_in_place, reason, refusing, remove_dead
 
 _DISK_FACTOR = 3.3  # of the GGUF, while the converted and the packed file both exist
 _KEPT_BYTES = 16 << 30
@@ -80,7 +78,7 @@ def converted(
         with contextlib.suppress(OSError):
             os.utime(folder)
         return folder
-    try:
+    with refusing("the converted model", _HINT):
         root.mkdir(parents=True, exist_ok=True)
         with _alone(root):
             if not _is_whole(folder, graphs):
@@ -90,12 +88,6 @@ def converted(
                     (work / "packed").mkdir(parents=True)
                     _convert_elsewhere(spec, work, graphs, progress)
                     _put_in_place(work / "packed", folder, graphs)
-    except EdgespecError:  # of which some are an OSError, too
-        raise
-    except OSError as problem:
-        raise UnsupportedError(
-            f"cannot write the converted model: {reason(problem)}", hint=_HINT
-        ) from problem
     progress(1.0)
     _evict(root, keep=folder)
     return folder
@@ -136,27 +128,22 @@ def _convert_elsewhere(
     progress: Callable[[float], None],
 ) -> None:
     """Convert in a process of its own, whose memory is gone when the model is loaded here."""
-    wanted = json.dumps({name: asdict(options) for name, options in graphs.items()})
-    said: dict[str, Any] = {}
+    wanted = {name: asdict(options) for name, options in graphs.items()}
+    job = {"path": str(spec.path), "work": str(work), "graphs": wanted}
+    end: dict[str, Any] = {}
     # What it prints besides is in a file, because a pipe that nobody empties would stop it.
     with tempfile.TemporaryFile() as printed:
-        with start_module(
-            __spec__.name, str(spec.path), str(work), wanted, stderr=printed
-        ) as process:
-            try:
-                assert process.stdout is not None
-                for line in process.stdout:
-                    said = json.loads(line)
-                    if "part" in said:
-                        progress(said["part"])
-            except BaseException:
-                process.kill()
-                raise
-        if process.returncode != 0:
-            raise _failure(said, process.returncode, printed)
+        with contextlib.closing(messages_of(__spec__.name, job, stderr=printed)) as messages:
+            for said in messages:
+                if "part" in said:
+                    progress(said["part"])
+                else:
+                    end |= said
+        if end["exit_status"] or "problem" in end:
+            raise _failure(end, printed)
 
 
-def _failure(said: dict[str, Any], status: int, printed: BinaryIO) -> Exception:
+def _failure(said: dict[str, Any], printed: BinaryIO) -> Exception:
     """Why the process that converts has ended: what it said last, or else printed last."""
     if "errno" in said:
         return OSError(said["errno"], said["problem"])
@@ -165,33 +152,25 @@ def _failure(said: dict[str, Any], status: int, printed: BinaryIO) -> Exception:
         return kind(f"the model cannot be converted: {said['problem']}", hint=said["hint"])
     printed.seek(max(0, printed.seek(0, os.SEEK_END) - _LAST_BYTES))
     lines = printed.read().decode("utf-8", errors="replace").split("\n")
-    last = next((line.strip() for line in reversed(lines) if line.strip()), f"status {status}")
+    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    last = last or f"status {said['exit_status']}"
     return BackendError(f"the model cannot be converted: {last}")
 
 
-def _main(path: str, work: str, wanted: str) -> int:
+def _work(job: dict[str, Any], say: Callable[..., None]) -> None:
     """What the other process does: convert, say how far it is, and what went wrong."""
-    out = messages_out()
-
-    def say(**said: Any) -> None:
-        out.write(json.dumps(said).encode() + b"\n")
-        out.flush()
-
     try:
-        _convert(path, work, wanted, lambda part: say(part=part))
+        _convert(job, lambda part: say(part=part))
     except EdgespecError as problem:
         say(problem=str(problem), hint=problem.hint, kind=type(problem).__name__)
     except OSError as problem:
         say(problem=reason(problem), errno=problem.errno)
-    else:
-        return 0
-    return 1
 
 
-def _convert(path: str, work: str, wanted: str, progress: Callable[[float], None]) -> None:
+def _convert(job: dict[str, Any], progress: Callable[[float], None]) -> None:
     """Write the graphs and pack them."""
-    spec, folder = read_model_spec(path), Path(work)
-    graphs = {name: GraphOptions(**options) for name, options in json.loads(wanted).items()}
+    spec, folder = read_model_spec(job["path"]), Path(job["work"])
+    graphs = {name: GraphOptions(**options) for name, options in job["graphs"].items()}
     is_packed = graphs == _CPU_GRAPHS
 
     def report(part: float) -> None:
@@ -294,4 +273,4 @@ def _folder_bytes(folder: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(_main(*sys.argv[1:]))
+    do_job(_work)

@@ -37,7 +37,7 @@ from edgespec.models.gguf.writer import Raw, Value, key_bytes, write_raw
 from edgespec.models.heads import DRAFTED
 from edgespec.models.onnx.weights import raw_rows
 from edgespec.models.spec import ModelSpec
-from edgespec.models.writing import reason, whole_file
+from edgespec.models.writing import refusing, whole_file
 
 _BLOCK = 32  # values of a Q8_0 block
 _CONTROL, _BYTE = 3, 6  # kinds of tokens
@@ -101,8 +101,10 @@ def write_exit(
     }
     tensors: list[Raw] = []
     for shard in read_gguf_shards(target.path):
-        for tensor in shard.tensors:
-            if _is_copied(tensor.name, exit_layer):
+        for tensor in shard.tensors:  # of which some are the target's, byte for byte
+            first, number, *_ = f"{tensor.name}.".split(".")
+            is_shallow = first == "blk" and int(number) < exit_layer
+            if is_shallow or tensor.name == "rope_freqs.weight":
                 rows = np.ascontiguousarray(raw_rows(shard.path, tensor)).reshape(-1)
                 kind = GGML_NUMBERS[tensor.type.name]
                 tensors.append((tensor.name, tensor.dims, kind, rows.data))
@@ -120,21 +122,10 @@ def _target_keys(prefix: str, target: ModelSpec) -> dict[str, Value]:
     }
 
 
-def _is_copied(name: str, exit_layer: int) -> bool:
-    """Whether an exit has a tensor of the target as it is, byte for byte."""
-    first, number, *_ = f"{name}.".split(".")
-    return name == "rope_freqs.weight" or (first == "blk" and int(number) < exit_layer)
-
-
 def _save(path: Path, keys: Mapping[str, Value], tensors: Sequence[Raw]) -> None:
     """Write a file that appears only when complete. Raises UnsupportedError where it cannot."""
-    try:
-        with whole_file(path) as partial:
-            write_raw(partial, *key_bytes(keys), tensors)
-    except OSError as problem:
-        raise UnsupportedError(
-            f"cannot write {path}: {reason(problem)}", hint="name another file"
-        ) from problem
+    with refusing(path, "name another file"), whole_file(path) as partial:
+        write_raw(partial, *key_bytes(keys), tensors)
 
 
 def _metadata(target: ModelSpec, num_blocks: int, token_ids: NDArray[np.int32]) -> dict[str, Value]:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgespec.errors import MissingDependencyError, UnsupportedError
 from edgespec.memory.bytes.config import MEBIBYTE
-from edgespec.models.writing import reason, whole_file
+from edgespec.models.writing import refusing, whole_file
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -36,13 +36,8 @@ def write_page(page: str, path: Path) -> None:
 
 def write_text(text: str, path: Path, option: str) -> None:
     """Write what an option asked for. Raises UnsupportedError where it cannot be written."""
-    try:
-        with whole_file(path) as partial:
-            partial.write_text(text, encoding="utf-8", newline="")
-    except OSError as problem:
-        raise UnsupportedError(
-            f"cannot write {path}: {reason(problem)}", hint=f"name another file with {option}"
-        ) from problem
+    with refusing(path, f"name another file with {option}"), whole_file(path) as partial:
+        partial.write_text(text, encoding="utf-8", newline="")
 
 
 def require_plots() -> None:
@@ -117,10 +112,8 @@ def size_of(size_bytes: float | None) -> str:
     """MiB or GiB; a dash for what is not known."""
     if size_bytes is None:
         return "-"
-    return f"{size_bytes / MEBIBYTE:,.1f} MiB" if size_bytes < 1 << 30 else _gib(size_bytes)
-
-
-def _gib(size_bytes: float) -> str:
+    if size_bytes < 1 << 30:
+        return f"{size_bytes / MEBIBYTE:,.1f} MiB"
     return f"{size_bytes / (1 << 30):.2f} GiB"
 
 

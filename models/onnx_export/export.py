@@ -24,7 +24,6 @@ import numpy as np
 
 from edgespec.errors import (
     BackendError,
-    EdgespecError,
     MissingDependencyError,
     ModelFileError,
     ModelNotFoundError,
@@ -51,7 +50,7 @@ from edgespec.models.onnx_export.torch_decoder import (
     sliding_layers,
     trace_model,
 )
-from edgespec.models.writing import making, put_in_place, reason
+from edgespec.models.writing import making, put_in_place, refusing
 from edgespec.progress import Progress
 
 _PROBE_PAST = 23
@@ -185,7 +184,7 @@ def export_model(
         )
     parameters = count_parameters(source)
     bits = bits or (8 if parameters < _SMALL_MODEL else 4)
-    try:
+    with refusing(target, "make room, or use -o"):
         target.parent.mkdir(parents=True, exist_ok=True)
         with making(target) as work:
             _require_space(parameters, target.parent)
@@ -193,12 +192,6 @@ def export_model(
             with _quiet():
                 _Export(source, work, bits, progress).run()
             put_in_place(work / "done", target)
-    except EdgespecError:  # of which some are an OSError, too
-        raise
-    except OSError as problem:
-        raise UnsupportedError(
-            f"cannot write {target}: {reason(problem)}", hint="make room, or use -o"
-        ) from problem
 
 
 def count_parameters(source: Path) -> int:
@@ -327,7 +320,15 @@ class _Export:
         for name in TEXT_FILES:
             if (self.source / name).is_file():
                 shutil.copyfile(self.source / name, folder / name)
-        facts["table_bytes"] = _table_bytes(quantized)
+        # Of tables only rows are read.
+        looked_up = {node.input[0] for node in quantized.graph.node if node.op_type == "Gather"}
+        found = (tensor for tensor in quantized.graph.initializer if tensor.name in looked_up)
+        width = {10: 2}  # float16
+        facts["table_bytes"] = sum(
+            int(np.prod(one.dims)) * width.get(one.data_type, 4)
+            for one in found
+            if len(one.dims) == 2
+        )
         (folder / FACTS_FILE).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
 
 
@@ -370,14 +371,6 @@ def _shapes(graph: Any) -> dict[str, list[int]]:
         "key_length": list(keys),
         "value_length": list(values),
     }
-
-
-def _table_bytes(graph: Any) -> int:
-    """Bytes of tables of which only rows are read."""
-    looked_up = {node.input[0] for node in graph.graph.node if node.op_type == "Gather"}
-    tables = [t for t in graph.graph.initializer if t.name in looked_up and len(t.dims) == 2]
-    width = {10: 2}  # float16
-    return sum(int(np.prod(t.dims)) * width.get(t.data_type, 4) for t in tables)
 
 
 def _save(graph: Any, folder: Path) -> None:

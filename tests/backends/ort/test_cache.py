@@ -15,6 +15,7 @@ from random_gguf import Q8_0, write_model
 
 from edgespec.backends.ort import cache as ort_cache
 from edgespec.errors import BackendError, UnsupportedError
+from edgespec.models import processes
 from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.models.writing import making
 
@@ -31,20 +32,17 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, folder: Path, body: str) -> None:
         "import json, os, sys\n"
         "from pathlib import Path\n"
         "from edgespec.models.processes import messages_out\n"
-        "work = Path(sys.argv[2]) / 'packed'\n"
+        "work = Path(json.load(sys.stdin)['work']) / 'packed'\n"
         "out = messages_out()\n"
         "def say(**said):\n"
         "    out.write(json.dumps(said).encode() + b'\\n')\n"
         "    out.flush()\n" + body
     )
 
-    def start(_module: str, *arguments: str, **streams: Any) -> subprocess.Popen[bytes]:
-        command = [sys.executable, str(script), *arguments]
-        return subprocess.Popen(
-            command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, **streams
-        )
+    def start(_module: str, *, environment: None, **streams: Any) -> subprocess.Popen[bytes]:
+        return subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, **streams)
 
-    monkeypatch.setattr(ort_cache, "start_module", start)
+    monkeypatch.setattr(processes, "start_module", start)
     monkeypatch.setattr(ort_cache, "_runtime_version", lambda: "1.0")
 
 
@@ -156,7 +154,7 @@ def test_a_rename_that_fails_is_an_error_and_no_model(
 def test_who_comes_while_another_one_converts_waits_and_takes_its_folder(
     spec: ModelSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    counted = "open(Path(sys.argv[2]).parents[1] / 'runs', 'a').write('x')\ntime.sleep(0.3)\n"
+    counted = "open(work.parents[2] / 'runs', 'a').write('x')\ntime.sleep(0.3)\n"
     stand_in(monkeypatch, tmp_path, f"import time\n{counted}{_WHOLE}")
     with ThreadPoolExecutor(2) as pool:
         made = [pool.submit(ort_cache.converted, spec, tmp_path / "cache", "cpu") for _ in range(2)]
