@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Protocol
+from typing import TypeAlias
 
 from edgespec.backends.base import Tokenizer
 from edgespec.backends.llama.tokenizer import VocabularyTokenizer
@@ -12,11 +12,7 @@ from edgespec.backends.ort.tokenizer import FolderTokenizer
 from edgespec.memory.bytes.requests import TOKEN_CHARS
 from edgespec.models.spec import ONNX_FORMAT, ModelSpec
 
-
-class OwnTokenizer(Tokenizer, Protocol):
-    """A tokenizer that belongs to whoever opened it."""
-
-    def close(self) -> None: ...
+OwnTokenizer: TypeAlias = VocabularyTokenizer | FolderTokenizer  # closed by who opened it
 
 
 def open_vocabulary(spec: ModelSpec) -> OwnTokenizer:

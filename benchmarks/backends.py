@@ -25,6 +25,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from time import perf_counter
@@ -47,8 +48,8 @@ from edgespec.backends.ort.providers import (
     CPU_PROVIDER,
     STEPS,
     OnnxDevice,
+    devices,
     graphs_for,
-    named,
 )
 from edgespec.backends.tree import DraftTree
 from edgespec.measure.prompts import PROMPTS
@@ -391,7 +392,11 @@ def provider() -> None:
     spec = read_model_spec(arguments.model)
     context = max(context_for(arguments.tokens), _PAST + 2 * max(_PROVIDER_SIZES))
     options = dict(option.split("=", 1) for option in arguments.option)
-    place = named(arguments.provider, arguments.kind, _resolved(options))
+    wanted = arguments.provider, arguments.kind
+    place = next((one for one in devices() if (one.provider, one.kind) == wanted), None)
+    if place is None:
+        sys.exit(f"{arguments.provider} has no {arguments.kind} here: `edgespec doctor` lists them")
+    place = replace(place, options=_resolved(options))
     prompt, text, theirs = reference(arguments.model, arguments.tokens)
     start = perf_counter()
     backend = _opened(spec, place, context, arguments)

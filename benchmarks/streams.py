@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from time import perf_counter
+from timeit import repeat
 from typing import NamedTuple
 
 import numpy as np
@@ -177,7 +178,7 @@ def _streamed(
         for _ in range(arguments.rounds):
             before, hertz = loop.bytes_per_s(), loop.hertz()
             for n, product in products.items():
-                took = min(product.seconds() for _ in range(2))
+                took = min(repeat(product.compute, repeat=2, number=1))
                 after = loop.bytes_per_s()
                 speeds.append(after)
                 reading = num_bytes / ((before + after) / 2)

@@ -245,7 +245,8 @@ def plain_message(message: Message) -> dict[str, Any]:
         )
     message = {name: value for name, value in message.items() if name != "images"}
     content = message.get("content")
-    if content is None and message["role"] == "assistant" and _has_more(message):
+    has_more = any(message.get(name) for name in (CALLS, *_THOUGHTS))
+    if content is None and message["role"] == "assistant" and has_more:
         content = ""
     thought = next((message[name] for name in _THOUGHTS if message.get(name) is not None), None)
     if thought is not None:  # as gpt-oss's template reads it, and as others do
@@ -261,7 +262,3 @@ def plain_message(message: Message) -> dict[str, Any]:
             '{"type": "image", "image": "photo.jpg"}',
         )
     return {**message, "content": text}
-
-
-def _has_more(message: Message) -> bool:
-    return any(message.get(name) for name in (CALLS, *_THOUGHTS))

@@ -44,7 +44,7 @@ class ControlTexts:
         """A copy of plain data in which no text can be taken for a control token."""
         if isinstance(value, str):
             places = [start + 1 for start, _ in self._found(value)]
-            return MARK.join(_cut(value, places)) if places else value
+            return MARK.join(value[a:b] for a, b in pairwise([0, *places, len(value)]))
         if isinstance(value, dict):
             return {self.mark(key): self.mark(one) for key, one in value.items()}
         if isinstance(value, list | tuple):
@@ -123,11 +123,6 @@ class ControlTexts:
         """Length of the longest control token that a text begins with, or 0."""
         lengths = self._lengths.get(text[:1], ())
         return next((n for n in lengths if n <= len(text) and text[:n] in self._texts), 0)
-
-
-def _cut(text: str, places: Iterable[int]) -> list[str]:
-    bounds = [0, *places, len(text)]
-    return [text[a:b] for a, b in pairwise(bounds)]
 
 
 NO_CONTROLS = ControlTexts(())

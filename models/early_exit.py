@@ -36,14 +36,20 @@ _SAMPLED_BYTES = 256  # of each tensor go into a target's hash
 
 
 @dataclass(frozen=True, slots=True)
-class ExitInfo:
-    """What a drafter file says of itself; `report` is how it was made, for people."""
+class MadeFor:
+    """The target that a drafter was made for, and how; `report` is for people."""
 
     target_hash: str
     target_name: str
+    report: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ExitInfo(MadeFor):
+    """What an early exit's file says of itself."""
+
     exit_layer: int
     token_ids: array[int]  # [V'], ascending
-    report: Mapping[str, Any]
 
 
 def target_hash(spec: ModelSpec) -> str:
@@ -87,9 +93,9 @@ def read_exit(spec: ModelSpec) -> ExitInfo | None:
     return ExitInfo(
         file.text(f"{PREFIX}.target"),
         file.text(f"{PREFIX}.target_name"),
+        report_of(file, PREFIX),
         file.integer(f"{PREFIX}.exit_layer"),
         ids,
-        report_of(file, PREFIX),
     )
 
 
@@ -125,15 +131,6 @@ def check_exit(target: ModelSpec, draft: ModelSpec, info: ExitInfo) -> None:
 # -- heads that edgespec trained: what plans ask of their files, read without numpy ----------------
 
 HEAD_PREFIX = "edgespec.head"  # of the keys in a file
-
-
-@dataclass(frozen=True, slots=True)
-class MadeFor:
-    """The target that a head was made for, and how; `report` is for people."""
-
-    target_hash: str
-    target_name: str
-    report: Mapping[str, Any]
 
 
 def read_made_for(path: str | os.PathLike[str]) -> MadeFor | None:

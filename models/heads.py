@@ -76,7 +76,9 @@ def _problem_of_eagle(target: ModelSpec, head: ModelSpec, reads: HeadSpec) -> st
         return problem
     if len(reads.layers) != _BLOCKS_READ:
         return f"it reads {len(reads.layers)} layers, and EAGLE-3 heads read {_BLOCKS_READ}"
-    if not _is_complete(head) and head.embedding_size != target.embedding_size:
+    # Else it takes embeddings, or its last product, from its model.
+    is_complete = {"token_embd.weight", "output.weight"} <= head.tensors.keys()
+    if not is_complete and head.embedding_size != target.embedding_size:
         return "it has no table of its own, and the model's has another width"
     return ""
 
@@ -147,11 +149,6 @@ _PROBLEMS = {
     ASSISTANT: _problem_of_assistant,
     DFLASH: _problem_of_dflash,
 }
-
-
-def _is_complete(head: ModelSpec) -> bool:
-    """Whether a head takes neither embeddings nor its last product from its model."""
-    return {"token_embd.weight", "output.weight"} <= head.tensors.keys()
 
 
 def heads_beside(spec: ModelSpec) -> list[Path]:

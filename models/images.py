@@ -109,7 +109,8 @@ def read_image(source: ImageSource) -> Image:
         data = _of_file(expanded(name))
     if len(data) > MAX_BYTES:
         raise UnsupportedError(f"{name} has more than {MAX_BYTES >> 20} MiB", hint="scale it down")
-    is_sound = (data[:4] in (b"fLaC", b"RIFF") and data[8:12] != b"WEBP") or _is_mp3(data)
+    is_mp3 = data[:3] == b"ID3" or _MP3_FRAME.match(data) is not None
+    is_sound = is_mp3 or (data[:4] in (b"fLaC", b"RIFF") and data[8:12] != b"WEBP")
     try:
         if is_sound:
             return Sound(data, hashlib.sha256(data).hexdigest(), 0, 0, 1, _seconds_of(data))
@@ -249,18 +250,12 @@ def _check_png(data: bytes, width: int, height: int) -> None:
     raise UnsupportedError("is cut off", hint=_FORMATS)
 
 
-def _is_mp3(data: bytes) -> bool:
-    return data[:3] == b"ID3" or _MP3_FRAME.match(data) is not None
-
-
 def _seconds_of(data: bytes) -> float:
     """A ceiling of what a sound takes, by its headers. Raises UnsupportedError or struct.error."""
     if data[:4] == b"RIFF":
         seconds = _seconds_of_wav(data)
     else:
-        seconds = _seconds_of_mp3(
-            data
-        )  # also of a broken FLAC file, in which frames are looked for
+        seconds = _seconds_of_mp3(data)  # frames are looked for in a broken FLAC file, too
         if data[:4] == b"fLaC":
             high, low = struct.unpack_from(">II", data, 18)
             if high >> 12 == 0:

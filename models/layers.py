@@ -201,8 +201,10 @@ class Layers:
         """Which layers slide, by the file's pattern if it has one, else by the table's period."""
         if not self._window:
             return (False,) * self.num
-        if self._has_pattern:
-            return _flags(self.keys.value("attention.sliding_window_pattern"), self.num)
+        if self._has_pattern:  # llama.cpp takes a short one as ending in 0
+            value = self.keys.value("attention.sliding_window_pattern")
+            padded = (*(value if isinstance(value, tuple) else ()), *(0,) * self.num)
+            return tuple(flag != 0 for flag in padded[: self.num])
         rule = _SLIDING[self.keys.arch]
         period = self.keys.integer("attention.sliding_window_pattern", rule.period)
         last = 0 if rule.global_first else period - 1
@@ -247,11 +249,3 @@ def _recurrent_layers(num_layers: int, tensors: Iterable[str]) -> tuple[bool, ..
     return tuple(
         any(all(has(layer, part) for part in parts) for parts in _RECURRENT) for layer in names
     )
-
-
-def _flags(value: GgufValue | None, num_layers: int) -> tuple[bool, ...]:
-    """One flag a layer; llama.cpp takes a short array as ending in 0."""
-    if not isinstance(value, tuple):
-        return (False,) * num_layers
-    padded = *value, *(0,) * num_layers
-    return tuple(flag != 0 for flag in padded[:num_layers])

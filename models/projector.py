@@ -28,7 +28,9 @@ _BETWEEN = 8
 # Positions that an encoder of the kind of Whisper has for the 30 seconds it hears at once, and most
 # tokens that a projector makes of them without stacking.
 _POSITIONS, _HEARD = 1500, 750
-_BLOCKS = 292 / 256  # bytes of a value in Q8_K; Q8_0's are fewer
+# Bytes of a value that is multiplied with weights of a type (`ggml-cpu: type_traits_cpu`), which is
+# one of Q8_K for others; Q8_0's are fewer.
+_REWRITTEN, _BLOCKS = {"F32": 0.0, "F16": 2.0, "BF16": 2.0}, 292 / 256
 _MERGES = {"gemma3": 4, **dict.fromkeys(("qwen2vl_merger", "qwen2.5vl_merger"), 2)}  # by default
 _TYPE = re.compile(r"[-_.](ud-)?(i?q\d\w*|tq\d\w*|mxfp4\w*|bf16|fp?16|fp?32)(?=$|[-.])")
 _NO_NAMES = ("", PROJECTOR, "model")
@@ -107,7 +109,8 @@ class Projector:
     @property
     def output(self) -> int:
         """Values of a token's embedding, with those of layers that the text model gets, too."""
-        deep = {name for one in self.file.tensors if (name := _deep_layer(one.name))}
+        names = (one.name for one in self.file.tensors if one.name.startswith("v.deepstack."))
+        deep = {name.split(".")[2] for name in names}
         part = "vision" if self.sees else "audio"
         return (1 + len(deep)) * self.file.integer(f"clip.{part}.projection_dim", self.width)
 
@@ -115,7 +118,8 @@ class Projector:
     def rewritten_bytes(self) -> int:
         """Of a patch's values in the type that weights are multiplied with, at most."""
         own = (one for one in self.file.tensors if one.name.startswith(("v.blk.", "a.blk.")))
-        return max((int(_rewritten(one.type.name) * one.dims[0]) for one in own), default=0)
+        sizes = (int(_REWRITTEN.get(one.type.name, _BLOCKS) * one.dims[0]) for one in own)
+        return max(sizes, default=0)
 
 
 @cache
@@ -166,16 +170,6 @@ def read_projector(path: Path) -> Projector:
     elif kind == "idefics3":
         pieces += min(-(-value("preproc_image_size", sizes[0]) // sizes[0]), 16) ** 2
     return Projector(file, kind, *sizes, width, hidden, pieces, windows, hears=hears)
-
-
-def _deep_layer(name: str) -> str:
-    """Which layer's values a tensor prepares for the text model; "" for none."""
-    return name.split(".")[2] if name.startswith("v.deepstack.") else ""
-
-
-def _rewritten(type_name: str) -> float:
-    """Bytes of a value that is multiplied with weights of a type (`ggml-cpu: type_traits_cpu`)."""
-    return {"F32": 0.0, "F16": 2.0, "BF16": 2.0}.get(type_name, _BLOCKS)
 
 
 def _ends_the_process(file: Gguf) -> bool:

@@ -14,7 +14,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
 
 from edgespec.errors import ModelFileError
 from edgespec.models.gguf.ggml_types import FILE_TYPE_NAMES
@@ -69,7 +68,7 @@ class HeadSpec:
     is_causal: bool = True  # whether such a token sees those before it alone
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
     """What a model file says about itself. All per-layer tuples have `num_layers` entries.
 
@@ -91,10 +90,10 @@ class ModelSpec:
     arch: str
     name: str
     file_type: str
-    notes: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
     num_layers: int
-    num_prediction_layers: int
+    num_prediction_layers: int = 0
     embedding_size: int
     vocab_size: int
     context_length: int
@@ -105,16 +104,16 @@ class ModelSpec:
     value_length: tuple[int, ...]
     sliding_window: int
     is_sliding: tuple[bool, ...]
-    num_experts: int
-    num_experts_used: int
-    expert_feed_forward_size: int
+    num_experts: int = 0
+    num_experts_used: int = 0
+    expert_feed_forward_size: int = 0
 
-    keeps_state: bool  # recurrent, in some of the layers
+    keeps_state: bool = False  # recurrent, in some of the layers
     is_recurrent_layer: tuple[bool, ...]
-    tied_embeddings: bool
+    tied_embeddings: bool = False
 
     table_bytes: int  # of embeddings, whatever else these are
-    expert_bytes: int
+    expert_bytes: int = 0
     type_bytes: tuple[tuple[str, int], ...]
 
     chat_template: str | None
@@ -199,7 +198,9 @@ def read_model_spec(path: str | os.PathLike[str], *, heads: bool = False) -> Mod
         files=tuple(shard.path for shard in shards),
         file_bytes=sum(shard.file_bytes for shard in shards),
         weight_bytes=sum(by_type.values()),
-        fingerprint=_fingerprint(shards),
+        fingerprint=content_hash(
+            ((shard.path, shard.file_bytes) for shard in shards), header_hash(shards)
+        ),
         arch=keys.arch,
         name=_label(first.text("general.name")) or first.path.stem,
         file_type=_file_type(first, by_type),
@@ -228,7 +229,12 @@ def read_model_spec(path: str | os.PathLike[str], *, heads: bool = False) -> Mod
         chat_template=first.text("tokenizer.chat_template") or None,
         tool_template=first.text("tokenizer.chat_template.tool_use") or None,
         sampling=_sampling(first.metadata),
-        **_tokenizer(first, vocab_size),
+        bos_id=_token_id(first, "bos", vocab_size),
+        eos_id=_token_id(first, "eos", vocab_size),
+        tokenizer_model=_label(first.text("tokenizer.ggml.model")),
+        tokenizer_hash=first.tokenizer_hash,
+        num_merges=_span(first, "merges").count,
+        token_text_bytes=_span(first, "tokens").text_bytes,
         reads=_reads(keys, tensors),
         pooling=pooling_of(first, is_encoder=keys.arch in _EMBEDDING_ONLY),
         tensors={tensor.name: tensor for tensor in tensors},
@@ -280,18 +286,6 @@ def _vocab_size(gguf: Gguf, keys: Keys, tensors: list[GgufTensor]) -> int:
     return keys.integer("vocab_size", next((dims[1] for dims in tables if len(dims) > 1), 0))
 
 
-def _tokenizer(gguf: Gguf, vocab_size: int) -> dict[str, Any]:
-    """What a spec says about the tokenizer."""
-    return {
-        "bos_id": _token_id(gguf, "bos", vocab_size),
-        "eos_id": _token_id(gguf, "eos", vocab_size),
-        "tokenizer_model": _label(gguf.text("tokenizer.ggml.model")),
-        "tokenizer_hash": gguf.tokenizer_hash,
-        "num_merges": _span(gguf, "merges").count,
-        "token_text_bytes": _span(gguf, "tokens").text_bytes,
-    }
-
-
 def _span(gguf: Gguf, which: str) -> GgufSpan:
     """One of the tokenizer's arrays, empty where there is none."""
     value = gguf.metadata.get(f"tokenizer.ggml.{which}")
@@ -299,7 +293,7 @@ def _span(gguf: Gguf, which: str) -> GgufSpan:
 
 
 def _reads(keys: Keys, tensors: list[GgufTensor]) -> HeadSpec | None:
-    """Raises ModelFileError for a head that does not say what it reads."""
+    """Raises ModelFileError for a head that does not say what it reads, or drafts with."""
     if _is_last_block(keys, [tensor.name for tensor in tensors]):
         return HeadSpec(MTP, keys.integer("embedding_length", low=1))
     if keys.arch == ASSISTANT:
@@ -313,14 +307,8 @@ def _reads(keys: Keys, tensors: list[GgufTensor]) -> HeadSpec | None:
             hint="convert it again with llama.cpp's convert_hf_to_gguf.py",
         )
     numbers = tuple(int(one) for one in layers)
-    if keys.arch == DFLASH:
-        return _reads_of_block(keys, numbers)
-    width = keys.integer("target_hidden_size", low=1)
-    return HeadSpec(EAGLE, width, numbers)
-
-
-def _reads_of_block(keys: Keys, layers: tuple[int, ...]) -> HeadSpec:
-    """Raises ModelFileError for a head without a token that stands for those to be drafted."""
+    if keys.arch == EAGLE:
+        return HeadSpec(EAGLE, keys.integer("target_hidden_size", low=1), numbers)
     mask_id = keys.gguf.integer("tokenizer.ggml.mask_token_id", -1)
     if mask_id < 0:
         raise ModelFileError(
@@ -330,7 +318,7 @@ def _reads_of_block(keys: Keys, layers: tuple[int, ...]) -> HeadSpec:
     return HeadSpec(
         DFLASH,
         keys.integer("embedding_length", low=1),
-        layers,
+        numbers,
         block=keys.integer("block_size", _DFLASH_BLOCK, low=2),
         mask_id=mask_id,
         is_causal=keys.value("attention.causal") is True,
@@ -383,11 +371,6 @@ def _file_type(gguf: Gguf, by_type: Counter[str]) -> str:
     if number >= _FILE_TYPE_GUESSED:
         number -= _FILE_TYPE_GUESSED
     return FILE_TYPE_NAMES.get(number) or by_type.most_common(1)[0][0]
-
-
-def _fingerprint(shards: Sequence[Gguf]) -> str:
-    files = ((shard.path, shard.file_bytes) for shard in shards)
-    return content_hash(files, header_hash(shards))
 
 
 def header_hash(shards: Sequence[Gguf]) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from hashlib import sha256
 from typing import Any
@@ -82,16 +82,24 @@ def _has_content(text: str, messages: Sequence[dict[str, Any]]) -> bool:
     return all(one["content"].strip() in text for one in messages if one["role"] == "user")
 
 
+def _with_calls(
+    messages: Sequence[dict[str, Any]], changed: Callable[[dict[str, Any]], dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Messages whose calls of tools are changed, each by itself."""
+    return [
+        {**one, CALLS: [changed(call) for call in one[CALLS]]} if one.get(CALLS) else one
+        for one in messages
+    ]
+
+
 def _with_text_arguments(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{**one, CALLS: _text_calls(one[CALLS])} if one.get(CALLS) else one for one in messages]
-
-
-def _text_calls(calls: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    functions = [dict(call.get("function", {})) for call in calls]
-    for function in functions:
+    def changed(call: dict[str, Any]) -> dict[str, Any]:
+        function = dict(call.get("function", {}))
         if not isinstance(function.get("arguments"), str):
             function["arguments"] = json.dumps(function.get("arguments"), ensure_ascii=False)
-    return [{**call, "function": one} for call, one in zip(calls, functions, strict=True)]
+        return {**call, "function": function}
+
+    return _with_calls(messages, changed)
 
 
 def _with_object_arguments(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -103,10 +111,7 @@ def _with_object_arguments(messages: Sequence[dict[str, Any]]) -> list[dict[str,
             function["arguments"] = {"arguments": function["arguments"]}
         return {**call, "function": function}
 
-    return [
-        {**one, CALLS: [changed(call) for call in one[CALLS]]} if one.get(CALLS) else one
-        for one in messages
-    ]
+    return _with_calls(messages, changed)
 
 
 def _with_short_ids(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -119,12 +124,7 @@ def _with_short_ids(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         {**one, "tool_call_id": short(one["tool_call_id"])} if "tool_call_id" in one else one
         for one in messages
     ]
-    return [
-        {**one, CALLS: [{**call, "id": short(call.get("id"))} for call in one[CALLS]]}
-        if one.get(CALLS)
-        else one
-        for one in made
-    ]
+    return _with_calls(made, lambda call: {**call, "id": short(call.get("id"))})
 
 
 def _with_parts(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -194,12 +194,6 @@ def require_room(pieces: Pieces, budget_bytes: int) -> None:
         )
 
 
-def _probe(choice: Choice) -> str:
-    """The type a tensor's sensitivity is measured with; the one it has would show none."""
-    others = [kind for kind in choice.types if kind != choice.tensor.type.name]
-    return min(others or choice.types, key=lambda kind: abs(bits_of(kind) - _PROBE))
-
-
 class _Sensitivities:
     """What each tensor alone costs, as far as there is time.
 
@@ -223,7 +217,10 @@ class _Sensitivities:
         own: dict[int, float] = {}  # divergence by rounding error
         for place, number in enumerate(_in_order(choices)):
             progress("measuring how sensitive tensors are", place / len(choices))
-            choice, probe = choices[number], _probe(choices[number])
+            choice = choices[number]
+            # Not the type that it has, which would show none.
+            others = [kind for kind in choice.types if kind != choice.tensor.type.name]
+            probe = min(others or choice.types, key=lambda kind: abs(bits_of(kind) - _PROBE))
             errors[number] = rounding_errors(self._pieces, choice, matrix)
             if (sensitivity := self._measure(choice, probe)) is not None:
                 error = max(errors[number][choice.types.index(probe)], _LEAST_ERROR)

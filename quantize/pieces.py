@@ -16,9 +16,9 @@ from pathlib import Path
 from edgespec.errors import UnsupportedError
 from edgespec.models.gguf.access import read_part
 from edgespec.models.gguf.ggml_types import GGML_TYPES
-from edgespec.models.gguf.reader import Gguf, GgufTensor, read_gguf
+from edgespec.models.gguf.reader import GgufTensor, read_gguf
 from edgespec.models.gguf.shards import read_gguf_shards
-from edgespec.models.gguf.writer import aligned, i32, keys_of, u16, write_raw
+from edgespec.models.gguf.writer import Raw, aligned, i32, keys_of, u16, write_raw
 from edgespec.models.writing import making, whole_file
 from edgespec.quantize.convert import TENSOR_TYPES, Recipe, convert, predict, require_disk
 
@@ -177,25 +177,21 @@ class Pieces:
         document = read_gguf(whole)
         with whole.open("rb") as file:
 
-            def data(tensor: GgufTensor) -> bytes:
-                return read_part(file, tensor.offset, tensor.data_bytes)
+            def raw(tensor: GgufTensor) -> Raw:
+                data = read_part(file, tensor.offset, tensor.data_bytes)
+                return tensor.name, tensor.dims, TENSOR_TYPES[tensor.type.name], data
 
             if not self._first.exists():
-                self._write_first(document, read_part(file, 0, document.data_offset), data)
+                number, keys = keys_of(document, read_part(file, 0, document.data_offset))
+                keys += u16("split.no", 0) + u16("split.count", len(self._numbers) + 1)
+                keys += i32("split.tensors.count", len(document.tensors))
+                rest = [one for one in document.tensors if one.name not in self._numbers]
+                _write(self._first, number + 3, keys, [*map(raw, rest)])
             for tensor in document.tensors:
                 if tensor.name in names:
                     path = self.path(tensor.name, kind)
                     keys = u16("split.no", self._numbers[tensor.name])
-                    _write(path, 1, keys, [_raw(tensor, data)])
-
-    def _write_first(
-        self, document: Gguf, start: bytes, data: Callable[[GgufTensor], bytes]
-    ) -> None:
-        number, keys = keys_of(document, start)
-        keys += u16("split.no", 0) + u16("split.count", len(self._numbers) + 1)
-        keys += i32("split.tensors.count", len(document.tensors))
-        rest = [tensor for tensor in document.tensors if tensor.name not in self._numbers]
-        _write(self._first, number + 3, keys, [_raw(tensor, data) for tensor in rest])
+                    _write(path, 1, keys, [raw(tensor)])
 
 
 def bits_of(kind: str) -> float:
@@ -218,14 +214,6 @@ def _choice(tensor: GgufTensor, allowed: Sequence[str] | None) -> Choice:
     return Choice(tensor, tuple(name for _, name in sized), tuple(size for size, _ in sized))
 
 
-def _raw(
-    tensor: GgufTensor, data: Callable[[GgufTensor], bytes]
-) -> tuple[str, Sequence[int], int, bytes]:
-    return tensor.name, tensor.dims, TENSOR_TYPES[tensor.type.name], data(tensor)
-
-
-def _write(
-    path: Path, num_keys: int, keys: bytes, tensors: list[tuple[str, Sequence[int], int, bytes]]
-) -> None:
+def _write(path: Path, num_keys: int, keys: bytes, tensors: Sequence[Raw]) -> None:
     with whole_file(path, synced=False) as partial:
         write_raw(partial, num_keys, keys, tensors)

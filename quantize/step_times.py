@@ -43,23 +43,36 @@ def step_ms(
     kv_type: str = "f16",
 ) -> dict[int, float]:
     """Milliseconds of a step over so many tokens with `depth` in the cache, one after the other."""
-    return _times(path, threads, sizes, outputs=True, cold=False, depth=depth, kv_type=kv_type)
+    return step_ms_in_turns([path], threads=threads, sizes=sizes, depth=depth, kv_type=kv_type)[0]
 
 
-def step_ms_in_turns(paths: Sequence[Path], *, threads: int) -> list[dict[int, float]]:
-    """`step_ms` of several loaded files in turns: what disturbs one disturbs all.
+def step_ms_in_turns(
+    paths: Sequence[Path],
+    *,
+    threads: int,
+    sizes: Sequence[int] = SIZES,
+    outputs: bool = True,
+    cold: bool = False,
+    depth: int = DEPTH,
+    kv_type: str = "f16",
+) -> list[dict[int, float]]:
+    """Median milliseconds of steps of several loaded files in turns: all share what drifts.
 
     A ratio of two such times does not depend on what else the machine does meanwhile.
     """
-    found: list[dict[int, list[float]]] = [{size: [] for size in SIZES} for _ in paths]
+    found: list[dict[int, list[float]]] = [{size: [] for size in sizes} for _ in paths]
+    flush = _flusher(cold)
     with ExitStack() as stack:
-        steps = [stack.enter_context(_opened(path, threads, SIZES, DEPTH, "f16")) for path in paths]
+        steps = [
+            stack.enter_context(_opened(path, threads, sizes, depth, kv_type)) for path in paths
+        ]
         for _ in range(_REPEATS):
-            for size in SIZES:
+            for size in sizes:
                 for times, step in zip(found, steps, strict=True):
-                    step(size, True)
-                    times[size].append(step(size, True))
-    return [_medians(times) for times in found]
+                    step(size, outputs)  # the graph is built when the size changes
+                    flush()
+                    times[size].append(step(size, outputs))
+    return [{size: float(np.median(ms)) for size, ms in times.items()} for times in found]
 
 
 def predicted_step_ms(
@@ -88,7 +101,10 @@ def predicted_step_ms(
             _write(source, types, file_type, blocks, path, threads, imatrix)
 
         def times(path: Path, outputs: bool) -> dict[int, float]:
-            return _times(path, threads, sizes, outputs=outputs, cold=True)
+            (found,) = step_ms_in_turns(
+                [path], threads=threads, sizes=sizes, outputs=outputs, cold=True
+            )
+            return found
 
         several, single, whole = (
             times(paths[0], False),
@@ -149,36 +165,10 @@ def _write(
     convert(source, target, recipe, threads=threads, synced=False)
 
 
-def _times(
-    path: Path,
-    threads: int,
-    sizes: Sequence[int],
-    *,
-    outputs: bool,
-    cold: bool,
-    depth: int = DEPTH,
-    kv_type: str = "f16",
-) -> dict[int, float]:
-    """Median milliseconds by step size; all sizes in turn, so that they share what drifts."""
-    found: dict[int, list[float]] = {size: [] for size in sizes}
-    flush = _flusher(cold)
-    with _opened(path, threads, sizes, depth, kv_type) as step:
-        for _ in range(_REPEATS):
-            for size in sizes:
-                step(size, outputs)  # the graph is built when the size changes
-                flush()
-                found[size].append(step(size, outputs))
-    return _medians(found)
-
-
 def _flusher(cold: bool) -> Callable[[], object]:
     """What empties the processor's caches, or does nothing."""
     # Ones, because pages that were never written are all one page of zeros.
     return np.ones(_FLUSHED_FLOATS if cold else 0).sum
-
-
-def _medians(found: dict[int, list[float]]) -> dict[int, float]:
-    return {size: float(np.median(times)) for size, times in found.items()}
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from typing import Any
 
 from edgespec.backends.llama.library import LIBRARY_LOG
 from edgespec.errors import BackendError
+from edgespec.memory.device.llama_binary import function_of
 
 
 class Adapters:
@@ -21,11 +22,11 @@ class Adapters:
 
     def __init__(self, lib: ModuleType, model: Any, lora: Sequence[tuple[Path, float]]) -> None:
         self.scales = [scale for _, scale in lora]  # in the next step of the last context
-        read = lib._lib["llama_adapter_lora_init"]
-        read.restype, read.argtypes = ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_char_p]
-        self._set = lib._lib["llama_set_adapters_lora"]
-        of_context = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
-        self._set.restype, self._set.argtypes = ctypes.c_int32, of_context
+        pointer = ctypes.c_void_p
+        types = pointer, pointer, ctypes.c_char_p
+        read = function_of(lib._lib, "llama_adapter_lora_init", *types)
+        types_of_context = ctypes.c_int32, pointer, pointer, ctypes.c_size_t, pointer
+        self._set = function_of(lib._lib, "llama_set_adapters_lora", *types_of_context)
         self._handles = list[int]()
         for path, _ in lora:
             handle = read(model, os.fsencode(path))

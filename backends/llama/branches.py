@@ -46,7 +46,13 @@ class Branches:
         free = [branch for branch in self._branches if branch.sequence not in lent]
         free.sort(key=lambda branch: (branch.owner != owner, branch.owner >= 0))
         for branch in free[:count]:
-            self._let_see(branch, owner, length)
+            if branch.owner not in (owner, -1):
+                self._remove(branch.sequence, 0)
+                branch.shared = 0
+            branch.owner = owner
+            if branch.shared < length:
+                self._copy(owner, branch.sequence, branch.shared, length)
+                branch.shared = length
             lent.add(branch.sequence)
         return [branch.sequence for branch in free[:count]]
 
@@ -62,12 +68,3 @@ class Branches:
         self.cut(owner, 0)
         for branch in self._branches:
             branch.owner = -1 if branch.owner == owner else branch.owner
-
-    def _let_see(self, branch: _Branch, owner: int, length: int) -> None:
-        if branch.owner not in (owner, -1):
-            self._remove(branch.sequence, 0)
-            branch.shared = 0
-        branch.owner = owner
-        if branch.shared < length:
-            self._copy(owner, branch.sequence, branch.shared, length)
-            branch.shared = length

@@ -24,7 +24,7 @@ from edgespec.backends.llama.tokenizer import LlamaTokenizer
 from edgespec.backends.llama.workers import Placed
 from edgespec.errors import BackendError, DoesNotFitError, EdgespecError, no_memory_hint
 from edgespec.memory.bytes.config import GPU, HOST, RunConfig
-from edgespec.memory.device.llama_binary import PACKAGE
+from edgespec.memory.device.llama_binary import PACKAGE, function_of
 from edgespec.memory.device.track import give_back_memory, limit_freed_memory
 from edgespec.models.gguf.ggml_types import GGML_NUMBERS
 from edgespec.models.gguf.reader import Gguf, read_gguf
@@ -87,20 +87,16 @@ class LlamaContext:
         if self.settings.lora:  # with which buffers are larger
             self.look_again()
         if self.settings.projector is not None:
-            self._open_projector(self.settings.projector)
+            from edgespec.backends.llama.vision import Vision
 
-    def _open_projector(self, path: Path) -> None:
-        from edgespec.backends.llama.vision import Vision
-
-        settings, has_gpu = self.settings, self.settings.gpu_layers != 0
-        self.vision = Vision(
-            path,
-            self._model,
-            self.tokenizer.vocabulary,
-            threads=settings.threads,
-            on_gpu=has_gpu,
-            max_tokens=settings.image_tokens,
-        )
+            self.vision = Vision(
+                self.settings.projector,
+                self._model,
+                self.tokenizer.vocabulary,
+                threads=self.settings.threads,
+                on_gpu=self.settings.gpu_layers != 0,
+                max_tokens=self.settings.image_tokens,
+            )
 
     @contextmanager
     def attends_ahead(self, ahead: bool) -> Iterator[None]:
@@ -356,29 +352,39 @@ class LlamaContext:
             self.packed.close()
 
 
-class _LogitsView:
-    """llama.cpp's buffer of logits as an array [rows, V]."""
+class RowsView:
+    """llama.cpp's own rows [count, width], which it nearly always has at the same place."""
+
+    def __init__(self, count: int, width: int) -> None:
+        self._shape = count, width
+        self._address = 0
+
+    def at(self, address: int | None) -> Logits:
+        """Those at a place. Raises BackendError where there are none."""
+        if address != self._address:
+            if not address:
+                raise BackendError("llama.cpp gives no rows for this model")
+            import numpy as np  # simulations do without
+
+            found = ctypes.cast(address, ctypes.POINTER(ctypes.c_float))
+            self._rows: Logits = np.ctypeslib.as_array(found, self._shape)
+            self._address = address
+        return self._rows
+
+
+class _LogitsView(RowsView):
+    """llama.cpp's buffer of logits, [rows, V]."""
 
     def __init__(self, lib: ModuleType, max_rows: int, vocab_size: int) -> None:
-        self._shape = max_rows, vocab_size
-        # A second handle on the function: an address is cheaper than a pointer object per step.
-        self._get = lib._lib["llama_get_logits"]
-        self._get.argtypes = [ctypes.c_void_p]
-        self._get.restype = ctypes.c_void_p
-        self._address = 0
+        super().__init__(max_rows, vocab_size)
+        # By another signature: an address is cheaper than a pointer object per step.
+        self._get = function_of(lib._lib, "llama_get_logits", ctypes.c_void_p, ctypes.c_void_p)
         self.most_rows = 1  # so far: the buffer grows with demand
 
     def rows(self, context: Any, count: int) -> Logits:
         if count > self.most_rows:
             self.most_rows = count
-        address = self._get(context)
-        if address != self._address:  # the buffer is allocated once, so nearly never
-            import numpy as np  # simulations do without
-
-            pointer = ctypes.cast(address, ctypes.POINTER(ctypes.c_float))
-            self._array: Logits = np.ctypeslib.as_array(pointer, self._shape)
-            self._address = address
-        return self._array[:count]
+        return self.at(self._get(context))[:count]
 
     @property
     def nbytes(self) -> int:

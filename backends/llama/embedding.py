@@ -15,6 +15,7 @@ from edgespec.backends.llama.library import set_params
 from edgespec.backends.llama.team import end_team
 from edgespec.errors import BackendError
 from edgespec.memory.bytes.config import RunConfig
+from edgespec.memory.device.llama_binary import function_of
 
 _F32 = 4
 
@@ -46,9 +47,8 @@ class EmbeddingContext(LlamaContext):
                 lib.llama_model_n_cls_out(model) if ranks else lib.llama_model_n_embd_out(model)
             )
             self._batch = Batch(lib, settings.batch_size, 1, None, 0)
-            self._get = lib._lib["llama_get_embeddings_seq"]
-            self._get.argtypes = [ctypes.c_void_p, ctypes.c_int32]
-            self._get.restype = ctypes.c_void_p
+            types = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32
+            self._get = function_of(lib._lib, "llama_get_embeddings_seq", *types)
         except BaseException:
             self.close()
             raise

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.backends.base import Capabilities, Logits
+from edgespec.backends.llama.batch import Batch
 from edgespec.backends.llama.context import LlamaContext
 from edgespec.backends.llama.hidden_rows import ModelRows, Rows
 from edgespec.backends.llama.kernels import spread_logits
@@ -95,6 +96,7 @@ class DraftHead(ABC):
         )  # and those behind them that it has not
         self._missed = 0  # tokens between these that it will never read
         self._last = np.zeros((1, of_model.width), np.float32)  # of the model, for the last token
+        self._row_bytes = of_model.nbytes + self._unread.nbytes
         self._drafted = 0  # cells behind the text, of which the first
         self._ahead: int | None = None  # is this token's, read as the text will have it
 
@@ -262,9 +264,16 @@ class DraftHead(ABC):
         """None that a prompt could begin with: it follows its model."""
         return ()
 
-    @abstractmethod
     def memory_bytes(self) -> dict[str, int]:
         """What llama.cpp says it allocated for the head, its logits and rows that are handed on."""
+        logits = self._context.logits.nbytes
+        return {**self._context.buffer_bytes, "logits": logits, "rows": self._row_bytes}
+
+    def _batch_of_rows(self, most: int, width: int, *, has_ids: bool) -> Batch:
+        """A batch to which at most so many rows are fed."""
+        rows = np.zeros((most, width), np.float32)
+        self._row_bytes += rows.nbytes
+        return Batch(self._context.lib, most, 1, None, width, rows=rows, has_ids=has_ids)
 
     def close(self) -> None:
         """Free the context; safe to call twice."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from contextlib import ExitStack
-from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,23 +13,22 @@ from edgespec.backends.llama.library import ggml_function
 from edgespec.errors import BackendError
 from edgespec.memory.device.structures import InitParams
 
-_F32, _I32 = 0, 26  # values of ggml_type
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_F32 = 0  # a value of ggml_type
 _P, _I64, _SIZE = ctypes.c_void_p, ctypes.c_int64, ctypes.c_size_t
 _CONTEXT_BYTES = 1 << 20
 
 
 class MatrixProduct:
-    """One product in ggml: `weights` [rows, columns] by x [n, columns] to [n, rows].
-
-    With `ids` (see `experts`), weights are [experts, rows, columns]. To be closed.
+    """One product in ggml: `weights` [rows, columns] by x [n, columns] to [n, rows]; to be closed.
 
     Args:
         ggml_type: of the weights.
-        weights: their bytes as in a file, for `shape` = (columns, rows[, experts]).
+        weights: their bytes as in a file, for `shape` = (columns, rows).
         buffer_type: where they lie, and with it whose kernel is used; None is plain memory.
         tokens: n.
-        used: experts for each token, or 0 for an ordinary product.
-        inputs: rows of `x` for each token of experts: one for all of them, or one each.
 
     Raises:
         BackendError: memory is short, or nobody computes this product.
@@ -45,83 +43,58 @@ class MatrixProduct:
         tokens: int,
         threads: int = 1,
         buffer_type: int | None = None,
-        used: int = 0,
-        inputs: int = 1,
     ) -> None:
         self._held = ExitStack()
-        x_shape = (shape[0], inputs, tokens) if used else (shape[0], tokens)
         try:
-            self._build(ggml_type, weights, shape, x_shape, threads, buffer_type, used)
+            plain = _call("ggml_backend_cpu_buffer_type", _P)
+            stored, computed = self._context(), self._context()
+            matrix = tensor(stored, ggml_type, shape)
+            self._allocate(stored, buffer_type or plain)
+            self._result_shape: tuple[int, ...] = (tokens, shape[1])
+            self._x, self._y = self._operation(computed, matrix, shape, tokens)
+            self._graph = _call("ggml_new_graph", _P, (computed,), [_P])
+            _call("ggml_build_forward_expand", None, (self._graph, self._y), [_P, _P])
+            self._allocate(computed, plain)
+            self._backend = _call("ggml_backend_cpu_init", _P)
+            self._held.callback(_call, "ggml_backend_free", None, (self._backend,), [_P])
+            pair = (self._backend, threads)
+            _call("ggml_backend_cpu_set_n_threads", None, pair, [_P, ctypes.c_int])
+            pair = (self._backend, self._y)
+            if not _call("ggml_backend_supports_op", ctypes.c_bool, pair, [_P, _P]):
+                raise BackendError(f"ggml has no kernel for this product of type {ggml_type}")
+            set_values(matrix, weights)  # a buffer type may not survive what it has no kernel for
         except BaseException:
             self.close()
             raise
 
-    def _build(
-        self,
-        ggml_type: int,
-        weights: NDArray[np.uint8],
-        shape: tuple[int, ...],
-        x_shape: tuple[int, ...],
-        threads: int,
-        buffer_type: int | None,
-        used: int,
-    ) -> None:
-        rows, tokens = shape[1], x_shape[-1]
-        plain = _call("ggml_backend_cpu_buffer_type", _P)
-        stored, computed = self._context(), self._context()
-        matrix = _tensor(stored, ggml_type, shape)
-        self._allocate(stored, buffer_type or plain)
-        self._x = _tensor(computed, _F32, x_shape)
-        self._ids = _tensor(computed, _I32, (used, tokens)) if used else None
-        if self._ids is not None:
-            self._y = _call("ggml_mul_mat_id", _P, (computed, matrix, self._x, self._ids), 4 * [_P])
-        else:
-            self._y = _call("ggml_mul_mat", _P, (computed, matrix, self._x), 3 * [_P])
-        self._graph = _call("ggml_new_graph", _P, (computed,), [_P])
-        _call("ggml_build_forward_expand", None, (self._graph, self._y), [_P, _P])
-        self._allocate(computed, plain)
-        self._backend = _call("ggml_backend_cpu_init", _P)
-        self._held.callback(_call, "ggml_backend_free", None, (self._backend,), [_P])
-        pair = (self._backend, threads)
-        _call("ggml_backend_cpu_set_n_threads", None, pair, [_P, ctypes.c_int])
-        supports = _call(
-            "ggml_backend_supports_op", ctypes.c_bool, (self._backend, self._y), 2 * [_P]
-        )
-        if not supports:
-            raise BackendError(f"ggml has no kernel for this product of type {ggml_type}")
-        _set(matrix, weights)  # a buffer type may not survive what it has no kernel for
-        self._result_shape = (tokens, used, rows) if used else (tokens, rows)
+    def _operation(
+        self, context: int, matrix: int, shape: tuple[int, ...], tokens: int
+    ) -> tuple[int, int]:
+        """The tensors of x and of the result."""
+        x = tensor(context, _F32, (shape[0], tokens))
+        return x, int(ggml_function("ggml_mul_mat", _P, *3 * [_P])(context, matrix, x))
 
-    def __call__(
-        self, x: NDArray[np.float32], ids: NDArray[np.int32] | None = None
-    ) -> NDArray[np.float32]:
-        """The product with `x` [n(, inputs), columns]; `ids` [n, used]: experts of each token."""
-        _set(self._x, np.ascontiguousarray(x, np.float32))
-        if self._ids is not None and ids is not None:
-            _set(self._ids, np.ascontiguousarray(ids, np.int32))
-        self._compute()
+    def __call__(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
+        """The product with `x` [n, columns]."""
+        set_values(self._x, np.ascontiguousarray(x, np.float32))
+        self.compute()
         result = np.empty(self._result_shape, np.float32)
         arguments = (self._y, result.ctypes.data, 0, result.nbytes)
         _call("ggml_backend_tensor_get", None, arguments, [_P, _P, _SIZE, _SIZE])
         return result
 
-    def seconds(self) -> float:
-        """What computing it once more takes."""
-        start = perf_counter()
-        self._compute()
-        return perf_counter() - start
-
     def close(self) -> None:
         """Free everything; calling it again does nothing."""
         self._held.close()
 
-    def __enter__(self) -> MatrixProduct:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _compute(self) -> None:
+    def compute(self) -> None:
+        """Once more, with the x that there is."""
         arguments = (self._backend, self._graph)
         if _call("ggml_backend_graph_compute", ctypes.c_int, arguments, [_P, _P]) != 0:
             raise BackendError("ggml could not compute a product")
@@ -152,13 +125,15 @@ def quantized(ggml_type: int, values: NDArray[np.float32]) -> NDArray[np.uint8]:
     return result
 
 
-def _tensor(context: int, kind: int, shape: tuple[int, ...]) -> int:
+def tensor(context: int, kind: int, shape: tuple[int, ...]) -> int:
+    """A tensor in a context of ggml's, which has no memory yet."""
     name = f"ggml_new_tensor_{len(shape)}d"
     types = [_P, ctypes.c_int, *len(shape) * [_I64]]
     return int(_call(name, _P, (context, kind, *shape), types))
 
 
-def _set(tensor: int, values: NDArray[Any]) -> None:
+def set_values(tensor: int, values: NDArray[Any]) -> None:
+    """Fill a tensor."""
     arguments = (tensor, values.ctypes.data, 0, values.nbytes)
     _call("ggml_backend_tensor_set", None, arguments, [_P, _P, _SIZE, _SIZE])
 

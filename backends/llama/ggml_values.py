@@ -25,7 +25,16 @@ class FloatRows:
     def __init__(self, kind: GgmlType, columns: int) -> None:
         self._columns = columns
         self.row_bytes = columns // kind.block_size * kind.block_bytes
-        self._convert = None if kind.name == _F32 else _conversion(kind)
+        self._convert: Callable[[int, int, int], None] | None = None
+        if kind.name != _F32:
+            traits_of = ggml_function(
+                "ggml_get_type_traits", ctypes.POINTER(TypeTraits), ctypes.c_int
+            )
+            traits = traits_of(GGML_NUMBERS[kind.name]).contents
+            fits = (traits.blck_size, traits.type_size) == (kind.block_size, kind.block_bytes)
+            if not fits or not traits.to_float:
+                raise UnsupportedError(f"llama.cpp cannot read single rows of type {kind.name}")
+            self._convert = traits.to_float
 
     def __call__(self, rows: NDArray[np.uint8]) -> NDArray[np.float32]:
         """[n, row_bytes] to [n, columns]."""
@@ -35,13 +44,3 @@ class FloatRows:
         values = np.empty((len(rows), self._columns), np.float32)
         self._convert(rows.ctypes.data, values.ctypes.data, values.size)
         return values
-
-
-def _conversion(kind: GgmlType) -> Callable[[int, int, int], None]:
-    get_traits = ggml_function("ggml_get_type_traits", ctypes.POINTER(TypeTraits), ctypes.c_int)
-    traits = get_traits(GGML_NUMBERS[kind.name]).contents
-    fits = (traits.blck_size, traits.type_size) == (kind.block_size, kind.block_bytes)
-    if not fits or not traits.to_float:
-        raise UnsupportedError(f"llama.cpp cannot read single rows of type {kind.name}")
-    convert: Callable[[int, int, int], None] = traits.to_float
-    return convert

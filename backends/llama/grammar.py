@@ -62,6 +62,8 @@ class Vocabulary(Protocol):
 
     def all_bytes(self) -> list[bytes]: ...
 
+    def piece(self, vocab: Any, token: int, *, special: bool = False) -> bytes: ...
+
     def is_end(self, token: int) -> bool: ...
 
 
@@ -216,15 +218,10 @@ def _build(tokenizer: Vocabulary) -> LLTokenizer:
 
 def _pieces(tokenizer: Vocabulary) -> list[bytes]:
     """The bytes of each token; one that stands for no text begins with 0xFF, its name behind."""
-    pieces, ask = tokenizer.all_bytes(), library().llama_token_to_piece
-    buffer = ctypes.create_string_buffer(1 << 12)
+    pieces = tokenizer.all_bytes()
     with tokenizer.vocabulary() as vocab:
         for token in [token for token, piece in enumerate(pieces) if not piece]:
-            length = ask(vocab, token, buffer, len(buffer), 0, True)
-            if length < 0:
-                buffer = ctypes.create_string_buffer(-length)
-                length = ask(vocab, token, buffer, len(buffer), 0, True)
-            pieces[token] = CONTROL + buffer.raw[:length]
+            pieces[token] = CONTROL + tokenizer.piece(vocab, token, special=True)
     return pieces
 
 
@@ -271,8 +268,11 @@ def _tried_document(tokenizer: Vocabulary, wanted: AnswerFormat) -> str:
         with TEAMS.beside():
             told = _guest.ask(question)
             if "unknown" in told:
-                pieces = _all_pieces(tokenizer)
-                _guest.ask({"vocabulary": vocabulary, "pieces": pieces, "slices": _SLICES})
+                if tokenizer not in _PIECES:  # a guest that was ended needs them anew
+                    names = [one.decode("latin-1") for one in _pieces(tokenizer)]
+                    _PIECES[tokenizer] = json.dumps(names)
+                known = {"pieces": _PIECES[tokenizer], "slices": _SLICES}
+                _guest.ask({"vocabulary": vocabulary, **known})
                 told = _guest.ask(question)
     except GuestEndedError as problem:
         reason = "it is nested too deeply, or takes too much memory"
@@ -294,13 +294,6 @@ def _key_of(tokenizer: Vocabulary, wanted: AnswerFormat) -> tuple[str, str, str]
     """What decides about a form: a number of the vocabulary, its kind, its text."""
     text = with_token_ids(wanted.text, tokenizer) if wanted.kind == "grammar" else wanted.text
     return _NUMBERS.setdefault(tokenizer, f"{next(_COUNT)}"), wanted.kind, text
-
-
-def _all_pieces(tokenizer: Vocabulary) -> str:
-    """The bytes of all tokens, as JSON; kept, as a guest that was ended needs them anew."""
-    if tokenizer not in _PIECES:
-        _PIECES[tokenizer] = json.dumps([one.decode("latin-1") for one in _pieces(tokenizer)])
-    return _PIECES[tokenizer]
 
 
 _COUNT = itertools.count()

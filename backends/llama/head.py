@@ -51,9 +51,8 @@ class Head(DraftHead):
     ) -> None:
         super().__init__(context, of_model)
         self._own = own
-        self._batch = Batch(
-            context.lib, most, 1, None, own.width, rows=np.zeros((most, own.width), np.float32)
-        )
+        self._row_bytes += own.nbytes
+        self._batch = self._batch_of_rows(most, own.width, has_ids=True)
         self._next: Rows = np.empty((0, own.width), np.float32)  # its own, for what was fed last
 
     # -- drafting --------------------------------------------------------------------------
@@ -124,13 +123,6 @@ class Head(DraftHead):
             next_rows = np.zeros((1, self._own.width), np.float32)
             return self._step(tree.tokens, next_rows, self._position, wanted=True)[None]
         return self._read_in_steps(list(tree.tokens), rows, wanted=True)[None]
-
-    def memory_bytes(self) -> dict[str, int]:
-        """What llama.cpp says it allocated for the head, its logits and rows that are handed on."""
-        kept = self._models.nbytes + self._own.nbytes
-        fed = self._batch.rows.nbytes + self._unread.nbytes
-        logits = self._context.logits.nbytes
-        return {**self._context.buffer_bytes, "logits": logits, "rows": kept + fed}
 
 
 class MtpHead(Head):
@@ -312,10 +304,7 @@ class EagleHead(Head):
         except BaseException:
             context.close()
             raise
-        rows = np.zeros((EAGLE_TOKENS, of_model.width), np.float32)
-        self._read_by_model = Batch(
-            context.lib, EAGLE_TOKENS, 1, None, of_model.width, rows=rows, has_ids=False
-        )
+        self._read_by_model = self._batch_of_rows(EAGLE_TOKENS, of_model.width, has_ids=False)
 
     def _fused(self, rows: Rows, at: int) -> Rows:
         batch, count = self._read_by_model, len(rows)
@@ -323,11 +312,6 @@ class EagleHead(Head):
         batch.positions[:count] = np.arange(at, at + count)  # it looks at none; they are checked
         self._context.encode(batch, count)
         return self._own.rows(count)
-
-    def memory_bytes(self) -> dict[str, int]:
-        """As of any head; rows that its encoder is fed with are among them."""
-        found = super().memory_bytes()
-        return {**found, "rows": found["rows"] + self._read_by_model.rows.nbytes}
 
 
 class BlockHead(DraftHead):
@@ -372,10 +356,7 @@ class BlockHead(DraftHead):
             context.close()
             raise
         self.block, self.token_ids = nodes - 1, context.drafted
-        rows = np.zeros((BLOCK_TOKENS, of_model.width), np.float32)
-        self._injected = Batch(
-            context.lib, BLOCK_TOKENS, 1, None, of_model.width, rows=rows, has_ids=False
-        )
+        self._injected = self._batch_of_rows(BLOCK_TOKENS, of_model.width, has_ids=False)
         self._injected.outputs[:] = 0
         self._masks = Batch(context.lib, nodes, 1, None, 0)
         self._masks.put(0, [spec.reads.mask_id] * nodes)
@@ -429,12 +410,6 @@ class BlockHead(DraftHead):
         row = self._block_behind(tree.tokens[-1])[None]
         self.length = length
         return row
-
-    def memory_bytes(self) -> dict[str, int]:
-        fed = self._injected.rows.nbytes + self._unread.nbytes
-        logits = self._context.logits.nbytes
-        rows = self._models.nbytes + fed
-        return {**self._context.buffer_bytes, "logits": logits, "rows": rows}
 
 
 _KINDS: dict[str, Callable[..., DraftHead]] = {

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from edgespec.backends.llama.context import LlamaContext
+from edgespec.backends.llama.context import LlamaContext, RowsView
 from edgespec.errors import BackendError
-from edgespec.memory.device.llama_binary import PACKAGE, import_functions
+from edgespec.memory.device.llama_binary import PACKAGE, function_of, import_functions
 
 if TYPE_CHECKING:
     import numpy as np
@@ -39,16 +40,6 @@ _GET_NEXT = (
 )
 
 
-class ModelRows(Protocol):
-    """Rows that a model has for each token of its last step, [n, width]."""
-
-    width: int
-    nbytes: int  # of what the context keeps
-
-    def copy(self, start: int, into: Rows) -> None:
-        """Fill `into` with the rows of the tokens from `start` on."""
-
-
 class NextRows:
     """The rows that a context's last block has given for the tokens of a step.
 
@@ -61,7 +52,7 @@ class NextRows:
         settings = context.settings
         kept = settings.max_nodes if masked else settings.batch_size + settings.max_nodes
         self.nbytes = 4 * width * kept
-        self._view = _View(kept, width)
+        self._view = RowsView(kept, width)
         extension = import_functions("llama_cpp_ext")
         extension.llama_set_embeddings_nextn(context.handle, True, masked)
 
@@ -70,7 +61,7 @@ class NextRows:
         return self._view.at(self._get(self._handle))[:count]
 
     def copy(self, start: int, into: Rows) -> None:
-        """As `ModelRows`."""
+        """Fill `into` with the rows of the tokens from `start` on."""
         into[:] = self.rows(start + len(into))[start:]
 
 
@@ -92,9 +83,12 @@ class LayerRows:
             context.look_again()
 
     def copy(self, start: int, into: Rows) -> None:
-        """As `ModelRows`."""
+        """Fill `into` with the rows of the tokens from `start` on."""
         for rows, place in zip(self._rows, self._places, strict=True):
             into[:, place] = rows(start, start + len(into))
+
+
+ModelRows: TypeAlias = NextRows | LayerRows  # of each token of a model's last step
 
 
 def _rows_of(context: LlamaContext, layer: int, kept: int) -> Callable[[int, int], Rows]:
@@ -104,7 +98,7 @@ def _rows_of(context: LlamaContext, layer: int, kept: int) -> Callable[[int, int
     types = ctypes.c_void_p, ctypes.c_uint32
     get = _function(context.lib, _GET_LAYER_INPUT, ctypes.c_void_p, *types)
     keep_layer_input(context, layer)
-    view = _View(kept, context.width)
+    view = RowsView(kept, context.width)
     return lambda start, end: view.at(get(context.handle, layer))[start:end]
 
 
@@ -112,26 +106,6 @@ def keep_layer_input(context: LlamaContext, layer: int) -> None:
     """Let a context's steps keep what a layer takes in, from the next one on."""
     types = ctypes.c_void_p, ctypes.c_uint32, ctypes.c_bool
     _function(context.lib, _SET_LAYER_INPUT, None, *types)(context.handle, layer, True)
-
-
-class _View:
-    """llama.cpp's own rows [count, width], which it nearly always has at the same place."""
-
-    def __init__(self, count: int, width: int) -> None:
-        self._shape = count, width
-        self._address = 0
-
-    def at(self, address: int | None) -> Rows:
-        """Those at a place. Raises BackendError where there are none."""
-        if not address:
-            raise BackendError("llama.cpp gives no rows for this model's head")
-        if address != self._address:
-            import numpy as np
-
-            found = ctypes.cast(address, ctypes.POINTER(ctypes.c_float))
-            self._rows: Rows = np.ctypeslib.as_array(found, self._shape)
-            self._address = address
-        return self._rows
 
 
 def missing_rows(lib: ModuleType) -> bool:
@@ -147,12 +121,8 @@ def missing_rows(lib: ModuleType) -> bool:
 def _function(lib: ModuleType, names: Sequence[str], result: Any, *arguments: Any) -> Any:
     """A function of llama.cpp's by the name that its compiler gave it. Raises BackendError."""
     for name in names:
-        try:
-            found = lib._lib[name]  # a handle of its own: types are not those of others
-        except AttributeError:
-            continue
-        found.restype, found.argtypes = result, list(arguments)
-        return found
+        with suppress(AttributeError):
+            return function_of(lib._lib, name, result, *arguments)
     raise BackendError(
         f"this llama.cpp has no {names[0]}",
         hint=f"pip install {PACKAGE}, or leave out --draft-model",

@@ -81,7 +81,11 @@ def _closed(text: str) -> dict[str, Any]:
     schema.pop("x-guidance", None)  # llguidance's options: there is one layout here
     _check_multiples(schema, text)
     for one in _schemas(schema):
-        _tell_format(one)
+        name = one.get("format")
+        if isinstance(name, str) and name not in _FORMATS:  # in words that llguidance knows, or not
+            del one["format"]
+            if name in _ALIKE:
+                one["format"] = _ALIKE[name]
         if isinstance(one.get("pattern"), str):
             one["pattern"] = _WORDS.sub(r"\2(?:\3\2)\4", one["pattern"])
     references = _References(schema)
@@ -103,18 +107,10 @@ def _number(digits: str) -> float:
     return int(value) if value.is_integer() and abs(value) <= 2**53 else value
 
 
-def _tell_format(schema: dict[str, Any]) -> None:
-    """Say a format in words that llguidance knows, or not at all."""
-    name = schema.get("format")
-    if isinstance(name, str) and name not in _FORMATS:
-        del schema["format"]
-        if name in _ALIKE:
-            schema["format"] = _ALIKE[name]
-
-
 def _check_multiples(schema: dict[str, Any], text: str) -> None:
     """Refuse multiples of large numbers: llguidance has a state for each remainder."""
-    found = [abs(one["multipleOf"]) for one in _schemas(schema) if _is_number(one, "multipleOf")]
+    values = (one.get("multipleOf") for one in _schemas(schema))
+    found = [abs(x) for x in values if isinstance(x, int | float) and math.isfinite(x)]
     coefficients = {_coefficient(number) for number in found}
     merges = any(f'"{name}"' in text for name in ("allOf", "$ref"))
     most = math.lcm(*coefficients) if merges else max(coefficients, default=0)
@@ -122,11 +118,6 @@ def _check_multiples(schema: dict[str, Any], text: str) -> None:
         raise ValueError(
             f"multipleOf {max(found)} has {most:,} remainders, {_MOST_MULTIPLE:,} are the most"
         )
-
-
-def _is_number(schema: dict[str, Any], name: str) -> bool:
-    value = schema.get(name)
-    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def _coefficient(number: float) -> int:
@@ -244,12 +235,9 @@ def _types(schema: dict[str, Any]) -> set[str]:
     if values is not None:
         return {_type_of(json.loads(value)) for value in values}
     named = schema.get("type")
-    found = {named} if isinstance(named, str) else set(filter(_is_text, _list(schema, "type")))
+    listed = {one for one in _list(schema, "type") if isinstance(one, str)}
+    found = {named} if isinstance(named, str) else listed
     return found | {"integer"} if "number" in found else found or set(_TYPES)
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
 
 
 def _type_of(value: Any) -> str:

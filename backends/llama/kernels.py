@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 from edgespec.backends.llama.library import ggml_function, has_amx_kernels, library
 from edgespec.errors import BackendError
 from edgespec.memory.device.kernels import (
+    kernel_function,
     missing_kernels,
-    open_library,
     packed_bytes,
     refuse_kernels,
 )
@@ -44,36 +44,26 @@ _first_use = threading.Lock()
 _attached_reason: list[str] = []  # why the kernels stay out, once that is known
 
 
-def refusal_of_kernels() -> str:
+def refusal_of_kernels(*, compare: bool = True) -> str:
     """Why edgespec's kernels stay out, or "" where llama.cpp has them, which it gets here.
 
-    They are used only after products of every type agree with ggml's own.
+    They are used only after products of every type agree with ggml's own; a process that computes
+    nothing saves 0.3 s without that.
     """
     with _first_use:  # a second thread would put them into llama.cpp's list once more
-        return _attached_once(compare=True)
-
-
-def attach_uncompared() -> None:
-    """Let llama.cpp have them in a process that computes nothing: it saves 0.3 s."""
-    with _first_use:
-        _attached_once(compare=False)
-
-
-def _attached_once(*, compare: bool) -> str:
-    if not _attached_reason:
-        reason = missing_kernels()
-        if not reason and (reason := _attached() or (_check() if compare else "")):
-            refuse_kernels(reason)
-        _attached_reason.append(reason)
-    return _attached_reason[0]
+        if not _attached_reason:
+            reason = missing_kernels()
+            if not reason and (reason := _attached() or (_check() if compare else "")):
+                refuse_kernels(reason)
+            _attached_reason.append(reason)
+        return _attached_reason[0]
 
 
 def _attached() -> str:
     is_alone = "llama_cpp" not in sys.modules
     lib = library()
-    function = open_library()["edgespec_kernels_attach"]
-    function.restype, function.argtypes = ctypes.c_char_p, [ctypes.c_void_p, ctypes.c_int]
-    reason: bytes | None = function(lib._lib._handle, is_alone)
+    attach = kernel_function("edgespec_kernels_attach", ctypes.c_char_p, _P, ctypes.c_int)
+    reason: bytes | None = attach(lib._lib._handle, is_alone)
     return reason.decode() if reason else ""
 
 
@@ -97,8 +87,16 @@ def _leave_out_amx() -> None:
     ends in a segmentation fault: https://github.com/ggml-org/llama.cpp/issues/20824. Its one switch
     for them also turns off ours and the weights that it rearranges.
     """
-    if has_amx_kernels():
-        leave_out(_offered_types(), "AMX")
+    if not has_amx_kernels():
+        return
+    registry = ggml_function("ggml_backend_cpu_reg", _P)()
+    device_of = ggml_function("ggml_backend_reg_dev_get", _P, _P, ctypes.c_size_t)
+    address = ggml_function("ggml_backend_reg_get_proc_address", _P, _P, ctypes.c_char_p)(
+        registry, b"ggml_backend_dev_get_extra_bufts"
+    )
+    # What llama.cpp offers a model's weights to, in order; a null ends them.
+    offered = ctypes.CFUNCTYPE(ctypes.POINTER(_P), _P)(address)(device_of(registry, 0))
+    leave_out(offered, "AMX")
 
 
 def leave_out(types: Any, name: str) -> None:
@@ -134,8 +132,7 @@ def kernels(
     if refusal_of_kernels():
         yield
         return
-    enable = open_library()["edgespec_kernels_enable"]
-    enable.restype, enable.argtypes = None, 6 * [ctypes.c_int]
+    enable = kernel_function("edgespec_kernels_enable", None, *6 * [ctypes.c_int])
     enable(use, tied, threads, packed_file, is_new, writes_out)
     try:
         yield
@@ -146,14 +143,12 @@ def kernels(
 def spread_logits() -> None:
     """A head's few logits are spread over its model's vocabulary by the kernels, from now on."""
     if not refusal_of_kernels():
-        open_library()["edgespec_kernels_spread"]()
+        kernel_function("edgespec_kernels_spread", None)()
 
 
 def packed_type() -> int:
     """ggml's handle of the buffer type; only where `refusal_of_kernels` is empty."""
-    function = open_library()["edgespec_kernels_buffer_type"]
-    function.restype, function.argtypes = ctypes.c_void_p, []
-    return int(function())
+    return int(kernel_function("edgespec_kernels_buffer_type", _P)())
 
 
 def _check() -> str:
@@ -193,13 +188,3 @@ def difference(kind: int, weights: NDArray[np.float32], x: NDArray[np.float32]) 
             return float("inf")
     theirs, ours = results
     return float(np.sqrt(np.mean((ours - theirs) ** 2) / np.mean(theirs**2)))
-
-
-def _offered_types() -> Any:
-    """The buffer types that llama.cpp offers a model's weights to, in order; a null ends them."""
-    registry = ggml_function("ggml_backend_cpu_reg", ctypes.c_void_p)()
-    device_of = ggml_function("ggml_backend_reg_dev_get", _P, _P, ctypes.c_size_t)
-    address = ggml_function("ggml_backend_reg_get_proc_address", _P, _P, ctypes.c_char_p)(
-        registry, b"ggml_backend_dev_get_extra_bufts"
-    )
-    return ctypes.CFUNCTYPE(ctypes.POINTER(_P), _P)(address)(device_of(registry, 0))

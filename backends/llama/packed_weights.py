@@ -10,12 +10,11 @@ import ctypes
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
 
 from edgespec.backends.llama.huge_pages import read_pages
 from edgespec.errors import BackendError
 from edgespec.memory.bytes.config import RunConfig
-from edgespec.memory.device.kernels import kernels_key, open_library
+from edgespec.memory.device.kernels import kernel_function, kernels_key
 from edgespec.memory.device.structures import ExpertCounts, LoadedWeights
 from edgespec.memory.store.packed import NewFile, PackedFile
 from edgespec.models.gguf.reader import Gguf
@@ -53,7 +52,7 @@ class PackedWeights:
             handle = found[0] if found else self._new.handle if self._new else -1
             try:
                 yield handle, found is None
-                self._memory = _function("edgespec_kernels_loaded", LoadedWeights)()
+                self._memory = kernel_function("edgespec_kernels_loaded", LoadedWeights)()
                 if found is not None and self._memory.size:
                     self._check(found[1])
                 if self._expert_bytes and self._memory.size:  # else the load failed
@@ -92,7 +91,7 @@ class PackedWeights:
         """Have all but experts in memory, and of these so many bytes."""
         if not self.is_mapped:
             raise self._missing("its disk has no room, or files that cannot be mapped")
-        hold = _function("edgespec_kernels_hold", ctypes.c_int, ctypes.c_int, ctypes.c_size_t)
+        hold = kernel_function("edgespec_kernels_hold", ctypes.c_int, ctypes.c_int, ctypes.c_size_t)
         if status := hold(handle, self._expert_bytes):
             raise _unreadable(self._name, status)
 
@@ -135,7 +134,7 @@ class PackedWeights:
 
     def counts(self) -> ExpertCounts:
         """Of experts that were read; zeros where all are in memory."""
-        function = _function("edgespec_kernels_expert_counts", ExpertCounts, ctypes.c_void_p)
+        function = kernel_function("edgespec_kernels_expert_counts", ExpertCounts, ctypes.c_void_p)
         counted: ExpertCounts = function(self._memory.begin)
         return counted
 
@@ -150,12 +149,6 @@ def _unreadable(name: str, status: int) -> BackendError:
     return BackendError(
         f"the packed file of {name} cannot be read: {said}", hint="start it again: it is checked"
     )
-
-
-def _function(name: str, result: Any, *arguments: Any) -> Any:
-    function = open_library()[name]
-    function.restype, function.argtypes = result, list(arguments)
-    return function
 
 
 def _key(files: Sequence[Gguf], settings: RunConfig) -> str:

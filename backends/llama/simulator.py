@@ -17,12 +17,13 @@ from edgespec.backends.base import Capabilities
 from edgespec.backends.llama.adapters import Adapters
 from edgespec.backends.llama.context import LlamaContext
 from edgespec.backends.llama.hidden_rows import keep_layer_input
-from edgespec.backends.llama.kernels import attach_uncompared, kernels
+from edgespec.backends.llama.kernels import kernels, refusal_of_kernels
 from edgespec.backends.llama.library import LIBRARY_LOG, REPACKED, ggml_function, set_params
 from edgespec.errors import BackendError
 from edgespec.memory.bytes.config import HOST, Device, RunConfig
 from edgespec.memory.bytes.simulation import MOST_BYTES, DeviceBytes
-from edgespec.memory.device.kernels import open_library
+from edgespec.memory.device.kernels import kernel_function
+from edgespec.memory.device.llama_binary import function_of
 from edgespec.memory.device.structures import (
     RESULT_GRAPH,
     BufferBytes,
@@ -73,9 +74,8 @@ def _buffers(projector: str, most_tokens: int, on_gpu: bool, weight_bytes: int) 
 
     limit_memory(MOST_BYTES + 2 * weight_bytes)
     library = mtmd()._libmtmd
-    init, free = library[_INIT], library[_FREE]
-    init.restype, init.argtypes = ClipInitResult, [ctypes.c_char_p, ClipContextParams]
-    free.restype, free.argtypes = None, [ctypes.c_void_p]
+    init = function_of(library, _INIT, ClipInitResult, ctypes.c_char_p, ClipContextParams)
+    free = function_of(library, _FREE, None, ctypes.c_void_p)
     LIBRARY_LOG.clear()
     params = ClipContextParams()
     set_params(params, use_gpu=on_gpu, flash_attn_type=_AUTO, warmup=True, no_alloc=True)
@@ -142,7 +142,7 @@ class SimulatedContext(LlamaContext):
 
         Raises BackendError.
         """
-        attach_uncompared()
+        refusal_of_kernels(compare=False)
         LIBRARY_LOG.clear()
         self._load(path, None)
         if not self.settings.lora:
@@ -172,19 +172,11 @@ class SimulatedContext(LlamaContext):
             for layer in self._captured_layers:
                 keep_layer_input(self, layer)
             if self._captured_layers or self.adapters:
-                self._lay_out_anew()
+                # Before its next step llama.cpp would do so itself, but no step can be made here.
+                function_of(self.lib._lib, _LAY_OUT, None, ctypes.c_void_p)(self.handle)
 
     def _adjust_loading(self, params: Any) -> None:
         set_params(params, no_alloc=True, load_mode=0)
-
-    def _lay_out_anew(self) -> None:
-        """Lay out the buffers for inputs of layers that are kept, and for adapters.
-
-        Before its next step llama.cpp would do so itself, but no step can be made here.
-        """
-        lay_out = self.lib._lib[_LAY_OUT]
-        lay_out.restype, lay_out.argtypes = None, [ctypes.c_void_p]
-        lay_out(self.handle)
 
     def allocated_bytes(self) -> dict[str, DeviceBytes]:
         """Bytes by label of the device: exact, or as the log rounds them."""
@@ -230,8 +222,8 @@ def allocated(context: LlamaContext) -> dict[str, DeviceBytes]:
     Raises OSError where edgespec's library, which reads llama.cpp's answer, was not compiled.
     """
     filled = (BufferBytes * _MOST_TYPES)()
-    function = open_library()["edgespec_memory_breakdown"]
-    function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int]
+    types = *3 * [ctypes.c_void_p], ctypes.c_int
+    function = kernel_function("edgespec_memory_breakdown", ctypes.c_int, *types)
     count = function(context.lib._lib._handle, context.handle, filled, _MOST_TYPES)
     if count < 0:
         raise OSError("this llama.cpp does not tell what it allocates")
@@ -267,10 +259,8 @@ def _graph(context: LlamaContext) -> int | None:
     Raises AttributeError where llama.cpp does not tell.
     """
     library = context.lib._lib
-    result_of, nodes_of = library[_RESULT], library[_MOST_NODES]
-    result_of.restype, result_of.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
-    nodes_of.restype, nodes_of.argtypes = ctypes.c_int64, [ctypes.c_void_p]
-    result = result_of(context.handle)
+    nodes_of = function_of(library, _MOST_NODES, ctypes.c_int64, ctypes.c_void_p)
+    result = function_of(library, _RESULT, ctypes.c_void_p, ctypes.c_void_p)(context.handle)
     graph, most_nodes = (ctypes.c_uint64 * (RESULT_GRAPH + 2)).from_address(result)[RESULT_GRAPH:]
     return graph if most_nodes == nodes_of(result) else None
 

@@ -169,14 +169,15 @@ class LlamaTokenizer:
         piece = self._bytes.get(token)
         if piece is None:
             with self.vocabulary() as vocab:
-                piece = self._bytes[token] = self._piece(vocab, token)
+                piece = self._bytes[token] = self.piece(vocab, token)
         return piece
 
-    def _piece(self, vocab: Any, token: int) -> bytes:
+    def piece(self, vocab: Any, token: int, *, special: bool = False) -> bytes:
+        """The bytes of a token, or the name of a control token if `special` ones are told."""
         size = 64
         while True:
             buffer = ctypes.create_string_buffer(size)
-            count = self._lib.llama_token_to_piece(vocab, token, buffer, size, 0, False)
+            count = self._lib.llama_token_to_piece(vocab, token, buffer, size, 0, special)
             if count >= 0:
                 return buffer.raw[:count]
             size = -count
@@ -188,7 +189,7 @@ class LlamaTokenizer:
         with self.vocabulary() as vocab:
             for token in range(self.vocab_size):
                 count = ask(vocab, token, buffer, size, 0, False)
-                found.append(buffer.raw[:count] if count >= 0 else self._piece(vocab, token))
+                found.append(buffer.raw[:count] if count >= 0 else self.piece(vocab, token))
         return found
 
     def is_end(self, token: int) -> bool:
@@ -196,11 +197,9 @@ class LlamaTokenizer:
         end = self._ends.get(token)
         if end is None:
             with self.vocabulary() as vocab:
-                end = self._ends[token] = self._ends_text(vocab, token)
+                end = token != self._no_end and bool(self._lib.llama_vocab_is_eog(vocab, token))
+                self._ends[token] = end
         return end
-
-    def _ends_text(self, vocab: Any, token: int) -> bool:
-        return token != self._no_end and bool(self._lib.llama_vocab_is_eog(vocab, token))
 
     def token_text(self, token: int) -> str:
         """The vocabulary's own name of a token, control tokens included; ``""`` for -1."""

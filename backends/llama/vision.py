@@ -120,7 +120,8 @@ class Vision:
         with self._decoding, self._chunks(image, decoded=True) as chunks:
             made: list[list[int] | ImageRun] = []
             for index, chunk in enumerate(chunks):
-                if self._is_text(chunk):
+                kind = self._lib.mtmd_input_chunk_get_type(chunk)
+                if kind == self._lib.MTMD_INPUT_CHUNK_TYPE_TEXT:
                     made.append(self._text(chunk))
                     continue
                 count = int(self._lib.mtmd_input_chunk_get_n_tokens(chunk))
@@ -286,10 +287,6 @@ class Vision:
             finally:
                 lib.mtmd_input_chunks_free(made)
                 lib.mtmd_bitmap_free(bitmap)
-
-    def _is_text(self, chunk: Any) -> bool:
-        kind = self._lib.mtmd_input_chunk_get_type(chunk)
-        return bool(kind == self._lib.MTMD_INPUT_CHUNK_TYPE_TEXT)
 
     def _text(self, chunk: Any) -> list[int]:
         count = ctypes.c_size_t()

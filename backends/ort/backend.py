@@ -6,12 +6,12 @@ is seen from a graph's inputs and outputs. Embeddings come from the GGUF itself.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,26 +27,6 @@ from edgespec.models.onnx.facts import GraphFacts
 from edgespec.models.onnx.folder import FACTS_FILE, GRAPH_FILE
 from edgespec.models.onnx.weights import dequantize, raw_rows
 from edgespec.models.spec import ModelSpec
-
-
-class Runner(Protocol):
-    """Evaluates steps of one kind of graph, and keeps the KV cache."""
-
-    entry: str  # the graph's main input: "embeddings" or "input_ids"
-
-    @property
-    def max_step(self) -> int | None:
-        """Most nodes of a step, where shapes are fixed."""
-
-    def run(self, step: Step, values: NDArray[Any]) -> NDArray[np.float32]:
-        """Logits from the first row wanted on, [r, V]; the next run may overwrite them."""
-
-    def keep(self, length: int, path: Sequence[int]) -> None:
-        """Let the last step's nodes of `path` follow the first `length` tokens."""
-
-    def memory_bytes(self) -> dict[str, int]: ...
-
-    def close(self) -> None: ...
 
 
 class OrtBackend:
@@ -78,14 +58,16 @@ class OrtBackend:
         # Attention sums a path in another order when its cells lie between those of siblings.
         reason = "a branch rounds differently from a chain" if settings.exact else ""
         self.capabilities = Capabilities(True, not settings.exact, True, reason)
-        self._embed = None if facts is None else _Embeddings(spec, facts)
+        self._embed = None if facts is None else _embeddings(spec, facts)
         self.node_share = 1.0  # of the graph's nodes, the part that `place` runs
         with ExitStack() as opened, ThreadPoolExecutor(1) as beside:
             vocabulary = beside.submit(
                 open_vocabulary, spec
             )  # both leave Python alone while they read
             opened.callback(_close, vocabulary)
-            self._runner: Runner = opened.enter_context(closing(self._open(facts, folder, place)))
+            self._runner: SplitRunner | GqaRunner = opened.enter_context(
+                closing(self._open(facts, folder, place))
+            )
             self.tokenizer: OwnTokenizer = vocabulary.result()
             if place != CPU_DEVICE:
                 where = f"{place.provider} on the {place.kind.upper()}"
@@ -95,7 +77,9 @@ class OrtBackend:
         self._tokens: list[int] = []
         self._tree: DraftTree | None = None
 
-    def _open(self, facts: GraphFacts | None, folder: Path, place: OnnxDevice) -> Runner:
+    def _open(
+        self, facts: GraphFacts | None, folder: Path, place: OnnxDevice
+    ) -> SplitRunner | GqaRunner:
         spec, settings = self.spec, self.settings
         capacity = settings.context_size + settings.max_nodes + 1  # room for a padded step, too
         tables = {} if facts is None else rope_tables(spec, facts, capacity)
@@ -208,20 +192,13 @@ class OrtBackend:
         return self._runner.run(step, values)[:wanted]
 
 
-class _Embeddings:
-    """Rows of a GGUF's embedding table."""
-
-    def __init__(self, spec: ModelSpec, facts: GraphFacts) -> None:
-        self._table = spec.tensors["token_embd.weight"]
-        self._raw_table = raw_rows(spec.path, self._table)
-        self._scale = np.float32(facts.embedding_scale)
-
-    def __call__(self, tokens: Sequence[int]) -> NDArray[np.float32]:
-        """The rows of some tokens, [1, n, E]."""
-        rows = dequantize(self._table, self._raw_table[list(tokens)])
-        if self._scale != 1.0:
-            rows = rows * self._scale
-        return rows[None]
+def _embeddings(
+    spec: ModelSpec, facts: GraphFacts
+) -> Callable[[Sequence[int]], NDArray[np.float32]]:
+    """What gives rows of a GGUF's embedding table, [1, n, E] for n tokens."""
+    table, scale = spec.tensors["token_embd.weight"], np.float32(facts.embedding_scale)
+    raw = raw_rows(spec.path, table)
+    return lambda tokens: (dequantize(table, raw[list(tokens)]) * scale)[None]
 
 
 def _close(vocabulary: Future[OwnTokenizer]) -> None:

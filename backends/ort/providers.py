@@ -21,9 +21,10 @@ import importlib.metadata
 import importlib.util
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -95,7 +96,10 @@ def devices() -> tuple[OnnxDevice, ...]:
     """Every device of every installed provider; those of plugins first, the CPU's own last."""
     runtime = onnxruntime_module()
     _register_plugins()
-    found = [_listed(one) for one in runtime.get_ep_devices()]
+    found = [
+        OnnxDevice(one.ep_name, one.device.type.name.lower(), one.ep_vendor, one)
+        for one in runtime.get_ep_devices()
+    ]
     known = {one.provider for one in found}
     for provider in runtime.get_available_providers():
         if provider not in known:
@@ -116,19 +120,6 @@ def choose(kind: str) -> OnnxDevice:
     raise UnsupportedError(
         f"--device {kind} is not possible: no provider of ONNX Runtime has one here",
         hint=f"install {_PACKAGES[kind]}; `edgespec doctor` lists what there is",
-    )
-
-
-def named(provider: str, kind: str, options: Mapping[str, str] | None = None) -> OnnxDevice:
-    """A device by the name of its provider, whatever else would be preferred.
-
-    Raises UnsupportedError where the provider is not installed.
-    """
-    for one in devices():
-        if one.provider == provider and one.kind == kind:
-            return replace(one, options=dict(options or {}))
-    raise UnsupportedError(
-        f"{provider} has no {kind} here", hint="`edgespec doctor` lists what there is"
     )
 
 
@@ -196,7 +187,12 @@ def open_session(
         session = runtime.InferenceSession(str(path), options, enable_fallback=0, **chosen)
     except Exception as error:
         raise BackendError(f"ONNX Runtime cannot load {path.name}: {error}") from error
-    return session, 1.0 if place.provider == CPU_PROVIDER else _node_share(session, place)
+    if place.provider == CPU_PROVIDER:
+        return session, 1.0
+    counts: Counter[str] = Counter()
+    for part in session.get_provider_graph_assignment_info():
+        counts[part.ep_name] += len(part.get_nodes())
+    return session, counts[place.provider] / max(1, counts.total())
 
 
 def require_share(share: float, place: OnnxDevice) -> None:
@@ -207,14 +203,6 @@ def require_share(share: float, place: OnnxDevice) -> None:
             f"and the processor the rest",
             hint="use --device cpu, which is faster than a mixture",
         )
-
-
-def _node_share(session: Any, place: OnnxDevice) -> float:
-    """The share of a session's nodes that its provider runs, from 0 to 1."""
-    counts: dict[str, int] = {}
-    for part in session.get_provider_graph_assignment_info():
-        counts[part.ep_name] = counts.get(part.ep_name, 0) + len(part.get_nodes())
-    return counts.get(place.provider, 0) / max(1, sum(counts.values()))
 
 
 def _options(place: OnnxDevice, threads: int) -> dict[str, str]:
@@ -228,50 +216,31 @@ def _options(place: OnnxDevice, threads: int) -> dict[str, str]:
     return {}
 
 
-def _listed(one: Any) -> OnnxDevice:
-    return OnnxDevice(one.ep_name, one.device.type.name.lower(), one.ep_vendor, one)
-
-
 def _kinds(provider: str) -> tuple[str, ...]:
     """Kinds of devices a built-in provider has here, as far as it can be known."""
     kinds = _BUILT_IN.get(provider, ())
-    if provider == OPENVINO:
-        seen = _openvino_devices()
-        return tuple(kind for kind in kinds if any(kind.upper() in name for name in seen))
-    return kinds
-
-
-def _openvino_devices() -> list[str]:
-    """Names such as CPU, GPU.0 and NPU; a build with OpenVINO inside tells them."""
-    try:
+    if provider != OPENVINO:
+        return kinds
+    seen: list[str] = ["CPU"]
+    with suppress(ImportError, AttributeError):  # a build with OpenVINO inside tells CPU, GPU.0 ...
         from onnxruntime.capi import _pybind_state
 
-        names: list[str] = _pybind_state.get_available_openvino_device_ids()
-    except (ImportError, AttributeError):
-        return ["CPU"]
-    return names
+        seen = _pybind_state.get_available_openvino_device_ids()
+    return tuple(kind for kind in kinds if any(kind.upper() in name for name in seen))
 
 
 @functools.cache
 def _register_plugins() -> None:
-    """Tell ONNX Runtime of every plugin that is installed; one that does not load is left out."""
-    runtime = onnxruntime_module()
-    for name, library in _plugin_libraries():
-        try:
-            runtime.register_execution_provider_library(name, library)
-        except Exception:  # of another ONNX Runtime, or for another system
-            continue
+    """Tell ONNX Runtime of every plugin that is installed; one that does not load is left out.
 
-
-def _plugin_libraries() -> Iterator[tuple[str, str]]:
-    """Name and library of the installed plugin packages.
-
-    The name is the provider's own: the QNN plugin takes whatever it is registered under for it.
+    Under the provider's own name: the QNN plugin takes whatever it is registered under for it.
     """
-    for package in _PLUGINS:
-        if importlib.util.find_spec(package):
-            module = importlib.import_module(package)
-            yield module.get_ep_names()[0], module.get_library_path()
+    runtime = onnxruntime_module()
+    for package in filter(importlib.util.find_spec, _PLUGINS):
+        module = importlib.import_module(package)
+        name, library = module.get_ep_names()[0], module.get_library_path()
+        with suppress(Exception):  # it is of another ONNX Runtime, or for another system
+            runtime.register_execution_provider_library(name, library)
 
 
 FOLDER = "compiled"

@@ -185,7 +185,9 @@ class SplitRunner:
         graph = self._fitting(step.count)
         padding = (graph.step or step.count) - step.count
         feeds: dict[str, Any] = dict(zip(self._names, self._caches, strict=True))
-        feeds |= self._biases(step, padding)
+        nodes = step.count + padding
+        for name, window in self._windows.items():
+            feeds[name] = attention_bias(step, window, _MASKED, past=self._past, nodes=nodes)
         positions = np.pad(step.positions, (0, padding), "edge")
         feeds |= {name: table[positions] for name, table in self._tables.items()}
         feeds["position_ids"] = positions[None]
@@ -227,13 +229,6 @@ class SplitRunner:
             if fits and graph.past in (0, self._past):
                 return graph
         raise UnsupportedError(f"a step has room for {self.max_step} nodes, not {count}")
-
-    def _biases(self, step: Step, padding: int) -> dict[str, NDArray[np.float32]]:
-        nodes = step.count + padding
-        return {
-            name: attention_bias(step, window, _MASKED, past=self._past, nodes=nodes)
-            for name, window in self._windows.items()
-        }
 
     def _resize(self, length: int, cells: int) -> None:
         """Let the caches have so many cells; each lies dense in memory taken at the start."""
@@ -280,7 +275,15 @@ class GqaRunner:
         self._binding: Any = session.io_binding()
         self._windows = windows
         self._caches: list[NDArray[np.float32]] = []
-        self._bind_caches(capacity)
+        for info in session.get_inputs():
+            if info.name.startswith("past_"):
+                shape = (1, info.shape[1], capacity, info.shape[3])
+                cache = np.empty(shape, np.float32)
+                cache.fill(0.0)  # takes the memory now, and not in mid-answer
+                self._caches.append(cache)
+                place = ("cpu", 0, np.float32, shape, cache.ctypes.data)
+                self._binding.bind_input(info.name, *place)
+                self._binding.bind_output(info.name.replace("past_", "present_"), *place)
         self._tables = tables
         for name, table in tables.items():
             self._binding.bind_cpu_input(name, table)
@@ -331,16 +334,3 @@ class GqaRunner:
     def close(self) -> None:
         self._session = self._binding = None
         self._caches.clear()
-
-    def _bind_caches(self, capacity: int) -> None:
-        for info in self._session.get_inputs():
-            if not info.name.startswith("past_"):
-                continue
-            _, heads, _, length = info.shape
-            shape = (1, heads, capacity, length)
-            cache = np.empty(shape, np.float32)
-            cache.fill(0.0)  # takes the memory now, and not in mid-answer
-            self._caches.append(cache)
-            place = ("cpu", 0, np.float32, shape, cache.ctypes.data)
-            self._binding.bind_input(info.name, *place)
-            self._binding.bind_output(info.name.replace("past_", "present_"), *place)

@@ -207,7 +207,14 @@ class _Start:
 
     def attention(self) -> dict[str, Tensor]:
         """Queries, keys, values and the output."""
-        self._hand_on_tokens()
+        torch = import_torch()
+        count = self._heads.token  # that hand on tokens
+        both = torch.cat([self._places.token, self._rows], 1)
+        one = _ridge(both, torch.ones(len(both), 1), _RIDGE_OF_ONE)[:, 0]  # read as 1 anywhere
+        size = (_SHARP * self._shape.head_length**0.5 / _FAST) ** 0.5
+        for part in self._qkv[:2]:
+            part[:count, 0 : 2 * _FAST : 2] += size * one
+        self._move(self._of_token, range(count))
         self._copy()
         return {
             **{
@@ -216,16 +223,6 @@ class _Start:
             },
             "attn_output.weight": self._o.flatten(0, 1).T.contiguous(),
         }
-
-    def _hand_on_tokens(self) -> None:
-        torch = import_torch()
-        count = self._heads.token
-        both = torch.cat([self._places.token, self._rows], 1)
-        one = _ridge(both, torch.ones(len(both), 1), _RIDGE_OF_ONE)[:, 0]  # read as 1 anywhere
-        size = (_SHARP * self._shape.head_length**0.5 / _FAST) ** 0.5
-        for part in self._qkv[:2]:
-            part[:count, 0 : 2 * _FAST : 2] += size * one
-        self._move(self._of_token, range(count))
 
     def _copy(self) -> None:
         torch = import_torch()

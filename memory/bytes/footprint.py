@@ -95,7 +95,10 @@ def weights_parts(spec: ModelSpec, config: RunConfig, answer: Allocation) -> Ite
         host = spec.weight_bytes - sum(devices.values())
         yield Component("weights", max(0, host), is_ceiling=True, is_mapped=True)
     else:  # what is looked up by row stays pages of the file in any case
-        looked_up = min(here.weights, looked_up_bytes(spec))
+        table = spec.tensors.get("per_layer_token_embd.weight")
+        looked_up = 0
+        if table is not None and spec.arch in _READS_ROWS:
+            looked_up = min(here.weights, table.data_bytes)
         yield Component("weights", here.weights - looked_up)
         yield Component("table_weights", looked_up, is_ceiling=True, is_mapped=True)
     experts = experts_of(spec) if config.expert_bytes else None
@@ -108,12 +111,6 @@ def weights_parts(spec: ModelSpec, config: RunConfig, answer: Allocation) -> Ite
         yield Component("weights", size, device=label)
     for label, one in answer.items():
         yield Component("adapters", one.adapters, device=label)
-
-
-def looked_up_bytes(spec: ModelSpec) -> int:
-    """Bytes of a table that llama.cpp reads by row, in the file, however that is loaded."""
-    table = spec.tensors.get("per_layer_token_embd.weight")
-    return table.data_bytes if table is not None and spec.arch in _READS_ROWS else 0
 
 
 def runtime_bytes(spec: ModelSpec) -> int:
@@ -199,16 +196,14 @@ def beside_another(role: str, spec: ModelSpec, parts: Iterable[Component]) -> tu
     return tuple(replace(part, name=f"{role}_{part.name}") for part in added)
 
 
-def _is_multiplied(tensor: GgufTensor) -> bool:
-    is_matrix = len(tensor.dims) > 1 and "norm." not in tensor.name
-    is_gate = tensor.name.endswith(_MULTIPLIED_VECTOR)
-    return (is_matrix or is_gate) and not tensor.name.startswith(LOOKUP_TABLES)
-
-
 def multiplied_tensors(spec: ModelSpec) -> Iterator[GgufTensor]:
     """Matrices that every step multiplies by: a tied table as well, which is the head."""
     for tensor in spec.tensors.values():
-        if _is_multiplied(tensor) or (spec.tied_embeddings and tensor.name == TABLE):
+        is_matrix = len(tensor.dims) > 1 and "norm." not in tensor.name
+        is_multiplied = is_matrix or tensor.name.endswith(_MULTIPLIED_VECTOR)
+        is_looked_up = tensor.name.startswith(LOOKUP_TABLES)
+        is_head = spec.tied_embeddings and tensor.name == TABLE
+        if is_head or (is_multiplied and not is_looked_up):
             yield tensor
 
 

@@ -39,12 +39,6 @@ def block_nodes(reads: HeadSpec) -> int:
     return min(reads.block, HEAD_NODES)
 
 
-def reader_context(config: RunConfig) -> tuple[tuple[str, int], ...]:
-    """Of a head that reads layers of its model: small batches, with logits of all their tokens."""
-    batch = config.batch_size
-    return (("n_batch", batch), ("n_ubatch", batch), ("n_outputs_max", config.max_nodes))
-
-
 def wanted_block(spec: ModelSpec, target: RunConfig) -> ContextRequest:
     """The context of the head in a model's own file, beside the model's, which comes first."""
     return ContextRequest(spec, _block_config(target, target), MTP_CONTEXT, beside=0)
@@ -56,10 +50,12 @@ def wanted_head(head: ModelSpec, target: RunConfig, config: RunConfig) -> Contex
     `config` says how the head is loaded; its sizes of steps do not count.
     """
     config = _head_config(head.reads, target, config)
-    reads_layers = head.reads is not None and head.reads.kind in (EAGLE, DFLASH)
-    return ContextRequest(
-        head, config, reader_context(config) if reads_layers else MTP_CONTEXT, beside=0
-    )
+    changes: tuple[tuple[str, int], ...] = MTP_CONTEXT
+    if head.reads is not None and head.reads.kind in (EAGLE, DFLASH):
+        # It reads layers of its model, in small batches, with logits of all their tokens.
+        sizes = (config.batch_size, config.batch_size, config.max_nodes)
+        changes = tuple(zip(("n_batch", "n_ubatch", "n_outputs_max"), sizes, strict=True))
+    return ContextRequest(head, config, changes, beside=0)
 
 
 def block_footprint(

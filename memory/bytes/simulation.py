@@ -134,39 +134,40 @@ class _Simulator:
     def answer(self, wanted: Sequence[ContextRequest]) -> tuple[Allocation, ...]:
         skeletons = [self._skeleton(one.spec) for one in wanted]
         question = [_described(one, bones) for one, bones in zip(wanted, skeletons, strict=True)]
-        text = json.dumps(question, sort_keys=True)
-        with self._lock:
-            known = self._stored(skeletons[0].name)
-            if text not in known:
-                with self.opened():
-                    known[text] = self._ask(question, wanted, skeletons)
-                    self._new.add(skeletons[0].name)
-                    if self._users == 1:
-                        self._store()
-            return tuple(
-                {label: DeviceBytes(*sizes) for label, sizes in one.items()} for one in known[text]
-            )
+        found = self._remembered(
+            skeletons[0].name,
+            json.dumps(question, sort_keys=True),
+            lambda: self._ask(question, wanted, skeletons),
+        )
+        return tuple({label: DeviceBytes(*sizes) for label, sizes in one.items()} for one in found)
 
     def projector(
         self, projector: Projector, most_tokens: int | None, on_gpu: bool
     ) -> tuple[int, int]:
-        name, text = projector.file.header_hash, f"{most_tokens} {on_gpu}"
-        with self._lock:
-            known = self._stored(name)
-            if text not in known:
-                with self.opened():
-                    asked = {"most_tokens": most_tokens or 0, "on_gpu": on_gpu}
-                    asked["weight_bytes"] = projector.weight_bytes
-                    answer = self._told({"projector": str(projector.path), **asked})
-                    known[text] = answer or {"error": _ENDED.format(projector.path.name)}
-                    if "error" not in known[text]:  # which may be another one next time
-                        self._new.add(name)
-                    if self._users == 1:
-                        self._store()
-            answer = known[text]
+        def ask() -> dict[str, Any]:
+            asked = {"most_tokens": most_tokens or 0, "on_gpu": on_gpu}
+            asked["weight_bytes"] = projector.weight_bytes
+            answer = self._told({"projector": str(projector.path), **asked})
+            return answer or {"error": _ENDED.format(projector.path.name)}
+
+        about = f"{most_tokens} {on_gpu}"
+        answer = self._remembered(projector.file.header_hash, about, ask)
         if "error" in answer:
             raise BackendError(answer["error"])
         return answer["compute_bytes"], answer["side"]
+
+    def _remembered(self, name: str, question: str, ask: Callable[[], Any]) -> Any:
+        """What was answered to a question about a file before, or is now."""
+        with self._lock:
+            known = self._stored(name)
+            if question not in known:
+                with self.opened():
+                    known[question] = answer = ask()
+                    if "error" not in answer:  # which may be another one next time
+                        self._new.add(name)
+                    if self._users == 1:
+                        self._store()
+            return known[question]
 
     def _skeleton(self, spec: ModelSpec) -> _Skeleton:
         found = self._skeletons.get(spec.fingerprint)
@@ -248,19 +249,15 @@ def _hint(wanted: Sequence[ContextRequest], kind: str) -> str:
 
 def _described(one: ContextRequest, bones: _Skeleton) -> dict[str, Any]:
     adapters = [(str(path.absolute()), 1.0) for path, _ in one.config.lora]  # all are computed
+    table = one.spec.tensors.get("token_embd.weight") if one.spec.tied_embeddings else None
     return {
         "skeleton": bones.name,
-        "tied_bytes": _tied_bytes(one.spec),
+        "tied_bytes": 0 if table is None else table.data_bytes,
         "config": asdict(_allocating(one)) | {"lora": adapters},
         "adapters": [read_gguf(path).header_hash for path, _ in adapters],
         "changes": dict(one.changes),
         "beside": one.beside,
     }
-
-
-def _tied_bytes(spec: ModelSpec) -> int:
-    table = spec.tensors.get("token_embd.weight") if spec.tied_embeddings else None
-    return 0 if table is None else table.data_bytes
 
 
 def _key(name: str) -> str:

@@ -11,7 +11,6 @@ import ctypes
 import functools
 import os
 import threading
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -81,25 +80,33 @@ def accelerators() -> tuple[Accelerator, ...]:
     library = _ggml()
     if library is None:
         return ()
-    found = [_describe(library, number) for number in range(library.ggml_backend_dev_count())]
-    seen = [one for one in found if one is not None]
-    return tuple(_separate(seen) or _integrated(seen))
-
-
-def _separate(seen: Sequence[_Seen]) -> list[Accelerator]:
-    """GPUs with memory of their own, each once."""
-    ids, gpus = set(), []
+    seen = []
+    for number in range(library.ggml_backend_dev_count()):
+        handle = library.ggml_backend_dev_get(number)
+        kind = library.ggml_backend_dev_type(handle)
+        if kind not in (_GPU, _INTEGRATED_GPU):
+            continue
+        told = DeviceProperties()
+        library.ggml_backend_dev_get_props(handle, ctypes.byref(told))
+        gpu = Accelerator(
+            name=told.name.decode(errors="replace"),
+            description=told.description.decode(errors="replace"),
+            total_bytes=told.memory_total,
+            free_bytes=told.memory_free,
+            shares_memory=kind == _INTEGRATED_GPU or host.has_unified_memory(),
+            maps_files=told.caps.buffer_from_host_ptr,
+        )
+        registry = library.ggml_backend_dev_backend_reg(handle)
+        seen.append(_Seen(gpu, kind == _INTEGRATED_GPU, told.device_id, registry))
+    ids, gpus = set(), []  # with memory of their own, each once
     for one in seen:
         if not one.is_integrated and (one.device_id is None or one.device_id not in ids):
             ids.add(one.device_id)
             gpus.append(one.gpu)
-    return gpus
-
-
-def _integrated(seen: Sequence[_Seen]) -> list[Accelerator]:
-    """GPUs that are part of the processor, as the first of their libraries drives them."""
+    # Others are driven by the first of their libraries.
     integrated = [one for one in seen if one.is_integrated]
-    return [one.gpu for one in integrated if one.registry == integrated[0].registry]
+    others = [one.gpu for one in integrated if one.registry == integrated[0].registry]
+    return tuple(gpus or others)
 
 
 def gpu_kinds() -> tuple[str, ...]:
@@ -117,15 +124,10 @@ def missing_gpu() -> str:
     kinds = gpu_kinds()
     if not kinds:
         return "llama.cpp was built without GPU support"
-    narrowed = [f"{name}={os.environ[name]}" for name in _narrowing(kinds)]
+    names = (_VISIBLE[kind] for kind in kinds if kind in _VISIBLE)
+    narrowed = [f"{name}={os.environ[name]}" for name in names if name in os.environ]
     reason = f"llama.cpp was built for {', '.join(kinds)} but sees no GPU"
     return f"{reason} with {' and '.join(narrowed)}" if narrowed else reason
-
-
-def _narrowing(kinds: Sequence[str]) -> Iterator[str]:
-    """Variables of the environment that say which GPUs are seen, and are set."""
-    names = (_VISIBLE[kind] for kind in kinds if kind in _VISIBLE)
-    return (name for name in names if name in os.environ)
 
 
 def has_rpc() -> bool:
@@ -149,26 +151,6 @@ def _registered() -> list[str]:
         return []
     handles = map(library.ggml_backend_reg_get, range(library.ggml_backend_reg_count()))
     return [library.ggml_backend_reg_name(handle).decode() for handle in handles]
-
-
-def _describe(library: Any, number: int) -> _Seen | None:
-    handle = library.ggml_backend_dev_get(number)
-    kind = library.ggml_backend_dev_type(handle)
-    if kind not in (_GPU, _INTEGRATED_GPU):
-        return None
-    told = DeviceProperties()
-    library.ggml_backend_dev_get_props(handle, ctypes.byref(told))
-    name = told.name.decode(errors="replace")
-    gpu = Accelerator(
-        name=name,
-        description=told.description.decode(errors="replace"),
-        total_bytes=told.memory_total,
-        free_bytes=told.memory_free,
-        shares_memory=kind == _INTEGRATED_GPU or host.has_unified_memory(),
-        maps_files=told.caps.buffer_from_host_ptr,
-    )
-    registry = library.ggml_backend_dev_backend_reg(handle)
-    return _Seen(gpu, kind == _INTEGRATED_GPU, told.device_id, registry)
 
 
 def _ggml() -> Any:

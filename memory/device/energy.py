@@ -100,20 +100,17 @@ class EnergyMeter:
     def joules(self) -> float:
         """Of everything that the counter counts, this process or not."""
         with self._lock, contextlib.suppress(OSError, ValueError):
-            self._update()
+            now, now_s = self.source.read(), self._clock()
+            if self.source.limits:
+                pairs = zip(now, self._last, self.source.limits, strict=True)
+                self._total += sum(
+                    (value - last) % limit if limit else max(0.0, value - last)
+                    for value, last, limit in pairs
+                )
+            else:
+                self._total += (sum(now) + sum(self._last)) / 2 * (now_s - self._last_s)
+            self._last, self._last_s = now, now_s
         return self._total
-
-    def _update(self) -> None:
-        now, now_s = self.source.read(), self._clock()
-        if self.source.limits:
-            pairs = zip(now, self._last, self.source.limits, strict=True)
-            self._total += sum(
-                (value - last) % limit if limit else max(0.0, value - last)
-                for value, last, limit in pairs
-            )
-        else:
-            self._total += (sum(now) + sum(self._last)) / 2 * (now_s - self._last_s)
-        self._last, self._last_s = now, now_s
 
     def _sample(self) -> None:
         while not self._closed.wait(self._every_s):
@@ -225,7 +222,8 @@ def _rapl(system: Path) -> Iterator[Source]:
         chosen = [zone for zone in zones if names[zone].startswith(kinds)]
         if chosen:
             files = [(zone / "energy_uj",) for zone in chosen]
-            limits = [_microjoules(zone / "max_energy_range_uj") for zone in chosen]
+            ranges = [read_text(zone / "max_energy_range_uj") for zone in chosen]
+            limits = [int(text) * 1e-6 if text.isdecimal() else 0.0 for text in ranges]
             yield Source(f"RAPL: {' + '.join(names[zone] for zone in chosen)}", files, 1e-6, limits)
 
 
@@ -251,12 +249,6 @@ def _batteries(system: Path) -> Iterator[Source]:
             name = f"battery: {supply.name}"
             yield Source(name, [(supply / "power_now",)], 1e-6)
             yield Source(name, [(supply / "voltage_now", supply / "current_now")], 1e-12)
-
-
-def _microjoules(path: Path) -> float:
-    """In joules; 0 where there is no number."""
-    text = read_text(path)
-    return int(text) * 1e-6 if text.isdecimal() else 0.0
 
 
 def is_on_battery() -> bool:

@@ -62,7 +62,7 @@ def usable_cores() -> int:
     """
     cores = _fast_cores(_CPUS, *allowed_cpus())
     if platform.system() != "Linux":
-        fast = _sysctl_number("hw.perflevel0.physicalcpu")
+        fast = int.from_bytes(_sysctl("hw.perflevel0.physicalcpu"), "little")
         cores = min(cores, fast or psutil.cpu_count(logical=False) or cores)
     return max(1, int(min(cores, cgroups.quota()[0])))
 
@@ -192,10 +192,6 @@ def _sysctl(name: str) -> bytes:
     if query is None or query(name.encode(), value, ctypes.byref(size), None, ctypes.c_size_t(0)):
         return b""
     return value.raw[: size.value]
-
-
-def _sysctl_number(name: str) -> int:
-    return int.from_bytes(_sysctl(name), "little")
 
 
 def has_unified_memory() -> bool:

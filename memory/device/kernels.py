@@ -12,6 +12,9 @@ import hashlib
 from importlib.machinery import EXTENSION_SUFFIXES
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
+
+from edgespec.memory.device.llama_binary import function_of
 
 _missing: list[str] = []
 _SCALAR = "scalar"  # the reference: for processors without any other
@@ -54,7 +57,7 @@ def refuse_kernels(reason: str) -> None:
 
 def instruction_set() -> str:
     """What they are written for that this processor has: "avx512_vnni" and so on."""
-    name: bytes = _function("edgespec_kernels_instructions", ctypes.c_char_p)()
+    name: bytes = kernel_function("edgespec_kernels_instructions", ctypes.c_char_p)()
     return name.decode()
 
 
@@ -69,19 +72,16 @@ def packed_bytes(ggml_type: int, rows: int, columns: int) -> int:
 @functools.cache
 def _packed_bytes(ggml_type: int, rows: int, columns: int) -> int:
     arguments = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
-    function = _function("edgespec_kernels_packed_bytes", ctypes.c_size_t, *arguments)
+    function = kernel_function("edgespec_kernels_packed_bytes", ctypes.c_size_t, *arguments)
     return int(function(ggml_type, rows, columns))
 
 
 def attends(key_length: int, value_length: int) -> bool:
     """Whether attention over f16 keys and values of these lengths is the kernels' own."""
-    return not missing_kernels() and _attends(key_length, value_length)
-
-
-@functools.cache
-def _attends(key_length: int, value_length: int) -> bool:
-    function = _function("edgespec_kernels_attends", ctypes.c_int, *2 * (ctypes.c_int64,))
-    return bool(function(key_length, value_length))
+    types = ctypes.c_int, ctypes.c_int64, ctypes.c_int64
+    if missing_kernels():
+        return False
+    return bool(kernel_function("edgespec_kernels_attends", *types)(key_length, value_length))
 
 
 @functools.cache
@@ -107,7 +107,6 @@ def _open(path: str) -> ctypes.CDLL:
     return ctypes.CDLL(path)
 
 
-def _function(name: str, result: object, *arguments: object) -> ctypes._NamedFuncPointer:
-    function = open_library()[name]  # a handle of our own: signatures belong to handles
-    function.restype, function.argtypes = result, arguments  # type: ignore[assignment]
-    return function
+def kernel_function(name: str, result: Any, *arguments: Any) -> Any:
+    """A function of the library by its signature. Raises as `open_library`."""
+    return function_of(open_library(), name, result, *arguments)

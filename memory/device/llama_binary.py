@@ -16,6 +16,7 @@ import os
 import re
 import sys
 import threading
+from contextlib import suppress
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
@@ -45,6 +46,16 @@ def kernel_files() -> list[Path]:
     return sorted(folder.glob("*ggml-*")) if folder is not None else []
 
 
+def function_of(library: Any, name: str, result: Any, *arguments: Any) -> Any:
+    """A function by its signature: a handle of our own, as signatures belong to handles.
+
+    Raises AttributeError where the library does not have it.
+    """
+    function = library[name]
+    function.restype, function.argtypes = result, arguments
+    return function
+
+
 def ggml_function(name: str, result: Any, *arguments: Any) -> Any:
     """A function of ggml, as the library has it that llama.cpp computes with.
 
@@ -52,12 +63,8 @@ def ggml_function(name: str, result: Any, *arguments: Any) -> Any:
     AttributeError for a function that it does not have.
     """
     for library in _libraries():
-        try:
-            function = library[name]  # a handle of our own: signatures belong to handles
-        except AttributeError:
-            continue
-        function.restype, function.argtypes = result, arguments
-        return function
+        with suppress(AttributeError):
+            return function_of(library, name, result, *arguments)
     raise AttributeError(f"llama.cpp has no function {name}")
 
 

@@ -50,14 +50,10 @@ def unreserved_bytes() -> int:
     if not left:
         return host.available_bytes()
     free = (
-        free - sum(nbytes for group, nbytes in left if folder is None or _is_in(group, folder))
+        free - sum(nbytes for group, nbytes in left if folder in (None, group, *group.parents))
         for folder, free in host.free_memory()
     )
     return max(0, min(host.available_bytes(), *free))
-
-
-def _is_in(group: Path, folder: Path) -> bool:
-    return folder == group or folder in group.parents
 
 
 def _changed(document: dict[str, Any] | None, nbytes: int) -> dict[str, Any]:

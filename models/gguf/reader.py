@@ -245,14 +245,23 @@ class _Reader:
             key = self._key(number)
             if key in metadata:
                 raise self._bad(f"has the key '{_shown(key)}' twice")
-            metadata[key] = self._value(key)
-            if _is_setting(key, metadata[key]) and self.pos - start <= MAX_SETTING_BYTES:
+            metadata[key] = value = self._value(key)
+            # What may decide what a model computes; of a tokenizer only its numbers do.
+            decides = not key.startswith("tokenizer.") or isinstance(value, int | float)
+            is_long = self.pos - start > MAX_SETTING_BYTES
+            if decides and not key.startswith("split.") and not is_long:
                 settings.append(bytes(self.data[start : self.pos]))
-        alignment = self._alignment(metadata)
+        alignment = metadata.get("general.alignment", 32)
+        if type(alignment) is not int or alignment <= 0 or alignment & (alignment - 1):
+            shown = _shown(repr(alignment))
+            raise self._bad(f"has the alignment {shown}, which is not a power of two")
         infos = [self._info(number) for number in range(num_tensors)]
         if len({info.name for info in infos}) != num_tensors:
             raise self._bad("has two tensors of the same name")
-        header_end = self.pos
+        header_end, tokenizer_hash = self.pos, ""
+        if _TOKENIZER_ARRAYS[0] in self.arrays:
+            spans = [self.arrays.get(key, (0, 0)) for key in _TOKENIZER_ARRAYS]
+            tokenizer_hash = self._hash(spans)
         data_offset = -(-header_end // alignment) * alignment if infos else header_end
         return Gguf(
             path=self.path,
@@ -263,7 +272,7 @@ class _Reader:
             metadata=metadata,
             tensors=self._placed(infos, data_offset, alignment),
             header_hash=self._hash([(0, header_end)]),
-            tokenizer_hash=self._tokenizer_hash(),
+            tokenizer_hash=tokenizer_hash,
             settings=tuple(settings),
         )
 
@@ -397,13 +406,6 @@ class _Reader:
         self.pos = pos
         self._take(0, what)
 
-    def _alignment(self, metadata: dict[str, GgufValue]) -> int:
-        value = metadata.get("general.alignment", 32)
-        if type(value) is not int or value <= 0 or value & (value - 1):
-            shown = _shown(repr(value))
-            raise self._bad(f"has the alignment {shown}, which is not a power of two")
-        return value
-
     def _info(self, number: int) -> GgufTensor:
         """Reads a tensor's entry, whose `offset` counts from the start of the data."""
         name = self._name(f"the name of tensor {number}", MAX_TENSOR_NAME_BYTES)
@@ -458,12 +460,6 @@ class _Reader:
             )
         return tuple(tensors)
 
-    def _tokenizer_hash(self) -> str:
-        if _TOKENIZER_ARRAYS[0] not in self.arrays:
-            return ""
-        absent = (0, 0)
-        return self._hash([self.arrays.get(key, absent) for key in _TOKENIZER_ARRAYS])
-
     def _hash(self, spans: list[tuple[int, int]]) -> str:
         """Hashes pieces of the file with their lengths, so that no two lists of pieces collide."""
         digest = blake2b(digest_size=16)
@@ -472,13 +468,6 @@ class _Reader:
             with self.data[start:end] as piece:
                 digest.update(piece)
         return digest.hexdigest()
-
-
-def _is_setting(key: str, value: GgufValue) -> bool:
-    """Whether an entry may decide what a model computes; of a tokenizer only its numbers do."""
-    if key.startswith("split."):
-        return False
-    return not key.startswith("tokenizer.") or isinstance(value, int | float)
 
 
 def _shown(key: str) -> str:

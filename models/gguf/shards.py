@@ -33,7 +33,14 @@ def read_gguf_shards(path: str | os.PathLike[str]) -> tuple[Gguf, ...]:
                 f"part {found[0] + 1} of {found[1]}",
                 hint="give the parts back their original names",
             )
-    _check_shard_tensors(shards)
+    names = [tensor.name for shard in shards for tensor in shard.tensors]
+    expected = shards[0].integer("split.tensors.count", len(names))
+    if len(set(names)) != len(names) or len(names) != expected:
+        raise ModelFileError(
+            f"{shards[0].path} and its {len(shards) - 1} other parts hold {len(set(names))} "
+            f"different tensors in {len(names)}, and {expected} were announced",
+            hint="the parts are not of one model; download them again",
+        )
     return shards
 
 
@@ -69,14 +76,3 @@ def _shard_paths(path: Path, count: int) -> list[Path]:
             hint=f"download the missing parts into {path.parent}",
         )
     return paths
-
-
-def _check_shard_tensors(shards: tuple[Gguf, ...]) -> None:
-    names = [tensor.name for shard in shards for tensor in shard.tensors]
-    expected = shards[0].integer("split.tensors.count", len(names))
-    if len(set(names)) != len(names) or len(names) != expected:
-        raise ModelFileError(
-            f"{shards[0].path} and its {len(shards) - 1} other parts hold {len(set(names))} "
-            f"different tensors in {len(names)}, and {expected} were announced",
-            hint="the parts are not of one model; download them again",
-        )

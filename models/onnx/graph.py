@@ -325,7 +325,10 @@ class SplitDecoder(Decoder):
             self._heads(key, kv_heads, length), window, output=f"new_key.{layer}"
         )
         new_value = self._heads(value, kv_heads, value_length, output=f"new_value.{layer}")
-        parts = [self._scores(query, keys) for keys in (f"past_key.{layer}", new_key)]
+        parts = [
+            self.op("MatMul", query, self.op("Transpose", keys, perm=[0, 1, 3, 2]))
+            for keys in (f"past_key.{layer}", new_key)
+        ]
         scores = self.op("Concat", *parts, axis=-1)
         shares = self._softmax(scores, kv_heads, heads // kv_heads, f"attention_bias{window}")
         start, middle, end = self._slice_bounds(layer)
@@ -358,9 +361,6 @@ class SplitDecoder(Decoder):
             both = [self.op("Concat", *pair, axis=-1) for pair in halves]
             self._rotations[window, scale] = (both[0], both[1])
         return self._rotations[window, scale]
-
-    def _scores(self, query: str, keys: str) -> str:
-        return self.op("MatMul", query, self.op("Transpose", keys, perm=[0, 1, 3, 2]))
 
     def _softmax(self, scores: str, kv_heads: int, group: int, bias: str) -> str:
         """Over the cells; each head of a group gets the bias of the token."""

@@ -80,19 +80,16 @@ def dequantize(tensor: GgufTensor, rows: NDArray[np.uint8]) -> NDArray[np.float3
 def _pack(tensor: GgufTensor, rows: NDArray[np.uint8]) -> Packed:
     count, blocks = len(rows), tensor.dims[0] // BLOCK
     if tensor.type.name == "Q4_0":
-        return _pack_q4_0(rows.reshape(count, blocks, 18))
+        # Byte j holds weights j and j + 16 in a GGUF, and 2j and 2j + 1 in MatMulNBits.
+        data = rows.reshape(count, blocks, 18)
+        low, high = data[..., 2:] & 0x0F, data[..., 2:] >> 4
+        halves = [part[..., 0::2] | (part[..., 1::2] << 4) for part in (low, high)]
+        return Packed(np.concatenate(halves, axis=-1), _scales(data))
     if tensor.type.name == "Q8_0":
         data = rows.reshape(count, blocks, 34)
         flipped = np.bitwise_xor(data[..., 2:], np.uint8(0x80))  # int8 + 128: the sign bit
         return Packed(flipped.astype(np.uint8, copy=False), _scales(data))
     return _quantize(dequantize(tensor, rows).reshape(count, blocks, BLOCK))
-
-
-def _pack_q4_0(data: NDArray[np.uint8]) -> Packed:
-    """Byte j holds weights j and j + 16 in a GGUF, and 2j and 2j + 1 in MatMulNBits."""
-    low, high = data[..., 2:] & 0x0F, data[..., 2:] >> 4
-    halves = [part[..., 0::2] | (part[..., 1::2] << 4) for part in (low, high)]
-    return Packed(np.concatenate(halves, axis=-1), _scales(data))
 
 
 def _scales(data: NDArray[np.uint8]) -> NDArray[np.float32]:

@@ -80,18 +80,13 @@ class _Surgeon:
         shapes = {value.name: _dims(value) for value in (*graph.input, *graph.output)}
         self._new_rows()
         graph.node.extend(self._choose_rows())
-        for node in self._mask_nodes():
-            graph.node.insert(0, node)
+        if len(self.masks) > 1:  # the exporter's only one has all masks behind each other
+            joined = self.helper.make_node("Concat", self.masks, ["attention_mask"], axis=1)
+            graph.node.insert(0, joined)
+        else:
+            _rename(graph, {"attention_mask": self.masks[0]})
         _rename(graph, {old: new for old, new in _caches(self.num_layers).items() if "past" in old})
         self._declare(shapes)
-
-    def _mask_nodes(self) -> list[Any]:
-        """The exporter's only mask has all masks behind each other."""
-        make = self.helper.make_node
-        if len(self.masks) > 1:
-            return [make("Concat", self.masks, ["attention_mask"], axis=1)]
-        _rename(self.graph, {"attention_mask": self.masks[0]})
-        return []
 
     def _new_rows(self) -> None:
         """What each present has behind the past; the present itself ends with its layer."""
@@ -103,7 +98,8 @@ class _Surgeon:
         self.graph.node.insert(0, first)
         for theirs, ours in _caches(self.num_layers).items():
             if theirs.startswith("present"):
-                self._insert_after(self.made_by[theirs], self._rows_of(theirs, ours))
+                place = list(self.graph.node).index(self.made_by[theirs]) + 1
+                self.graph.node.insert(place, self._rows_of(theirs, ours))
 
     def _rows_of(self, present: str, name: str) -> Any:
         made, past = self.made_by[present], present.replace("present", "past_key_values")
@@ -111,9 +107,6 @@ class _Surgeon:
             return self.helper.make_node("Identity", [made.input[1]], [name])
         inputs = [present, "past_length", "to_end", "axis_2"]
         return self.helper.make_node("Slice", inputs, [name])
-
-    def _insert_after(self, node: Any, new: Any) -> None:
-        self.graph.node.insert(list(self.graph.node).index(node) + 1, new)
 
     def _choose_rows(self) -> list[Any]:
         """Gather rows of the hidden states before the head, or of the logits if there is none."""

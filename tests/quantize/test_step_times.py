@@ -24,13 +24,13 @@ def test_blocks_are_counted_and_the_head_is_added_once(
     seen: list[tuple[int, bool]] = []
 
     def times(
-        path: Path, _threads: int, sizes: Sequence[int], *, outputs: bool, **_: Any
-    ) -> dict[int, float]:
-        blocks = read_gguf(path).integer("llama.block_count")
+        paths: Sequence[Path], *, sizes: Sequence[int], outputs: bool, **_: Any
+    ) -> list[dict[int, float]]:
+        blocks = read_gguf(paths[0]).integer("llama.block_count")
         seen.append((blocks, outputs))
-        return {n: n * (0.3 * blocks + 1.0 + 2.0 * outputs) for n in sizes}
+        return [{n: n * (0.3 * blocks + 1.0 + 2.0 * outputs) for n in sizes}]
 
-    monkeypatch.setattr(step_times, "_times", times)
+    monkeypatch.setattr(step_times, "step_ms_in_turns", times)
     types = predict(source, Recipe("Q4_0")).types
     found = predicted_step_ms(source, types, "Q4_0", LAYERS, tmp_path, threads=1, sizes=(1, 4))
     assert found == pytest.approx({1: 4.2, 4: 16.8})

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from product_cases import F32, FAR, IQ3_S, Q4_0, distance
+from product_cases import F32, FAR, IQ3_S, Q4_0, ExpertProduct, distance
 
 from edgespec.backends.llama.ggml_products import MatrixProduct, quantized
 from edgespec.backends.llama.kernels import (
@@ -88,7 +88,7 @@ def test_experts_are_ggmls(kind: int, tokens: int) -> None:
     )[:, :used]
     results = []
     for buffer_type in (packed_type(), None):
-        with MatrixProduct(
+        with ExpertProduct(
             kind,
             weights,
             (columns, rows, experts),
@@ -97,7 +97,7 @@ def test_experts_are_ggmls(kind: int, tokens: int) -> None:
             buffer_type=buffer_type,
             used=used,
         ) as product:
-            results.append(product(x, ids))
+            results.append(product.of(x, ids))
     assert distance(*results) < FAR
 
 
@@ -113,7 +113,7 @@ def test_experts_have_the_bits_of_single_products(
     x = numbers(8, tokens, inputs, columns)
     rng = np.random.default_rng(9)
     ids = np.stack([rng.choice(8, used, replace=False, p=[0.65, *7 * [0.05]]) for _ in x])
-    with MatrixProduct(
+    with ExpertProduct(
         kind,
         quantized(kind, matrices.reshape(-1, columns)),
         (columns, rows, experts),
@@ -123,7 +123,7 @@ def test_experts_have_the_bits_of_single_products(
         used=used,
         inputs=inputs,
     ) as product:
-        found = product(x, ids.astype(np.int32))
+        found = product.of(x, ids.astype(np.int32))
     for expert in range(experts):
         with MatrixProduct(
             kind,

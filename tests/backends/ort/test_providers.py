@@ -21,7 +21,6 @@ from edgespec.backends.ort.providers import (
     choose,
     devices,
     graphs_for,
-    named,
     open_session,
     open_sessions,
 )
@@ -104,9 +103,6 @@ def test_a_plugin_is_not_taken_for_a_device_it_does_not_have(
     with pytest.raises(UnsupportedError, match="--device npu is not possible") as caught:
         choose("npu")
     assert "onnxruntime-qnn" in caught.value.hint and "doctor" in caught.value.hint
-    assert named(QNN, "cpu", {"a": "b"}).options == {"a": "b"}
-    with pytest.raises(UnsupportedError, match="has no npu"):
-        named(QNN, "npu")
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ quick = settings(max_examples=60)
 Model = Callable[[tuple[int, ...]], Sequence[float]]
 INF = float("inf")
 V = 8
-EXIT = ExitInfo("", "", 1, array("i", range(V)), {})
+EXIT = ExitInfo("", "", {}, 1, array("i", range(V)))
 LONGEST = 16
 # Before anything was counted: of a token that its model is so sure of, and of one to come.
 FIRST_CHANCE = {0.9: new_calibration().probability(7), 1.0: new_calibration().probability(10)}
