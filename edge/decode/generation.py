@@ -6,7 +6,7 @@ import codecs
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
 
 from edgespec.backends.tree import DraftTree
@@ -145,13 +145,15 @@ class StepOutput(NamedTuple):
 class ToolCall:
     """A tool that the model calls, or in a `Chunk` a part of that, with more of its arguments.
 
-    `arguments` is the text of a JSON object; where `is_whole` is False they were cut off.
+    `arguments` is the text of a JSON object, or what the model wrote instead; where `is_whole` is
+    False they were cut off. `is_open` is a part that others of the same `id` follow.
     """
 
     id: str
     name: str
     arguments: str
     is_whole: bool = True
+    is_open: bool = False
 
     @property
     def values(self) -> dict[str, Any]:
@@ -165,6 +167,15 @@ class ToolCall:
         """The message that tells the model what the call gave: a text, or what JSON can hold."""
         content = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         return {"role": "tool", "tool_call_id": self.id, "content": content}
+
+
+def joined_calls(parts: Iterable[ToolCall]) -> tuple[ToolCall, ...]:
+    """Calls with their parts put together."""
+    found: dict[str, ToolCall] = {}
+    for part in parts:
+        before = found[part.id].arguments if part.id in found else ""
+        found[part.id] = replace(part, arguments=before + part.arguments)
+    return tuple(found.values())
 
 
 class PartReader(Protocol):

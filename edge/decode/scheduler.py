@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
-from edgespec.decode.generation import Chunk, ModelTurn, PartReader, Result, Span, ToolCall
+from edgespec.decode.generation import Chunk, ModelTurn, PartReader, Result, Span, joined_calls
 from edgespec.decode.slots import Slots
 from edgespec.decode.step import Chunks, Job, Outcome, PromptChunk, make_step
 from edgespec.errors import BackendError, EdgespecError, UnsupportedError
@@ -585,7 +585,7 @@ class Stream:
             tuple(one for chunk in chunks for one in chunk.logprobs),
             job.text.stop_string if is_read else None,
             "".join(chunk.reasoning for chunk in chunks),
-            _joined(call for chunk in chunks for call in chunk.tool_calls),
+            joined_calls(call for chunk in chunks for call in chunk.tool_calls),
         )
 
     def __iter__(self) -> Iterator[Chunk]:
@@ -619,11 +619,7 @@ class Stream:
             drafted_chars=0,
             sources=(),
             reasoning="".join(one.reasoning for one in found),
-            tool_calls=tuple(
-                ToolCall(call.identity, call.name, call.arguments, call.is_whole)
-                for one in found
-                for call in one.calls
-            ),
+            tool_calls=tuple(call for one in found for call in one.calls),
         )
 
     def close(self) -> None:
@@ -641,15 +637,6 @@ class Stream:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _joined(parts: Iterable[ToolCall]) -> tuple[ToolCall, ...]:
-    """Calls with their parts put together."""
-    found: dict[str, ToolCall] = {}
-    for part in parts:
-        before = found[part.id].arguments if part.id in found else ""
-        found[part.id] = replace(part, arguments=before + part.arguments)
-    return tuple(found.values())
 
 
 def _spans(chunks: Iterable[Chunk]) -> tuple[Span, ...]:

@@ -25,8 +25,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, TypeVar
 
-from edgespec.decode.generation import Chunk, Result
-from edgespec.serve.serializers import Choice, Delta, ToolCall, joined
+from edgespec.decode.generation import Chunk, Result, ToolCall, joined_calls
+from edgespec.serve.serializers import Choice, Delta, new_id
 from edgespec.serve.tool_formats import (
     HARMONY,
     NAME,
@@ -163,7 +163,9 @@ class AnswerReader:
         next(self._steps, None)
         if self._open is not None:
             self._calls += self._open.written()
-        delta = Delta("".join(self._said[TEXT]), "".join(self._said[THOUGHT]), joined(self._calls))
+        delta = Delta(
+            "".join(self._said[TEXT]), "".join(self._said[THOUGHT]), joined_calls(self._calls)
+        )
         self._said, self._calls = {TEXT: [], THOUGHT: []}, []
         if delta:
             self._deltas.append(delta)
@@ -562,7 +564,7 @@ class AnswerReader:
     def _braced(self, how: ToolFormat, name: str, place: int) -> Steps[int]:
         """The place after arguments in braces."""
         if not (yield from self._has("{", place)):
-            self._give([ToolCall(name, "{}")])
+            self._give([call_of(name, None)])
             return place
         is_gemma = how.kind == "gemma"
         if not is_gemma:
@@ -732,7 +734,7 @@ def call_of(name: str, arguments: Any, *, is_whole: bool = True) -> ToolCall:
     is_none = arguments is None or arguments == ""
     text = "{}" if is_none else arguments if isinstance(arguments, str) else json_text(arguments)
     text = repaired(text)
-    return ToolCall(name, text, is_whole=is_whole and is_object(text))
+    return ToolCall(new_id("call_"), name, text, is_whole and is_object(text))
 
 
 def repaired(text: str) -> str:
@@ -828,7 +830,7 @@ class OpenCall:
     """A call whose arguments are given as they are written."""
 
     def __init__(self, name: str, *, is_left_out: bool = False) -> None:
-        self._head = ToolCall(name, "", is_whole=False, is_open=True)
+        self._head = ToolCall(new_id("call_"), name, "", is_whole=False, is_open=True)
         self._is_left_out = is_left_out
         self._repair, self._parts, self._given = JsonRepair(), list[str](), 0
 

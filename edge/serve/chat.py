@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from edgespec.backends.base import AnswerFormat
-from edgespec.decode.generation import Chunk
+from edgespec.decode.generation import Chunk, ToolCall
 from edgespec.decode.options import GenerationOptions
 from edgespec.errors import ModelFileError, UnsupportedError
 from edgespec.models.chat import Message, continues, in_call_order
@@ -42,7 +42,6 @@ from edgespec.serve.serializers import (
     OpenAISerializer,
     Serializer,
     ToldTokens,
-    ToolCall,
     choice_of,
     timings,
 )
@@ -728,11 +727,11 @@ class ChatSerializer(OpenAISerializer):
 
     def _part(self, call: ToolCall) -> dict[str, Any]:
         """A call, or more of one: arguments alone."""
-        if call.identity in self._calls:
+        if call.id in self._calls:
             more = {"arguments": call.arguments}
-            return {"index": self._calls[call.identity], "function": more}
-        self._calls[call.identity] = len(self._calls)
-        return {"index": self._calls[call.identity], **_call_document(call)}
+            return {"index": self._calls[call.id], "function": more}
+        self._calls[call.id] = len(self._calls)
+        return {"index": self._calls[call.id], **_call_document(call)}
 
     def _whole(self, choice: Choice) -> dict[str, Any]:
         message: dict[str, Any] = {
@@ -750,4 +749,4 @@ class ChatSerializer(OpenAISerializer):
 
 def _call_document(call: ToolCall) -> dict[str, Any]:
     function = {"name": call.name, "arguments": call.arguments}
-    return {"id": call.identity, "type": "function", "function": function}
+    return {"id": call.id, "type": "function", "function": function}

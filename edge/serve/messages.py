@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from edgespec.decode.generation import Chunk, Result
+from edgespec.decode.generation import Chunk, Result, ToolCall
 from edgespec.serve.chat import ChatRequest, answer_job, prompt_of, read_chat
 from edgespec.serve.parsing import Fields, ServedModel
-from edgespec.serve.serializers import Choice, Delta, Serializer, ToolCall, new_id
+from edgespec.serve.serializers import Choice, Delta, Serializer, new_id
 from edgespec.serve.service import AnswerJob, Service, Underway
 
 _NOT_THERE = {
@@ -188,9 +188,9 @@ class MessagesSerializer(Serializer):
 
     def _call(self, call: ToolCall) -> list[Event]:
         events = []
-        if self._open != call.identity:
+        if self._open != call.id:
             events = [*self._close_block(), self._started({**_begun(call), "input": {}})]
-            self._open = call.identity
+            self._open = call.id
         changed = {"type": "input_json_delta", "partial_json": call.arguments}
         events.append(self._changed(changed))
         return events if call.is_open else [*events, *self._close_block()]
@@ -210,7 +210,7 @@ class MessagesSerializer(Serializer):
 
 
 def _begun(call: ToolCall) -> dict[str, Any]:
-    return {"type": "tool_use", "id": call.identity, "name": call.name}
+    return {"type": "tool_use", "id": call.id, "name": call.name}
 
 
 def _reason(choice: Choice) -> str:

@@ -15,7 +15,7 @@ from itertools import chain
 from time import monotonic, perf_counter, time
 from typing import Any
 
-from edgespec.decode.generation import Chunk
+from edgespec.decode.generation import Chunk, ToolCall, joined_calls
 from edgespec.errors import EdgespecError
 from edgespec.models.spec import ModelSpec
 from edgespec.serve.chat import ChatRequest, answer_job, prompt_of, read_chat
@@ -23,7 +23,7 @@ from edgespec.serve.completions import Gap, fill_ids
 from edgespec.serve.embeddings import EmbeddingService, Vectors, parse_vectors
 from edgespec.serve.parsing import Fields, ServedModel, json_bytes
 from edgespec.serve.pool import EMBED, Member, Pool
-from edgespec.serve.serializers import Choice, Delta, Serializer, ToolCall, joined
+from edgespec.serve.serializers import Choice, Delta, Serializer
 from edgespec.serve.service import AnswerJob, Service, Underway
 from edgespec.serve.tool_formats import HARMONY, format_of, think_tags
 
@@ -156,7 +156,7 @@ class OllamaSerializer(Serializer):
         self._begun: tuple[ToolCall, ...] = ()  # whose arguments are being written
 
     def add(self, index: int, delta: Delta, chunks: Sequence[Chunk]) -> list[dict[str, Any]]:
-        self._begun = joined([*self._begun, *delta.calls])
+        self._begun = joined_calls([*self._begun, *delta.calls])
         over = tuple(one for one in self._begun if not one.is_open)
         self._begun = tuple(one for one in self._begun if one.is_open)
         told = self._tokens.entries([one for chunk in chunks for one in chunk.logprobs])

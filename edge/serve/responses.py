@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
-from edgespec.decode.generation import Chunk
+from edgespec.decode.generation import Chunk, ToolCall
 from edgespec.serve.chat import ChatRequest, answer_job, count_chat, prompt_of, read_chat
 from edgespec.serve.parsing import ApiError, Fields, ServedModel, note_ignored, shown
 from edgespec.serve.serializers import (
@@ -17,7 +17,6 @@ from edgespec.serve.serializers import (
     Delta,
     Serializer,
     ToldTokens,
-    ToolCall,
     new_id,
     now_s,
     timings,
@@ -302,11 +301,11 @@ class ResponsesSerializer(Serializer):
     def _call(self, call: ToolCall) -> list[Event]:
         """A call, or more of the one whose arguments are written."""
         events, name = [], "response.function_call_arguments"
-        if self._open is None or self._open.get("call_id") != call.identity:
+        if self._open is None or self._open.get("call_id") != call.id:
             item = {
                 "id": new_id("fc_"),
                 "type": "function_call",
-                "call_id": call.identity,
+                "call_id": call.id,
                 "name": call.name,
                 "arguments": "",
                 "status": "in_progress",

@@ -8,44 +8,18 @@ import secrets
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import version
 from typing import Any
 
 from edgespec.backends.base import Tokenizer
-from edgespec.decode.generation import Chunk, Counters, Result
+from edgespec.decode.generation import Chunk, Counters, Result, ToolCall, joined_calls
 from edgespec.sampling.best_tokens import TokenLogprob
 from edgespec.serve.parsing import ApiError, Output
 
 _REASONS = {"stop": "stop", "length": "length", "context_full": "length"}
-
-
-@dataclass(frozen=True, slots=True)
-class ToolCall:
-    """A tool that the model wants to be called.
-
-    `arguments` is the text of a JSON object, or what the model wrote instead. `is_whole` is False
-    where they were cut off. While they are written a call comes in parts of one identity, each
-    with more of them; `is_open` is True but for the last.
-    """
-
-    name: str
-    arguments: str
-    is_whole: bool = True
-    identity: str = field(default_factory=lambda: new_id("call_"))
-    is_open: bool = False
-
-
-def joined(parts: Iterable[ToolCall]) -> tuple[ToolCall, ...]:
-    """Calls with their parts put together."""
-    found: dict[str, ToolCall] = {}
-    for part in parts:
-        before = found.get(part.identity)
-        text = before.arguments + part.arguments if before else part.arguments
-        found[part.identity] = replace(part, arguments=text)
-    return tuple(found.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +38,7 @@ class Delta:
         """What several added, one after the other."""
         content = "".join(one.content for one in parts)
         thought = "".join(one.reasoning for one in parts)
-        return Delta(content, thought, joined(call for one in parts for call in one.calls))
+        return Delta(content, thought, joined_calls(call for one in parts for call in one.calls))
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,10 @@ import pytest
 from serving_cases import read
 
 from edgespec.backends.base import AnswerFormat
+from edgespec.decode.generation import joined_calls
 from edgespec.decode.options import GenerationOptions
 from edgespec.serve.chat import ChatRequest, Tools, conversation_of
 from edgespec.serve.parsing import ApiError
-from edgespec.serve.serializers import joined
 
 TOOL = {"type": "function", "function": {"name": "add", "description": "", "parameters": {}}}
 OPTIONS = GenerationOptions(max_tokens=8)
@@ -142,7 +142,7 @@ def test_one_call_that_is_required_is_begun_up_to_its_arguments() -> None:
     assert "name" not in json.loads(found.options.json_schema)["properties"]
     reader = found.make_reader()
     deltas = [*map(reader.push, "{}"), reader.finish()]
-    calls = joined(call for one in deltas for call in one.calls)
+    calls = joined_calls(call for one in deltas for call in one.calls)
     assert [(call.name, call.arguments) for call in calls] == [("add", "{}")]
 
 

@@ -13,10 +13,10 @@ from decoding_cases import END, VOCAB
 from fake_backend import FakeBackend
 from serving_cases import Connect, Serve
 
-from edgespec.decode.generation import Chunk, Counters, FinishReason, Result
+from edgespec.decode.generation import Chunk, Counters, FinishReason, Result, ToolCall
 from edgespec.sampling.best_tokens import TokenLogprob
 from edgespec.serve.parsing import ApiError
-from edgespec.serve.serializers import Choice, ToldTokens, ToolCall, sources, timings, usage
+from edgespec.serve.serializers import Choice, ToldTokens, sources, timings, usage
 from edgespec.testing import ByteTokenizer
 
 
@@ -77,7 +77,7 @@ def test_text_is_cut_where_its_source_changes() -> None:
 
 def test_why_an_answer_ended_in_the_words_of_the_interface() -> None:
     assert choice(reason="context_full").reason == choice(reason="length").reason == "length"
-    call = ToolCall("add", "{}")
+    call = ToolCall("c", "add", "{}")
     assert choice(reason="stop", calls=(call,)).reason == "tool_calls"
     with pytest.raises(ApiError) as caught:
         _ = choice(reason="cancelled").reason

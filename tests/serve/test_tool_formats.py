@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import pytest
 from serving_cases import read
 
+from edgespec.decode.generation import joined_calls
 from edgespec.serve.answer_reader import AnswerReader
-from edgespec.serve.serializers import joined
 from edgespec.serve.tool_formats import HARMONY, HERMES, ToolFormat, format_of, knows_tools
 
 SCHEMAS: dict[str, dict[str, Any]] = {
@@ -313,7 +313,7 @@ def test_a_call_that_is_cut_off_is_told_as_one_that_cannot_be_made(name: str) ->
     cut = family.answer[: family.answer.index("3") + 1]
     reader = _reader(how)
     deltas = [*map(reader.push, cut), reader.finish()]
-    calls = joined(call for one in deltas for call in one.calls)
+    calls = joined_calls(call for one in deltas for call in one.calls)
     assert "".join(one.content for one in deltas) == family.content
     assert [(call.name, call.is_whole) for call in calls] == [("weather", False)]
     assert "hills" in calls[0].arguments
@@ -343,7 +343,7 @@ def test_what_models_may_write_is_read_alike_in_one_piece_and_by_characters(name
 
 def _told(reader: Any, pieces: list[str]) -> tuple[str, str, list[tuple[str, str]]]:
     deltas = [*map(reader.push, pieces), reader.finish()]
-    found = joined(call for one in deltas for call in one.calls)
+    found = joined_calls(call for one in deltas for call in one.calls)
     calls = [(call.name, call.arguments) for call in found]
     return "".join(d.content for d in deltas), "".join(d.reasoning for d in deltas), calls
 
@@ -375,6 +375,6 @@ def test_arguments_are_given_as_they_are_written(name: str) -> None:
     assert all(part.is_open and part.name == "weather" for part in early)
     late = [part for piece in answer[begun:] for part in reader.push(piece).calls]
     parts = [*early, *late, *reader.finish().calls]
-    of_first = [part for part in parts if part.identity == early[0].identity]
-    assert len(of_first) > 12 and len({part.identity for part in parts}) == 2
+    of_first = [part for part in parts if part.id == early[0].id]
+    assert len(of_first) > 12 and len({part.id for part in parts}) == 2
     assert [part.is_open for part in of_first] == [True] * (len(of_first) - 1) + [False]

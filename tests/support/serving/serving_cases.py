@@ -15,10 +15,10 @@ from waiting import PATIENCE_S
 
 from edgespec.backends.base import Logits
 from edgespec.backends.tree import DraftTree
-from edgespec.decode.generation import Counters, Result
+from edgespec.decode.generation import Counters, Result, joined_calls
 from edgespec.models.control_texts import ControlTexts
 from edgespec.serve.answer_reader import AnswerReader
-from edgespec.serve.serializers import Delta, Serializer, joined
+from edgespec.serve.serializers import Delta, Serializer
 from edgespec.serve.tool_formats import HERMES
 from edgespec.testing import ByteTokenizer
 
@@ -108,7 +108,7 @@ def read(reader: AnswerReader, pieces: list[str]) -> tuple[str, str, list[tuple[
     """Content, reasoning and calls."""
     deltas: list[Delta] = [reader.push(piece) for piece in pieces]
     deltas.append(reader.finish())
-    found = joined(call for one in deltas for call in one.calls)
+    found = joined_calls(call for one in deltas for call in one.calls)
     calls = [(call.name, json.loads(call.arguments)) for call in found]
     return "".join(d.content for d in deltas), "".join(d.reasoning for d in deltas), calls
 
