@@ -5,6 +5,7 @@ No response is kept: a client sends the whole conversation.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any
@@ -18,7 +19,6 @@ from edgespec.serve.serializers import (
     Serializer,
     ToldTokens,
     new_id,
-    now_s,
     timings,
     usage,
 )
@@ -186,7 +186,7 @@ class ResponsesSerializer(Serializer):
         self._head = {
             "id": new_id("resp_"),
             "object": "response",
-            "created_at": now_s(),
+            "created_at": int(time.time()),
             "model": model,
             "error": None,
             **told,

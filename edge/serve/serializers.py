@@ -135,10 +135,6 @@ def fingerprint() -> str:
     return f"edgespec-{version('edgespec')}"
 
 
-def now_s() -> int:
-    return int(time.time())
-
-
 def usage(choices: Sequence[Choice], of_one_prompt: int) -> dict[str, Any]:
     """Tokens read and written; a prompt counts once for its `of_one_prompt` answers."""
     counters = [choice.result.counters for choice in choices]
@@ -201,7 +197,7 @@ class OpenAISerializer(Serializer):
         self._num_choices, self._usage, self._sources = output.choices, output.usage, output.sources
         self._head = {
             "id": new_id(prefix),
-            "created": now_s(),
+            "created": int(time.time()),
             "model": model,
             "system_fingerprint": fingerprint(),
         }

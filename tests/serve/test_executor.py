@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
+import pytest
 from queue_cases import CHAT, HELLO, generations
 from serving_cases import Serve, Speaker
 from waiting import until
@@ -62,3 +65,12 @@ def test_what_fails_in_the_engine_is_told_and_the_next_one_is_answered(serve: Se
     assert '"type":"server_error"' in streamed.text and "[DONE]" not in streamed.text
     backend.broken = False
     assert httpx.post(address + CHAT, json=HELLO).status_code == 200
+
+
+def test_an_answer_does_not_hold_up_the_end_of_python(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = serve(Speaker(loops=True))
+    monkeypatch.setattr(threading, "main_thread", lambda: SimpleNamespace(is_alive=lambda: False))
+    found = httpx.post(address + CHAT, json={**HELLO, "max_tokens": -1}, timeout=20)
+    assert (found.status_code, found.json()["error"]["code"]) == (503, "cancelled")
