@@ -51,7 +51,6 @@ from edgespec.serve.tool_formats import (
     HERMES,
     NAME_CHARS,
     THINK,
-    ThinkTags,
     ToolFormat,
     format_of,
     knows_tools,
@@ -558,30 +557,26 @@ def conversation_of(asked: ChatRequest, prompts: Prompts, template: str) -> Conv
         markers=tuple(sorted(markers)),
     )
 
-    def make_reader() -> AnswerReader:
-        is_marked = bool(options.free_after)
-        reader = _reader(tools, formats, tags, within=within, is_text=is_text, is_marked=is_marked)
-        reader.push(begun)
-        return reader
-
-    return Conversation(text, options, make_reader)
-
-
-def _reader(
-    tools: Tools, formats: Sequence[ToolFormat], tags: ThinkTags, **more: bool
-) -> AnswerReader:
     if HARMONY in formats and len(tools.required) > 1:
         formats = [HERMES]  # calls are JSON alone
     elif not tools.offered:
         formats = [how for how in formats if how is HARMONY or how.text]
-    return AnswerReader(
-        formats,
-        tools.schemas,
-        most=_MOST_CALLS if tools.parallel else 1,
-        is_calls=bool(tools.required),
-        tags=tags,
-        **more,
-    )
+
+    def make_reader() -> AnswerReader:
+        reader = AnswerReader(
+            formats,
+            tools.schemas,
+            most=_MOST_CALLS if tools.parallel else 1,
+            is_calls=bool(tools.required),
+            tags=tags,
+            within=within,
+            is_text=is_text,
+            is_marked=bool(options.free_after),
+        )
+        reader.push(begun)
+        return reader
+
+    return Conversation(text, options, make_reader)
 
 
 def _required(tools: Tools, how: ToolFormat) -> tuple[str, str]:

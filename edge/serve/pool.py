@@ -602,15 +602,14 @@ def _stopping() -> ApiError:
 
 def _cannot(member: Member, problem: Exception, *, is_planned: bool = False) -> ApiError:
     """What a request is told whose model cannot be had: later it can, if others took memory."""
+    if not isinstance(problem, EdgespecError):
+        return api_error_of(problem)
+    status, code = 500, "model_not_loaded"
     if isinstance(problem, DoesNotFitError):
-        message = f"{member.name} cannot be loaded: {problem} ({problem.hint})"
-        status = 503 if is_planned else 400
-        return ApiError(message, status=status, code="model_does_not_fit")
-    if isinstance(problem, EdgespecError):
-        hint = f" ({problem.hint})" if problem.hint else ""
-        message = f"{member.name} cannot be loaded: {problem}{hint}"
-        return ApiError(message, status=500, code="model_not_loaded")
-    return api_error_of(problem)
+        status, code = 503 if is_planned else 400, "model_does_not_fit"
+    hint = f" ({problem.hint})" if problem.hint else ""
+    message = f"{member.name} cannot be loaded: {problem}{hint}"
+    return ApiError(message, status=status, code=code)
 
 
 def _collect() -> None:

@@ -7,6 +7,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ from bert_gguf import RANK, write_random_bert
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from serving_cases import Connect
+from waiting import until
 
 from edgespec.errors import BackendError, ContextFullError, EdgespecError
 from edgespec.memory.plan.machine import this_machine
@@ -150,7 +152,9 @@ def test_a_server_of_embeddings_writes_no_text(start: Start) -> None:
     assert httpx.post(f"{address}/v1/embeddings", json={"input": "a"}).status_code == 401
     told = httpx.post(f"{address}/v1/chat/completions", json={}, headers=key)
     assert told.status_code == 404 and "writes no text: ask /v1/embeddings" in told.text
-    (card,) = httpx.get(f"{address}/v1/models", headers=key).json()["data"]
+    cards = partial(httpx.get, f"{address}/v1/models", headers=key)
+    until(lambda: cards().json()["data"][0]["state"] == "ready")  # it is planned beside the server
+    (card,) = cards().json()["data"]
     assert (card["id"], card["embedding_length"], card["context_length"]) == ("bert", 64, 64)
     assert httpx.get(f"{address}/health", headers=key).status_code == 200
 
