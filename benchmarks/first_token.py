@@ -112,7 +112,7 @@ def restart() -> None:
     """The same question of a server that never stopped, and of one that was killed."""
     one = _arguments()
     tokens, count = one.tokens or 8000, one.count or 3
-    options = ["--users", "1", "--ctx", str(tokens * 5 // 4 + 600), "--kv-type", one.kv_type]
+    options = ["--users", "1", "--ctx", str(tokens * 115 // 100 + 500), "--kv-type", one.kv_type]
     options += ["--disk-cache", "8GiB"]
     with tempfile.TemporaryDirectory() as made, tempfile.TemporaryDirectory() as copies:
         folder = one.folder or Path(made)

@@ -25,6 +25,7 @@ from edgespec.cli.start import cancel_on_interrupt, load_engine, start_tools
 from edgespec.decode.session import Content, Session, Turn
 from edgespec.drafting.drafters import drafter_names
 from edgespec.errors import UnsupportedError
+from edgespec.memory.device.energy import measured_energy
 from edgespec.memory.device.track import peak_resident_bytes, resident_bytes
 from edgespec.models.images import image_of, is_image, read_image
 from edgespec.models.onnx.folder import read_model
@@ -55,6 +56,7 @@ class Totals:
     decode_s: float = 0.0
     read_ahead: int = 0  # tokens that were read before a message was sent
     read_in_vain: int = 0  # of these, the ones that no message had
+    read_ahead_j: float | None = None  # joules of reading these; None without a counter
 
     def add(self, result: Result) -> None:
         self.answers += 1
@@ -209,7 +211,10 @@ class Chat:
 
     def read_ahead(self, text: str, cancel: threading.Event) -> None:
         """Read what the next message begins with, as far as it is typed. Raises as a session."""
-        count = self.session.prepare(text, cancel=cancel)
+        with measured_energy(idle=False) as energy:
+            count = self.session.prepare(text, cancel=cancel)
+        if energy.joules is not None:
+            self.totals.read_ahead_j = (self.totals.read_ahead_j or 0.0) + energy.joules
         self._ahead += count
         self.totals.read_ahead += count
 
@@ -419,6 +424,8 @@ def _stats(chat: Chat, _argument: str) -> None:
     ]
     if totals.read_ahead:
         said = f"{totals.read_ahead} tokens before they were sent, {totals.read_in_vain} in vain"
+        if totals.read_ahead_j is not None:
+            said += f"; {totals.read_ahead_j:.1f} J"
         rows.append(("read", said))
     if chat.last.spans:
         rows.insert(1, ("models", models_text(chat.last)))

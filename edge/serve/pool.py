@@ -74,7 +74,10 @@ _SUMMED = (
     *("prompt_tokens", "generated_tokens", "drafted_tokens", "accepted_tokens", "rounds"),
     *("prompt_s", "time_to_first_token_s", "decode_s"),
 )
-_OTHERS = ("generations", "cancelled", "cached_tokens", "read_ahead", "read_ahead_used")
+_OTHERS = (
+    *("generations", "cancelled", "cached_tokens"),
+    *("read_ahead", "read_ahead_used", "read_ahead_joules"),
+)
 
 
 class Metrics:

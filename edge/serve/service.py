@@ -158,6 +158,7 @@ class Generation:
     # It runs only while nobody else waits, and ends where somebody comes, or another one that
     # yields, which knows more of what is typed.
     yields: bool = False
+    began_j: float = 0.0  # joules that were counted when it was asked for
     request_id: str = field(default_factory=REQUEST_ID.get)  # of who asked for it
     ran_out: bool = False  # of time, which ended it
 
@@ -408,7 +409,7 @@ class Service:
     ) -> None:
         self.engine, self.plan, self.file_name = engine, plan, file_name
         shared = shared or Shared(Limits())
-        self.limits, self.totals = shared.limits, shared.totals
+        self.limits, self.totals, self._energy = shared.limits, shared.totals, shared.energy
         self._owns_engine = owns_engine
         size = engine.backend.context_size
         self.setup = ServedModel(tuple(names), size, defaults or Defaults(), self.limits)
@@ -500,7 +501,8 @@ class Service:
                     more={"n_prompt_tokens": len(ids), "n_ctx": self.setup.context_size},
                 ) from problem
             salt, ahead = asked.cache_salt, options.ahead
-            made.append(Generation(request.loop, stream, cancel, text, ids, most_s, salt, ahead))
+            who = salt, ahead, self._joules()
+            made.append(Generation(request.loop, stream, cancel, text, ids, most_s, *who))
         return made
 
     def _try_form(self, wanted: AnswerFormat, has_left: threading.Event) -> None:
@@ -547,12 +549,17 @@ class Service:
         if self._owns_engine:
             self.engine.close()
 
+    def _joules(self) -> float:
+        """That the machine took since the server began; 0 without a counter."""
+        return 0.0 if self._energy is None else self._energy.joules()
+
     def _ended(self, generation: Generation, result: Result) -> None:
         salt, ids, counters = generation.salt, generation.prompt_ids, result.counters
         if generation.yields:
             end, begin = generation.stream.num_read
             self._ahead.append((salt, ids[:end], begin))
-            self.totals.count(read_ahead=end - begin)
+            joules = self._joules() - generation.began_j
+            self.totals.count(read_ahead=end - begin, read_ahead_joules=joules)
             return
         for one in [*self._ahead]:  # what was read ahead for this prompt is forgotten then
             common = common_prefix_length(one[1], ids) if one[0] == salt else 0

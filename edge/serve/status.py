@@ -134,6 +134,8 @@ def metrics(pool: Pool, _member: Member) -> str:
         about = "Energy since the server began, idle time included, as the counter counts it."
         counted = {f'{{counter="{energy.source.name}"}}': round(energy.joules(), 3)}
         lines += _metric("energy_joules_total", "counter", about, counted)
+        about, ahead = "Energy while prompts were read ahead.", totals.sums["read_ahead_joules"]
+        lines += _metric("read_ahead_joules_total", "counter", about, {"": round(ahead, 3)})
     sums = totals.sums
     cached, accepted = sums["cached_tokens"], sums["accepted_tokens"]
     read, decoded = sums["prompt_tokens"] - cached, accepted + sums["rounds"]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +20,7 @@ from edgespec.cli.chat_loop import Chat, NextLine, Totals
 from edgespec.cli.read_ahead import AUTO, OFF, ON, ReadAhead
 from edgespec.decode.engine import Engine
 from edgespec.decode.session import Session
+from edgespec.memory.device import energy
 
 
 class Slow(Speaker):
@@ -62,6 +66,24 @@ def test_whole_words_are_read_and_the_rest_when_it_is_sent(chat: Any) -> None:
     until(lambda: chat.totals.read_ahead > before)
     ahead.stop()
     assert unread(chat, "More") == len("More<assistant>")
+
+
+def test_what_reading_takes_is_counted_where_there_is_a_counter(
+    chat: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def read(text: str) -> float | None:
+        Chat.read_ahead(chat, text, threading.Event())
+        told: float | None = chat.totals.read_ahead_j
+        return told
+
+    zone = tmp_path / "class/powercap/intel-rapl:0"
+    monkeypatch.setattr(energy, "SYS", tmp_path)
+    assert read("Tell me") is None
+    zone.mkdir(parents=True)
+    for name, text in {"name": "package-0", "energy_uj": "1", "max_energy_range_uj": "0"}.items():
+        (zone / name).write_text(text)
+    monkeypatch.setattr(energy.EnergyMeter, "joules", partial(next, itertools.count(0.0, 2.5)))
+    assert (read("Tell me of"), read("Tell me of the")) == (2.5, 5.0)
 
 
 @pytest.mark.parametrize("text", ["/file the words of a command", "w", ""])

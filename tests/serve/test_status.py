@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -78,5 +80,11 @@ def test_joules_are_told_where_the_machine_counts_them(
     (zone / "energy_uj").write_text("2500001")
     told = httpx.get(f"{address}/metrics").text
     assert 'edgespec_energy_joules_total{counter="RAPL: package-0"} 2.5\n' in told
+    assert "edgespec_read_ahead_joules_total 0\n" in told
+    prewarm = {"messages": HELLO, "prompt_cache_options": {"prewarm": True}}
+    monkeypatch.setattr(energy.EnergyMeter, "joules", partial(next, itertools.count(0.0, 1.5)))
+    httpx.post(f"{address}/v1/chat/completions", json={"messages": HELLO, "max_tokens": 0})
+    httpx.post(f"{address}/v1/chat/completions", json=prewarm)
+    assert "edgespec_read_ahead_joules_total 1.5\n" in httpx.get(f"{address}/metrics").text
     monkeypatch.setattr(energy, "SYS", tmp_path / "none")
     assert "joules" not in httpx.get(f"{serve(Speaker())}/metrics").text
