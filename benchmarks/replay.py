@@ -325,8 +325,8 @@ def _replay(
         noisy_ms = step_ms * exp(noise.gauss(0.0, _STEP_NOISE)) if believed else step_ms
         node_ms = None
         if size:
-            believed_ms = steps.believed_ms(noisy_ms, context.estimated_ms(1 + size))
-            node_ms = (believed_ms - context.estimated_ms(1)) / size
+            believed_ms = steps.believed_ms(noisy_ms, context.ms[1 + size])
+            node_ms = (believed_ms - context.ms[1]) / size
         emitted = output[start:done]
         drafter.observe(VerifyResult(tree, path, emitted, context, known.get, node_ms=node_ms))
         if believed is not None:

@@ -129,9 +129,8 @@ def make_step(
     # Accept and commit: each sequence, with what each of its drafts has added to the step.
     num_drafted, node_ms = sum(sizes), None
     if context is not None and num_drafted and not chunks:
-        plain_ms, ms = context.estimated_ms(1), context.estimated_ms(1 + num_drafted)
-        believed_ms = batch[0].target.times.believed_ms(step_ms, ms)
-        node_ms = (believed_ms - plain_ms) / num_drafted
+        believed_ms = batch[0].target.times.believed_ms(step_ms, context.ms[1 + num_drafted])
+        node_ms = (believed_ms - context.ms[1]) / num_drafted
     for one, logits in zip(batch, rows, strict=False):
         one.previous = num_fed
         try:

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
+from functools import cached_property
 from math import inf
 from typing import TYPE_CHECKING, Any
 
@@ -202,9 +203,9 @@ class Proposal:
 EMPTY = Proposal((), (), ())
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StepContext:
-    """What a round may cost, and what its drafts are worth.
+    """What a round may cost, and what its drafts are worth: a price list, made once a round.
 
     Times are those of this moment, as a clock would show them: the curve's at its `scale`.
 
@@ -224,22 +225,28 @@ class StepContext:
     branches: bool = True
     sampler: Sampler | None = None
 
+    @cached_property
+    def ms(self) -> list[float]:
+        """Predicted times of target steps by their nodes, the root included, [1 + most].
+
+        Estimated where a size was not measured.
+        """
+        return self.curve.steps_ms(self._sizes, self.depth, self.previous)
+
+    @cached_property
+    def errors(self) -> list[float]:
+        """Relative standard deviations of the same times."""
+        return self.curve.standard_errors(self._sizes, self.depth)
+
     @property
+    def _sizes(self) -> range:
+        """Tokens of steps over no node, the root, the root and one more, ..."""
+        return range(self.extra, self.extra + 2 + max(0, self.max_nodes))
+
+    @cached_property
     def token_ms(self) -> float:
         """A plain step's time for each of its tokens: the unit of ledgers."""
-        return self.estimated_ms(1) / (1 + self.others)
-
-    def standard_error(self, num_nodes: int) -> float:
-        """Relative standard deviation of the predicted time of a step."""
-        return self.curve.standard_error(num_nodes + self.extra, self.depth)
-
-    def estimated_ms(self, num_nodes: int) -> float:
-        """Predicted time of a target step over `num_nodes`, the root included.
-
-        Estimated where that size was not measured.
-        """
-        curve, size = self.curve, num_nodes + self.extra
-        return curve.scale * curve.estimated_ms(size, self.depth, self.previous)
+        return self.ms[1] / (1 + self.others)
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,27 +288,26 @@ def choose_size(
             such steps measure it, so that few are lost where the estimate was too good.
     """
     expected = 1.0 + context.others + sum(probabilities[:kept])
-    scale = context.curve.scale  # below, all times are the curve's
-    spent_ms, node_ms = spent_ms / scale, node_ms / scale
     spent_ms += max(0, kept - drafted) * node_ms
-    curve, extra, depth, previous = context.curve, context.extra, context.depth, context.previous
-    least_ms = curve.estimated_ms(1 + kept + extra, depth, previous)
-    rate = expected / (spent_ms + least_ms)
+    step_ms, base = context.ms, context.curve.base
+    rate = expected / (spent_ms + step_ms[1 + kept])
     best, best_rate, least, required = kept, rate, rate, required_gain * rate
-    step_ms = curve.estimated_ms if tries else curve.step_ms
-    before = context.standard_error(1 + kept)  # which what is compared with has, too
     for size in range(kept + 1, min(len(probabilities), context.max_nodes) + 1):
         expected += probabilities[size - 1]
         if size > drafted:
             spent_ms += node_ms
-        ms = step_ms(size + 1 + extra, depth, previous)
+        tokens = 1 + size + context.extra
+        if not tries and (tokens >= len(base) or base[tokens] == inf):
+            continue
+        ms = step_ms[1 + size]
         rate = expected / (spent_ms + ms)
         if rate > least and rate >= required:
-            unsure = max(0.0, context.standard_error(size + 1) - before)
+            # What is compared with is unsure, too.
+            unsure = max(0.0, context.errors[1 + size] - context.errors[1 + kept])
             cautious = expected / (spent_ms + ms * (1.0 + unsure))
             if cautious > least:
                 best, best_rate, least = size, rate, cautious
-    return best, best_rate / scale
+    return best, best_rate
 
 
 def likeliest_chain(proposal: Proposal) -> Proposal:

@@ -207,6 +207,19 @@ class CostCurve:
             base_ms, _ = self._base_ms(num_nodes)
         return self._at_depth(base_ms, num_nodes, depth, previous)
 
+    def steps_ms(self, sizes: Sequence[int], depth: int, previous: int = 0) -> list[float]:
+        """Milliseconds now of steps of these sizes, [len(sizes)], as `estimated_ms` has them."""
+        base, scale = self.base, self.scale
+        found = []
+        for size in sizes:
+            base_ms = base[size] if size < len(base) else _NEVER
+            if base_ms == _NEVER and size:
+                base_ms, _ = self._base_ms(size)
+            slope_ms = self.depth_ms * self.texts + self.depth_node_ms * size
+            changed = self.change_ms if previous not in (0, size) else 0.0
+            found.append(scale * (base_ms + slope_ms * depth + changed))
+        return found
+
     def _at_depth(self, base_ms: float, num_nodes: int, depth: int, previous: int) -> float:
         changed = self.change_ms if previous not in (0, num_nodes) else 0.0
         slope_ms = self.depth_ms * self.texts + self.depth_node_ms * num_nodes
@@ -222,16 +235,19 @@ class CostCurve:
         rest_ms = self.estimated_ms(rest, depth) if rest else 0.0
         return full * self.estimated_ms(size, depth) + rest_ms
 
-    def standard_error(self, num_nodes: int, depth: int) -> float:
-        """Relative standard error of a step's time, beside that of a step without drafts."""
-        if num_nodes <= self.texts:
-            return 0.0
-        if num_nodes >= len(self.base) or self.base[num_nodes] == _NEVER:
-            return _GUESSED
-        own = self._own_error(num_nodes)
-        base, node_error = self.base[num_nodes], self._state.slopes[1]
-        slope_ms = self.depth_ms * self.texts + self.depth_node_ms * num_nodes
-        return (own * base + node_error * (num_nodes - 1) * depth) / (base + slope_ms * depth)
+    def standard_errors(self, sizes: Sequence[int], depth: int) -> list[float]:
+        """Relative standard errors of steps of these sizes, beside a step's without drafts."""
+        found, node_error = [], self._state.slopes[1]
+        for size in sizes:
+            base_ms = self.base[size] if size < len(self.base) else _NEVER
+            if size <= self.texts or base_ms == _NEVER:
+                found.append(0.0 if size <= self.texts else _GUESSED)
+                continue
+            own_ms = self._state.own.get(size, _BASE) * base_ms
+            slope_ms = self.depth_ms * self.texts + self.depth_node_ms * size
+            error_ms = own_ms + node_error * (size - 1) * depth
+            found.append(error_ms / (base_ms + slope_ms * depth))
+        return found
 
     def least_useful_probability(self, depth: int) -> float:
         """A node less likely than this cannot pay for itself.

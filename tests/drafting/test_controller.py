@@ -51,7 +51,8 @@ def rate(
     nodes = num_drafted + 1 + extra
     if num_drafted == 0:
         return 1.0 / curve.estimated_ms(nodes, depth, previous)
-    unsure = max(0.0, curve.standard_error(nodes, depth) - curve.standard_error(1 + extra, depth))
+    before, error = curve.standard_errors([1 + extra, nodes], depth)
+    unsure = max(0.0, error - before)
     ms = curve.base[nodes] + (curve.depth_ms + curve.depth_node_ms * nodes) * depth
     ms += curve.change_ms if previous not in (0, nodes) else 0.0
     return (1.0 + math.fsum(probabilities[:num_drafted])) / (ms * (1.0 + unsure))
@@ -114,7 +115,7 @@ def test_plain_when_no_draft_pays() -> None:
 def test_a_draft_must_promise_more_than_its_time_is_unsure() -> None:
     """And no more than that: what may be lost is bounded by the ledger."""
     curve = curve_of(10, 10)
-    least = curve.standard_error(2, 0)
+    least = curve.standard_errors([2], 0)[0]
     assert least > 0.0
     assert chosen_size((least - 0.001,), curve, 0, 0, 31) == 0
     assert chosen_size((least + 0.001,), curve, 0, 0, 31) == 1
@@ -127,7 +128,7 @@ def test_a_step_is_as_dear_as_its_time_is_unsure_until_it_was_timed() -> None:
     for _ in range(200):
         curve.observe(1, 0, 1, 10.0)
         curve.observe(2, 0, 2, 10.5)
-    assert curve.standard_error(2, 0) < 0.03
+    assert curve.standard_errors([2], 0)[0] < 0.03
     assert chosen_size((0.1,), curve, 0, 0, 31) == 1
 
 
@@ -148,11 +149,8 @@ def test_kept_nodes_stay_and_time_spent_counts(
     context = StepContext(31, 0.0, CostCurve([INF, *ms]), depth=0)
     costs = {"kept": kept, "spent_ms": spent_ms, "node_ms": node_ms}
     size, best_rate = choose_size(probabilities, context, **costs)  # type: ignore[arg-type]
-    ms[kept] = context.estimated_ms(1 + kept)  # this step is made in any case
-    errors = [
-        max(0.0, context.standard_error(n + 1) - context.standard_error(kept + 1))
-        for n in range(len(ms))
-    ]
+    ms[kept] = context.ms[1 + kept]  # this step is made in any case
+    errors = [max(0.0, context.errors[n + 1] - context.errors[kept + 1]) for n in range(len(ms))]
     expected = {
         n: (1.0 + math.fsum(probabilities[:n]), spent_ms + n * node_ms)
         for n in range(kept, min(len(probabilities), len(ms) - 1) + 1)
@@ -267,7 +265,7 @@ def test_a_machine_of_another_speed_decides_alike(
             spent_ms=times * spent_ms,
             node_ms=times * node_ms,
         )
-        assert context.estimated_ms(2) == times * 12.0
+        assert context.ms[2] == times * 12.0
         sizes.append((size, pytest.approx(times * rate)))
     assert sizes[0] == sizes[1]
 

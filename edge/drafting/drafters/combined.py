@@ -284,10 +284,10 @@ class _Source:
         if estimate is not None:
             fixed_ms, node_ms = estimate.read_ms + estimate.first_ms, estimate.node_ms
             reserve = 0.0
-        plain_ms = context.estimated_ms(1)
+        step_ms = context.ms
 
         def price(nodes: int) -> float:
-            ms = fixed_ms + nodes * node_ms + context.estimated_ms(1 + nodes) - plain_ms
+            ms = fixed_ms + nodes * node_ms + step_ms[1 + nodes] - step_ms[1]
             return max(0.0, ms) / token_ms
 
         self.price = price(1) + reserve
@@ -420,14 +420,14 @@ class CombinedDrafter(Drafter):
 
     def _within_means(self, merged: Proposal, context: StepContext) -> Proposal:
         """The merged tree, cut off where a drafter's share of the step would exceed its balance."""
-        token_ms, plain_ms = context.token_ms, context.estimated_ms(1)
+        token_ms, step_ms = context.token_ms, context.ms
         balances = {
             one.drafter.name: one.ledger.balance for one in self._sources if not one.is_free
         }
         counts = Counter(merged.sources[: merged.kept])
         for size in range(merged.kept + 1, len(merged) + 1):
             counts[merged.sources[size - 1]] += 1
-            each = (context.estimated_ms(1 + size) - plain_ms) / (size * token_ms)
+            each = (step_ms[1 + size] - step_ms[1]) / (size * token_ms)
             if any(each * count > balances.get(name, inf) for name, count in counts.items()):
                 return merged.part(range(size - 1))
         return merged
@@ -453,8 +453,8 @@ class CombinedDrafter(Drafter):
         context, nodes = result.context, len(result.tree)
         token_ms, node_ms = context.token_ms, result.node_ms
         if node_ms is None:
-            more_ms = context.estimated_ms(nodes) - context.estimated_ms(1)
-            node_ms = more_ms / (nodes - 1) if nodes > 1 and result.rounds == 1 else 0.0
+            is_drafted, step_ms = nodes > 1 and result.rounds == 1, context.ms
+            node_ms = (step_ms[nodes] - step_ms[1]) / (nodes - 1) if is_drafted else 0.0
         sources = result.tree.sources
         for source in self._sources:
             worked, ledger, name = thread_time(), source.ledger, source.drafter.name

@@ -80,7 +80,7 @@ def slow_length(target: Sequence[float], node_ms: float, longest: int) -> int:
         chances = (sure ** min(n, length) * HOPE ** max(0, n - length) for n in range(size + 1))
         expected = math.fsum(chances)
         return expected / (
-            spent * node_ms + target[size] * (1.0 + curve.standard_error(size + 1, 0))
+            spent * node_ms + target[size] * (1.0 + curve.standard_errors([size + 1], 0)[0])
         )
 
     length = 1

@@ -100,10 +100,10 @@ def test_a_step_is_the_measurement_of_a_size_without_one() -> None:
     """As far as a guess of 20 ms, which a fifth is a standard error of, and noise allow."""
     curve = CostCurve([INF, 10.0, INF])
     feed(curve, {1: 10.0}, rounds=16)
-    assert curve.standard_error(2, 0) == 0.2
+    assert curve.standard_errors([2], 0)[0] == 0.2
     curve.observe(2, 0, 2, 15.0)
     assert curve.base[2] == pytest.approx(15.0, rel=0.02)
-    assert 0.06 < curve.standard_error(2, 0) < 0.1, "one step is worth about one measurement"
+    assert 0.06 < curve.standard_errors([2], 0)[0] < 0.1, "one step is worth about one measurement"
     assert curve.scale == pytest.approx(1.0, rel=0.01)
 
 
@@ -302,7 +302,7 @@ def test_a_correction_is_there_at_the_next_load_and_less_sure() -> None:
     feed(curve, {1: 8.0, 2: 15.0}, rounds=50)
     loaded = CostCurve.from_json(json.loads(json.dumps(curve.as_json())))
     assert loaded.base == curve.base
-    assert curve.standard_error(2, 0) < loaded.standard_error(2, 0) < 0.08
+    assert curve.standard_errors([2], 0)[0] < loaded.standard_errors([2], 0)[0] < 0.08
 
 
 def test_a_document_of_an_earlier_version_is_read() -> None:
@@ -311,7 +311,7 @@ def test_a_document_of_an_earlier_version_is_read() -> None:
     document |= {"standard_errors": {"2": 0.05}, "level": 1.1, "answered_ms": 7.0}
     curve = CostCurve.from_json(document)
     assert (curve.base, curve.level) == ([INF, 4.0, 6.0], 1.1)
-    assert curve.standard_error(2, 0) == pytest.approx(0.05)
+    assert curve.standard_errors([2], 0)[0] == pytest.approx(0.05)
     assert CostCurve.from_json(json.loads(json.dumps(curve.as_json()))) == curve
 
 
@@ -339,8 +339,8 @@ def test_a_stored_curve_takes_over_what_a_part_of_it_has_learned() -> None:
     both = stored.updated(used)
     assert both.base == pytest.approx([INF, 4.0, 8.0, 9.0], rel=0.01)
     assert both.level == pytest.approx(1.3, rel=0.2)
-    assert (both.standard_error(2, 0), both.standard_error(3, 0)) == (
-        used.standard_error(2, 0),
+    assert (both.standard_errors([2], 0)[0], both.standard_errors([3], 0)[0]) == (
+        used.standard_errors([2], 0)[0],
         0.08,
     )
 
@@ -468,7 +468,8 @@ def test_one_parameter_by_hand() -> None:
     own, speed, noise = 0.08**2, 0.01**2, 0.06**2
     assert curve.base[2] == pytest.approx(8.0 * math.exp(off * own / (own + speed + noise)))
     assert curve.scale == pytest.approx(math.exp(off * speed / (own + speed + noise)))
-    assert curve.standard_error(2, 0) ** 2 == pytest.approx(own * (1 - own / (own + speed + noise)))
+    [error] = curve.standard_errors([2], 0)
+    assert error**2 == pytest.approx(own * (1 - own / (own + speed + noise)))
 
 
 def test_what_is_too_far_off_counts_as_far_as_is_likely() -> None:
@@ -478,7 +479,7 @@ def test_what_is_too_far_off_counts_as_far_as_is_likely() -> None:
     curve.observe(2, 9, 2, 16.0)
     own, all_of_it = 0.08**2, 0.08**2 + 0.01**2 + 0.06**2
     assert curve.base[2] == pytest.approx(8.0 * math.exp(3.0 * own / all_of_it**0.5))
-    assert curve.standard_error(2, 0) > 0.068, "and it is nearly as unsure as before"
+    assert curve.standard_errors([2], 0)[0] > 0.068, "and it is nearly as unsure as before"
 
 
 @pytest.mark.parametrize("wrong", [0.0, 0.2, 3.0])
@@ -510,9 +511,9 @@ def test_what_is_unsure_by_hand() -> None:
     """0.08 of a measured base, 0.2 of a guessed one, 1/8000 of a plain step for depth and node."""
     curve = CostCurve([INF, 4.0, INF, 8.0], depth_ms=0.01)
     lost = 0.08 * 8.0 + 2 * 1000 * 4.0 / 8000
-    assert curve.standard_error(3, 1000) == pytest.approx(lost / (8.0 + 10.0))
-    assert curve.together(2).standard_error(3, 1000) == pytest.approx(lost / (8.0 + 20.0))
-    assert curve.standard_error(2, 1000) == 0.2
+    assert curve.standard_errors([3], 1000)[0] == pytest.approx(lost / (8.0 + 10.0))
+    assert curve.together(2).standard_errors([3], 1000)[0] == pytest.approx(lost / (8.0 + 20.0))
+    assert curve.standard_errors([2], 1000)[0] == 0.2
     for found, own in ((curve.t(3, 0), 0.08), (curve.t(2, 0), 0.2), (curve.t(1, 0), 0.0)):
         assert found[1] == pytest.approx(math.hypot(0.15, own)), "and the machine's speed"
     assert curve.t(1, 0, Chunk(2, 0)) == curve.t(3, 0)
@@ -531,15 +532,16 @@ def test_a_few_plain_steps_of_another_speed_are_no_news(times: float) -> None:
 
 def test_what_is_unsure_shrinks_with_steps_and_is_kept() -> None:
     curve = CostCurve(list(TRUE.base), TRUE.depth_ms, TRUE.depth_node_ms, TRUE.change_ms)
-    before = curve.standard_error(8, 1000)
+    before = curve.standard_errors([8], 1000)[0]
     write(curve, [100, 1000], 3)
-    assert curve.standard_error(1, 1000) == 0.0
-    assert curve.standard_error(8, 1000) < before / 2
+    assert curve.standard_errors([1], 1000)[0] == 0.0
+    assert curve.standard_errors([8], 1000)[0] < before / 2
     loaded = CostCurve.from_json(curve.as_json())
     assert loaded._state.slopes == pytest.approx(curve._state.slopes)
-    assert curve.standard_error(8, 0) < loaded.standard_error(8, 0) < 0.05, "of another moment"
-    assert loaded.resized(4).standard_error(4, 0) == pytest.approx(
-        loaded.standard_error(4, 0), rel=0.01
+    [known], [of_load] = (one.standard_errors([8], 0) for one in (curve, loaded))
+    assert known < of_load < 0.05, "of another moment"
+    assert loaded.resized(4).standard_errors([4], 0)[0] == pytest.approx(
+        loaded.standard_errors([4], 0)[0], rel=0.01
     )
 
 
