@@ -43,7 +43,7 @@ from edgespec.drafting.drafters import combined as combined_module
 from edgespec.drafting.drafters import make_drafter, suffix
 from edgespec.drafting.drafters.combined import BelievedTimes, CombinedDrafter
 from edgespec.drafting.drafters.model import top_tokens_of
-from edgespec.drafting.drafters.suffix import VERSION, SuffixDrafter, cautious
+from edgespec.drafting.drafters.suffix import SuffixDrafter, cautious
 from edgespec.drafting.proposal import (
     EMPTY,
     Calibration,
@@ -398,8 +398,8 @@ def _learn(arguments: argparse.Namespace) -> None:
         part = min(1.0, _MOST / tries)
         if tries >= _LEAST:
             cells[str(cell)] = [round(part * hits), round(part * tries)]
-    document = {"version": VERSION, "suffix": {"num_cells": suffix.NUM_CELLS, "cells": cells}}
-    arguments.out.write_text(json.dumps(document, separators=(",", ":")) + "\n", encoding="utf-8")
+    text = json.dumps({"cells": cells}, separators=(",", ":"))
+    arguments.out.write_text(text + "\n", encoding="utf-8")
     print(f"{len(cells)} cells, {sum(tries for _, tries in cells.values())} tries")
 
 

@@ -12,11 +12,12 @@ RESERVE = 0.5  # of a balance, for n-gram hits: 0 cost 0.5% where steps are stee
 ASKING_TIMES = 3.0  # times its lookup that asking a table takes: choosing, counting, telling too
 ASKING_RATE = 0.1  # of a lookup in what lookups usually take: steady within some 20 rounds
 MOST_AT_FIRST = 0.5 * FIRST_BALANCE  # that a first lookup is charged: the rest pays for the next
-# Times as long as estimated, up to which a step is paid for, and up to which one is where two in a
-# row took longer than that. In replays with three of ten steps disturbed 3 and 3 cost 2.5%.
-LONGEST_ALONE, LONGEST_STEP = 1.3, 3.0
+# Times as long as estimated, up to which a step is paid for; `HICCUP` times where two in a row took
+# longer than that. In replays with three of ten steps disturbed 3 and 3 cost 2.5%.
+LONGEST_ALONE = 1.3
 USUAL_PROMPT = 512  # tokens of a prompt that a draft model may read before it has earned anything
-MOST_ROUNDS = 5000.0  # that savings are a sum of, older ones fade: not measured
+# Rounds that savings, histories and the tries of a cell are sums of; older ones fade: not measured.
+MOST_ROUNDS = 5000.0
 TELLING_ROUNDS = 300  # rounds or tokens that counts must be of: not measured, two answers or three
 LASTING_S = 24 * 3600.0  # no stored figure keeps a drafter out for longer: one try a day
 
@@ -39,9 +40,9 @@ WINDOW_GAINS = (0.85, 0.71, 0.58, 0.48)  # tokens that a first draft brings, a s
 CELL_STRENGTH = 6.0  # tries that the group of a cell counts for in it
 RECENT_STRENGTH = 40.0  # tries that a cell counts for beside those of lately
 RECENT_DECAY = 0.9  # of lately, from try to try: half of them are the last seven
-GROUP_STRENGTH = 1.0  # tries that a first guess counts for in its group
-MOST_TRIES = 4000.0  # older counts fade beyond this, so that a table never gets stuck
-PRIOR_TRIES = 20.0  # of a cell that counts of other models, or a file's own, stand for at most
+# Tries of a cell that counts of elsewhere stand for at most: of other models, a file's own, and of
+# earlier texts at a place of a chain, as the next one may be of another kind.
+PRIOR_TRIES = 20.0
 PRIOR_ODDS = 0.5  # of the odds elsewhere: one standard deviation between models
 
 # -- the suffix drafter (suffix.py) --------------------------------------------------------------
@@ -75,13 +76,12 @@ TRANSLATED_HITS = (
     ((0, 2), (0, 7), (34, 127), (58, 152), (69, 133), (69, 103), (67, 86), (65, 77), (58, 69),
      (19, 25), (114, 132)),
 )  # fmt: skip
-TEXT_TRIES = 20.0  # of a place in a chain that earlier texts stand for: the next may be of a kind
 
 # -- drafters that write ahead (model.py) --------------------------------------------------------
 SHARE_BORDERS = (0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.96, 0.99, 0.999)  # of the draft's token
-DRAFT_GUESSES = ((0.7, 0.15, 0.05), (0.6, 0.15, 0.05))  # by best or drawn, and rank
-FIRST_CHANCE = 0.7  # of a token at any place of a chain, before anything was counted: a guess
+# Guesses by best or drawn, and rank; the first one is that of any place of a chain, too.
+DRAFT_GUESSES = ((0.7, 0.15, 0.05), (0.6, 0.15, 0.05))
 # What a draft model says of its best token holds 0.8 times to the power of 1.5: of a head trained
 # for minutes, shares of 0.27, 0.42, 0.57, 0.72, 0.85, 0.93 were right 0.12, 0.24, 0.33, 0.44, 0.76
 # and 0.8 times (940 places).
-BELIEF, BELIEF_POWER, BELIEVED_TRIES = 0.8, 1.5, 6.0
+BELIEF, BELIEF_POWER = 0.8, 1.5

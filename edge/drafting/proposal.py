@@ -15,6 +15,7 @@ taken to be as slow as their times are unsure. What may be lost at most is not i
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
@@ -71,8 +72,8 @@ class Calibration:
         self._known_tries = [constants.CELL_STRENGTH] * num_cells  # those of the group included
         self._hits = [0.0] * num_cells
         self._tries = [0.0] * num_cells
-        self._group_hits = [constants.GROUP_STRENGTH * prior for prior in priors]
-        self._group_tries = [constants.GROUP_STRENGTH] * len(priors)
+        self._group_hits = list(priors)  # a first guess is one try
+        self._group_tries = [1.0] * len(priors)
         self.forget_recent()
         for cell, (hits, tries) in (known or {}).items():
             weight = min(1.0, constants.PRIOR_TRIES / tries)
@@ -107,7 +108,7 @@ class Calibration:
         self._recent_hits[recent] = constants.RECENT_DECAY * self._recent_hits[recent] + hit
         self._recent_tries[recent] = constants.RECENT_DECAY * self._recent_tries[recent] + 1.0
         self._add(cell, hit, 1.0)
-        if self._tries[cell] > constants.MOST_TRIES:
+        if self._tries[cell] > constants.MOST_ROUNDS:
             self._add(cell, -0.5 * self._hits[cell], -0.5 * self._tries[cell])
 
     def _add(self, cell: int, hits: float, tries: float) -> None:
@@ -143,24 +144,13 @@ class Calibration:
         """Take over counts of an earlier run; a document of another layout is ignored."""
         if not isinstance(document, dict) or document.get("num_cells") != len(self._tries):
             return
-        for name, counts in pairs_of(document.get("cells")).items():
-            cell = int(name) if name.isdecimal() and len(name) < 9 else len(self._tries)
-            hits, tries = (round(count, 3) for count in counts)
-            if cell < len(self._tries) and tries <= 2 * constants.MOST_TRIES - self._tries[cell]:
-                self._add(cell, hits, tries)  # "1" and "01" are one cell
-
-
-def pairs_of(cells: Any) -> dict[str, tuple[float, float]]:
-    """Hits and tries by cell, as far as they are such."""
-    found = {}
-    for name, counts in (cells if isinstance(cells, dict) else {}).items():
-        try:
-            hits, tries = (float(count) for count in counts)
-        except (TypeError, ValueError, OverflowError):
-            continue
-        if 0.0 <= hits <= tries < float("inf"):
-            found[name] = hits, tries
-    return found
+        cells = document.get("cells")
+        for name, counts in cells.items() if isinstance(cells, dict) else ():
+            with suppress(TypeError, ValueError, OverflowError):
+                cell, (hits, tries) = int(name), (round(float(count), 3) for count in counts)
+                room = 2 * constants.MOST_ROUNDS  # "1" and "01" are one cell
+                if 0 <= cell < len(self._tries) and 0 <= hits <= tries <= room - self._tries[cell]:
+                    self._add(cell, hits, tries)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,18 +15,6 @@ from edgespec.models.spec import ModelSpec
 _LOOK_SECONDS = 0.6  # two looks at what else computes
 
 
-def measured_while_busy(
-    backend: Backend, stored: CostCurve, between: Callable[[], None] = lambda: None
-) -> bool:
-    """Whether a step takes much less now than when the curve was measured.
-
-    A machine is never faster than when it is idle, so a curve can only be too slow. Steps of
-    another model that come `between` are not timed. CPU contention alone makes it 1.4 times slower.
-    """
-    _, singles = in_turns([between, partial(one_step, backend, 1)], 4, least=4)
-    return stored.base[1] > 1.4 * min(singles)
-
-
 def contention_now(backend: Backend) -> float:
     """How many times fewer threads than planned steps have, while they are made for a moment.
 

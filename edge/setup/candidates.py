@@ -67,8 +67,6 @@ _READ_BY_NAME = 1.03
 # where it brings nothing: over suffix alone 1.013 at 1.15, 1.000 at 1.3, 1.002 at 1.48, 0.999 at
 # 1.67, in replays of SmolLM2's answers that charge nothing for its tables.
 _MANY, _FLAT = 8, 1.3
-_WORTH_A_WINDOW = 1.03  # times plain decoding that is predicted where contexts are full
-_WORTH_LOADING = 0.01  # of the time of rounds: what it has to save where that was seen
 _EXIT, SMALL_MODEL = "early_exit", "draft_model"  # names in a plan
 _DRAFTS = {
     _EXIT: "the model's own first words of what follows",
@@ -251,7 +249,7 @@ def _window(spec: ModelSpec, request: Request, plan: Plan) -> Candidate | None:
     who = f"what the text repeats, and behind long texts the model over {WINDOW_LAST} cells of it"
     reason = f"{speed:.2f}x of plain decoding predicted behind {depth} tokens"
     asked = replace(request, drafter=f"{plan.drafter},{WINDOW}")
-    return Candidate(asked, who, speed > _WORTH_A_WINDOW, reason, WINDOW)
+    return Candidate(asked, who, speed > NO_DIFFERENCE, reason, WINDOW)
 
 
 def _drafts_of(source: DraftSource, spec: ModelSpec, request: Request, plan: Plan) -> Candidate:
@@ -333,7 +331,7 @@ def _judged(spec: ModelSpec, plan: Plan, source: DraftSource) -> tuple[bool, str
         if cost > 1.0:
             saved = 1.0 - cost * (1.0 - saved)
             reason += f", and plain steps take {cost:.2f} times as long for it"
-        pays = saved + 2.0 * cost * error > _WORTH_LOADING
+        pays = saved + 2.0 * cost * error > NO_DIFFERENCE - 1.0
         if pays or keeps_out(learned):
             return pays, reason
     is_asked = source.is_named or drafter is None

@@ -41,7 +41,6 @@ from edgespec.measure.timing import (
     contention_now,
     expect_slopes,
     measure_curve,
-    measured_while_busy,
     one_step,
     snapshots_cost,
     times_behind,
@@ -353,8 +352,6 @@ def _curve(backend: Backend, spec: ModelSpec, plan: Plan, report: Progress) -> C
     first load that has all threads.
     """
     kept = stored.stored_curve(spec, plan)
-    if kept is not None and measured_while_busy(backend, kept):
-        kept = None
     known = None if kept is None else kept.resized(backend.max_nodes)
     is_whole = known is not None and float("inf") not in known.base[1:]
     if known is not None and is_whole and known.contention == 1.0:
@@ -568,11 +565,7 @@ def _draft_curve(
     spec: ModelSpec | None,
 ) -> CostCurve:
     """The times of a draft model's steps behind those of its `target`; `kept` ones if they hold."""
-    if (
-        kept is not None
-        and not measured_while_busy(backend, kept, lambda: one_step(target, 1))
-        and kept.contention <= backend.contention
-    ):
+    if kept is not None and kept.contention <= backend.contention:
         return kept
     report("measuring step times", 0.0)
     curve = measure_curve(lambda nodes: one_step(backend, nodes), DRAFT_MODEL_NODES, seconds=0.4)

@@ -245,9 +245,7 @@ def _alternatives(
 # -- how large drafts may be: sizes that are worth their memory, by predicted speed -----------
 
 CHEAP = 1.02  # of the bytes with the smallest draft: hardly more
-# Unasked, where each draft takes one more copy of a recurrent state. llama.cpp writes a part of all
-# snapshots in every step of some kinds: few are tried before it was measured what that takes.
-_MOST_STATES, _MOST_UNMEASURED = 7, 3
+# Of these llama.cpp writes a part of all snapshots in every step.
 _WRITES_ALL = ("qwen35", "kimi-k3")  # beginnings of architectures
 
 
@@ -285,13 +283,13 @@ class Drafts:
         asked = self.layout.request.draft_max
         if asked is not None:
             return (asked,)
-        most = min(self.max_step or 256, self.layout.contexts.least)
-        if self.layout.spec.keeps_state:
-            is_known = self.speed_of(_MOST_UNMEASURED).is_measured
-            few = self.layout.spec.arch.startswith(_WRITES_ALL) and not is_known
-            states = _MOST_UNMEASURED if few else _MOST_STATES
-            most = min(most, 1 + min(states, most_snapshots(self.layout.spec)))
-        sizes = [draft for draft in DRAFT_SIZES if draft < most]
+        most, usual = min(self.max_step or 256, self.layout.contexts.least), DRAFT_SIZES
+        if self.layout.spec.keeps_state:  # each draft takes one more copy of the state
+            most = min(most, 1 + most_snapshots(self.layout.spec))
+            is_unknown = not self.speed_of(DRAFT_SIZES[0]).is_measured
+            few = self.layout.spec.arch.startswith(_WRITES_ALL) and is_unknown
+            usual = DRAFT_SIZES[: 1 if few else 2]
+        sizes = [draft for draft in usual if draft < most]
         # A draft model that was named is loaded, or what does not fit is said.
         least = () if self.layout.draft_spec is not None and sizes else (0,)
         worthwhile = self._worthwhile(sizes)

@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from math import copysign, exp, hypot, log, sqrt
+from math import copysign, exp, hypot, log, pi, sqrt
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -54,9 +54,8 @@ _FURTHER_STEP = 0.02  # of its drift: chunks are of other sizes
 _UNKNOWN = (1 / 2000, 1 / 8000, 0.15)  # per token of depth, per token and node, for a change
 
 _LIMIT = 3.0  # standard errors, beyond which one normal value in four hundred lies
-_HICCUP = 3.0  # times as long as expected: other programs' doing
+HICCUP = 3.0  # times as long as expected: other programs' doing
 _TOGETHER = 8  # plain steps that are one observation, so that most cost nothing; or another speed
-_MEDIAN = 0.64  # of the information of a mean of as many has their median
 
 _MOST_LEVEL = 1.3
 SHORTEST_MS, _LONGEST_MS = 1e-6, 1e9  # of any step there is
@@ -320,9 +319,9 @@ class CostCurve:
         if ratio > 20.0 and ms > 500.0:  # long enough for a person to notice
             note_stall(ms, self.scale * expected_ms)
         self.misfit += 0.02 * (min(1.0, abs(ratio - 1.0)) - self.misfit)
-        if 1.0 / _HICCUP < ratio < _HICCUP:
+        if 1.0 / HICCUP < ratio < HICCUP:
             # A pause beside the step is no more of this device than one within it.
-            most_ms = _HICCUP * self.scale * expected_ms
+            most_ms = HICCUP * self.scale * expected_ms
             round_ms = ms if round_ms is None else min(round_ms, most_ms)
             self.answered_ms = min(self.answered_ms, 20_000.0) + expected_ms  # older answers fade
             level = self.level + (round_ms - self.level * expected_ms) / self.answered_ms
@@ -338,7 +337,7 @@ class CostCurve:
             if state.is_new or len(state.plain) == _TOGETHER:  # the very first says much
                 state.is_new = False
                 self._learn_plain()
-        elif ratio <= _HICCUP or not has_own:  # else a size that may be dear on this machine
+        elif ratio <= HICCUP or not has_own:  # else a size that may be dear on this machine
             self._learn_plain()
             step = self._step(num_nodes, depth, changed)
             self._learn(step, log(ms / (self.scale * step.ms)), 1, num_nodes if has_own else 0)
@@ -370,7 +369,8 @@ class CostCurve:
         is_known = not size or self.base[size] != _NEVER
         own = self._own_error(size) if size else 0.0
         own_share = step.base_ms / step.ms
-        noise = _NOISE * _NOISE / (1.0 if count == 1 else _MEDIAN * count)
+        # A median has 2/pi of the information of a mean.
+        noise = _NOISE * _NOISE / (1.0 if count == 1 else 2.0 / pi * count)
         # A slope of nothing cannot be what makes a step shorter.
         slopes = (1.0, self.depth_ms, self.depth_node_ms, self.change_ms, 1.0)
         shares = [a * (off > 0.0 or b > 0.0) for a, b in zip(step.shares, slopes, strict=True)]
@@ -378,7 +378,7 @@ class CostCurve:
         variance = shared + (own * own_share) ** 2 + noise
         most = _LIMIT * sqrt(variance)
         if abs(off) <= most:
-            if not size or abs(state.last_off) > log(_HICCUP):
+            if not size or abs(state.last_off) > log(HICCUP):
                 state.far_off = 0  # else memory may be another one, which fewer steps wait for
         elif not size and self._is_another_speed(off, count):
             cov[0][0] += off * off

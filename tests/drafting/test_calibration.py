@@ -17,7 +17,6 @@ def strengths(monkeypatch: pytest.MonkeyPatch) -> None:
     """The constants of the hand-worked examples, whatever the tuned ones are."""
     for name, value in (
         ("CELL_STRENGTH", 6.0),
-        ("GROUP_STRENGTH", 1.0),
         ("RECENT_STRENGTH", 20.0),
         ("RECENT_DECAY", 0.95),
     ):

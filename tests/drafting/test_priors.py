@@ -1,30 +1,14 @@
-"""What drafters begin with: the shipped counts, and documents that cannot be used."""
+"""What drafters begin with: the shipped counts."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from edgespec.drafting.drafters import suffix
-from edgespec.drafting.drafters.suffix import (
-    NUM_CELLS,
-    VERSION,
-    SuffixDrafter,
-    cautious,
-    known_counts,
-)
-
-
-@pytest.fixture(autouse=True)
-def forgotten() -> Any:
-    known_counts.cache_clear()
-    yield
-    known_counts.cache_clear()
+from edgespec.drafting.drafters.suffix import NUM_CELLS, SuffixDrafter, cautious, known_counts
 
 
 def test_the_shipped_counts_fit_the_drafter() -> None:
-    known = known_counts("suffix", NUM_CELLS)
+    known = known_counts()
     assert len(known) > 100
     assert all(
         0 <= hits <= tries and 0 <= cell < NUM_CELLS for cell, (hits, tries) in known.items()
@@ -33,7 +17,7 @@ def test_the_shipped_counts_fit_the_drafter() -> None:
 
 def test_longer_matches_of_this_text_hold_more_often() -> None:
     """The first cells are matches of one token, the last ones of more than 22."""
-    known, tenth = known_counts("suffix", NUM_CELLS), NUM_CELLS // 9
+    known, tenth = known_counts(), NUM_CELLS // 9
     rates = []
     for first in (0, NUM_CELLS - tenth):
         some = [known[c] for c in range(first, first + tenth) if c in known and c % 2]
@@ -50,21 +34,3 @@ def test_other_models_are_believed_at_half_of_their_odds() -> None:
 
 def test_what_ships_is_not_stored_with_what_was_counted() -> None:
     assert SuffixDrafter().state()["cells"] == {}
-
-
-@pytest.mark.parametrize(
-    "document",
-    [
-        {},
-        {"version": VERSION + 1, "suffix": {"num_cells": 2, "cells": {"0": [1, 2]}}},
-        {"version": VERSION, "suffix": {"num_cells": 3, "cells": {"0": [1, 2]}}},
-        {"version": VERSION, "suffix": None},
-        {"version": VERSION, "suffix": {"num_cells": 2, "cells": {"0": [3, 2], "7": [1, 2]}}},
-        {"version": VERSION, "suffix": {"num_cells": 2, "cells": {"0": [1, float("inf")]}}},
-    ],
-)
-def test_counts_of_another_layout_are_not_used(
-    document: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(suffix, "_document", lambda: document)
-    assert known_counts("suffix", 2) == {}

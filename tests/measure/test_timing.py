@@ -10,7 +10,7 @@ import pytest
 from draft_model_cases import Clock
 
 from edgespec.measure import timing
-from edgespec.measure.timing import measured_while_busy, times_behind
+from edgespec.measure.timing import times_behind
 from edgespec.memory.times.curve import CostCurve
 
 
@@ -60,20 +60,3 @@ def test_a_drafts_steps_are_timed_behind_those_of_its_target(clock: Clock) -> No
     curve = CostCurve([math.inf, 1.0, 2.0])
     assert times_behind(target, draft, curve) == pytest.approx(2.0)  # type: ignore[arg-type]
     assert times_behind(target, Drafting(clock), curve) < 1.001  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("is_behind", [False, True])
-def test_a_stored_time_is_held_against_steps_behind_the_target(
-    clock: Clock, is_behind: bool
-) -> None:
-    """2 ms were stored: alone a step takes half of it, as if other programs had run then."""
-    target = Cache()
-    draft = Drafting(clock, target)
-
-    def between() -> None:
-        if is_behind:
-            target.verify(None)
-
-    stored = CostCurve([math.inf, 2.0])
-    found = measured_while_busy(draft, stored, between)  # type: ignore[arg-type]
-    assert found is not is_behind

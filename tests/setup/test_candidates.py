@@ -321,13 +321,9 @@ def test_an_ordinary_draft_model_is_used_as_asked(target: ModelSpec, tmp_path: P
 # ------------------------------------------------------------------------------- loading
 
 
-def test_the_time_of_a_draft_step_is_measured_once(
-    target: ModelSpec, drafter: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_time_of_a_draft_step_is_measured_once(target: ModelSpec, drafter: Path) -> None:
     options: dict[str, Any] = {"context_size": 256, "threads": 1, "backend": "llamacpp"}
     options |= {"draft_model": drafter, "drafter": "suffix,model"}
-    # A step now and one of before differ on a busy machine.
-    monkeypatch.setattr("edgespec.setup.loading.measured_while_busy", lambda *_: False)
     measurements = []
     steps: list[str] = []
     for _ in range(2):

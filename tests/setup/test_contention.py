@@ -35,7 +35,6 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         return CostCurve([INF, *(ALONE if contention == 1.0 else BESIDE)])
 
     monkeypatch.setattr(loading, "measure_curve", measure)
-    monkeypatch.setattr(loading, "measured_while_busy", lambda *_: False)
     monkeypatch.setattr(loading, "times_behind", lambda *_: 1.0)
     monkeypatch.setattr("edgespec.measure.timing._LOOK_SECONDS", 0.0)
     monkeypatch.setattr(loading, "saw_step", lambda *_: None)

@@ -50,7 +50,7 @@ from edgespec.drafting.proposal import (
     choose_size,
 )
 from edgespec.memory.store.texts import KeptText
-from edgespec.memory.times.curve import SHORTEST_MS
+from edgespec.memory.times.curve import HICCUP, SHORTEST_MS
 from edgespec.memory.times.speed import Round
 
 # What is kept between runs: rounds, the plain steps that their tokens would have taken, the steps
@@ -59,7 +59,6 @@ SAVINGS = ("rounds", "usual_steps", "saved_steps", "squares")
 # Of the last run that added to them, and of the first one: seconds since the epoch.
 TIME, SINCE = "time", "since"
 KEPT = (*SAVINGS, TIME, SINCE)
-_KEPT_ROUNDS = 20_000.0  # of a history; older ones fade out beyond
 
 
 @dataclass(slots=True)
@@ -139,9 +138,7 @@ class BelievedTimes:
     several times as long is no accident of two in a row, and `repeated` is the most then.
     """
 
-    def __init__(
-        self, alone: float = constants.LONGEST_ALONE, repeated: float = constants.LONGEST_STEP
-    ) -> None:
+    def __init__(self, alone: float = constants.LONGEST_ALONE, repeated: float = HICCUP) -> None:
         self._alone, self._repeated = alone, repeated
         self._before = 1.0  # times as long as expected took the one before
 
@@ -149,7 +146,7 @@ class BelievedTimes:
         """Milliseconds of one that took `ms`."""
         ratio, before = ms / max(expected_ms, SHORTEST_MS), self._before
         self._before = ratio
-        is_dear = min(ratio, before) >= constants.LONGEST_STEP
+        is_dear = min(ratio, before) >= HICCUP
         most = min(before, self._repeated) if is_dear else self._alone
         return ms if ratio <= most else most * expected_ms
 
@@ -159,7 +156,7 @@ class UsualTime:
 
     def __init__(self) -> None:
         self.ms = 0.0  # 0: not known yet
-        self._times = BelievedTimes(constants.LONGEST_STEP, inf)
+        self._times = BelievedTimes(HICCUP, inf)
 
     def believed_ms(self, ms: float, first_ms: float) -> float:
         """Milliseconds of one that took `ms`; the first one of all counts as at most `first_ms`."""
@@ -183,7 +180,7 @@ class RoundHistory:
         key = (num_nodes, num_emitted)
         self._counts[key] = self._counts.get(key, 0.0) + 1.0
         self._total += 1.0
-        if self._total > _KEPT_ROUNDS:
+        if self._total > constants.MOST_ROUNDS:
             self._counts = {key: times / 2 for key, times in self._counts.items() if times >= 1.0}
             self._total = sum(self._counts.values())
 
@@ -206,7 +203,7 @@ class RoundHistory:
                 rounds.append((int(nodes), int(emitted), float(times)))
             except (TypeError, ValueError, OverflowError):
                 return cls()
-        most = 2 * _KEPT_ROUNDS
+        most = 2 * constants.MOST_ROUNDS
         return cls([r for r in rounds if 1 <= r[1] <= r[0] <= 1 << 16 and 0 < r[2] <= most])
 
 
@@ -274,7 +271,7 @@ class _Source:
     lookups: UsualTime = field(default_factory=UsualTime)  # of a table
     lessons: UsualTime = field(default_factory=UsualTime)
     drafts: BelievedTimes = field(  # of an engine
-        default_factory=lambda: BelievedTimes(constants.LONGEST_STEP, inf)
+        default_factory=lambda: BelievedTimes(HICCUP, inf)
     )
 
     def limit(self, context: StepContext, token_ms: float) -> int:

@@ -32,7 +32,7 @@ from edgespec.drafting import constants
 from edgespec.drafting.constants import (
     BELIEF,
     BELIEF_POWER,
-    BELIEVED_TRIES,
+    CELL_STRENGTH,
     DRAFT_GUESSES,
     LONGEST,
     MOST_DRAWN,
@@ -52,7 +52,7 @@ from edgespec.drafting.proposal import (
     choose_size,
 )
 from edgespec.errors import DraftModelWarning, EdgespecError, UnsupportedError
-from edgespec.memory.times.curve import Chunk, CostCurve
+from edgespec.memory.times.curve import HICCUP, Chunk, CostCurve
 from edgespec.models.early_exit import WINDOW, ExitInfo, gains_of
 from edgespec.prefix import common_prefix_length
 from edgespec.sampling.sampling import DraftDistribution, Sampler, without
@@ -68,7 +68,7 @@ def new_calibration() -> Calibration:
     groups = [cell // SHARES for cell in range(2 * _NUM_RANKS * SHARES)]
     borders = pairwise((0.0, *SHARE_BORDERS, 1.0))
     said = {
-        cell: (BELIEVED_TRIES * BELIEF * ((low + high) / 2.0) ** BELIEF_POWER, BELIEVED_TRIES)
+        cell: (CELL_STRENGTH * BELIEF * ((low + high) / 2.0) ** BELIEF_POWER, CELL_STRENGTH)
         for cell, (low, high) in enumerate(borders)
     }
     return Calibration(len(groups), groups, groups, [p for row in DRAFT_GUESSES for p in row], said)
@@ -429,7 +429,7 @@ class WritingDrafter(CountingDrafter):
         """Start a new text; nothing is computed before it pays."""
         super().begin(tokens)
         self._places.forget_recent()
-        self._places.fade(constants.TEXT_TRIES)  # texts before it say little: tasks differ
+        self._places.fade(constants.PRIOR_TRIES)  # texts before it say little: tasks differ
         self._main_chain = []
         self._text.begin(tokens)
 
@@ -484,7 +484,7 @@ class WritingDrafter(CountingDrafter):
         paid_ms = self._step_ms()
         while self._extend(builder, logits, context):
             # A pause in here does not make further drafts look cheap.
-            most_ms = constants.LONGEST_STEP * builder.depth * self._step_ms()
+            most_ms = HICCUP * builder.depth * self._step_ms()
             spent_ms = paid_ms + min((perf_counter() - start) * 1e3, most_ms)
             if not self._goes_on(builder, context, spent_ms):
                 break
@@ -589,14 +589,14 @@ def calibration_of_places(promised: Sequence[float]) -> Calibration:
     A file's own figures, or a first guess, are counts of tries that nobody made here: three wrong
     drafts in a first answer do not close a drafter for thousands of rounds.
     """
-    tries, before, known = constants.PRIOR_TRIES, 1.0, {}
+    tries, guess, before, known = constants.PRIOR_TRIES, DRAFT_GUESSES[0][0], 1.0, {}
     for place, gain in enumerate(promised[:LONGEST]):
         chance = min(1.0, gain / before) if before > 0.0 else 0.0
         known[place] = (tries * chance, tries)
         before = gain
     if not promised:
-        known = dict.fromkeys(range(LONGEST), (tries * constants.FIRST_CHANCE, tries))
-    return Calibration(LONGEST, [0] * LONGEST, [0] * LONGEST, [constants.FIRST_CHANCE], known)
+        known = dict.fromkeys(range(LONGEST), (tries * guess, tries))
+    return Calibration(LONGEST, [0] * LONGEST, [0] * LONGEST, [guess], known)
 
 
 class ModelDrafter(WritingDrafter):

@@ -31,7 +31,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from importlib.resources import files
 from operator import itemgetter
-from typing import Any
 
 from edgespec.drafting import constants
 from edgespec.drafting.constants import (
@@ -50,13 +49,12 @@ from edgespec.drafting.proposal import (
     Proposal,
     StepContext,
     VerifyResult,
-    pairs_of,
 )
 from edgespec.memory.store.texts import KeptText
 from edgespec.prefix import common_prefix_length
 
 ORDERS = (4, 2, 1)  # lengths of the indexed endings, longest first
-LENGTH_CAP = 64  # matches are not followed further back than this
+LENGTH_CAP = max(LENGTH_BORDERS)  # matches are not followed further back than this
 _HASH_BITS = 16
 _HASH_MASK = (1 << _HASH_BITS) - 1
 _MIX = 0x9E3779B1  # 2^32 / golden ratio, the usual multiplicative hash
@@ -65,7 +63,6 @@ _PLACE_BITS = 20
 _PLACE_MASK = (1 << _PLACE_BITS) - 1
 _MOST_TEXTS = (1 << 32 - _PLACE_BITS) - 1
 _TOKEN_BYTES, _LINKS_BYTES = 4, 4 * len(ORDERS)
-_BLOCK = 8  # tokens that are compared at once, behind as many single ones
 
 
 class Text:
@@ -275,17 +272,17 @@ def _match(source: array[int], next_: int, tokens: array[int], end: int) -> int:
 
     As many where both texts are the same from their beginnings on, eight tokens at least.
     """
-    limit = min(LENGTH_CAP, next_, end)
+    limit, block = min(LENGTH_CAP, next_, end), 8
     length = 0
     while length < limit and source[next_ - 1 - length] == tokens[end - 1 - length]:
         length += 1
-        while length >= _BLOCK and length + _BLOCK <= limit:  # many at C speed
+        while length >= block and length + block <= limit:  # many at C speed
             there, here = next_ - length, end - length
-            if source[there - _BLOCK : there] != tokens[here - _BLOCK : here]:
-                limit = min(limit, length + _BLOCK)
+            if source[there - block : there] != tokens[here - block : here]:
+                limit = min(limit, length + block)
                 break
-            length += _BLOCK
-    return LENGTH_CAP if length == next_ == end and length >= 8 else length
+            length += block
+    return LENGTH_CAP if length == next_ == end and length >= block else length
 
 
 def _key4(a: int, b: int, c: int, d: int) -> int:
@@ -337,7 +334,7 @@ class SuffixDrafter(CountingDrafter):
     name = "suffix"
 
     def __init__(self, texts: TextIndex | None = None) -> None:
-        super().__init__(new_calibration(known_counts(self.name, NUM_CELLS)))
+        super().__init__(new_calibration(known_counts()))
         self.texts = texts or TextIndex()
         self._text: Text | None = None
         # Of a text that is read: its tokens, and how many of them are in the index already.
@@ -475,19 +472,11 @@ def _cell(agreeing: list[_Vote], depth: int, share: float) -> int:
     return (cell * _NUM_COUNTS + bisect_right(AGREEING_BORDERS, len(agreeing))) * 2 + is_own
 
 
-VERSION = 1
-
-
 @cache
-def known_counts(drafter: str, num_cells: int) -> Counts:
-    """Hits and tries by cell of a drafter's table; nothing where there are none."""
-    document = _document()
-    found = document.get(drafter) if document.get("version") == VERSION else None
-    if not isinstance(found, dict) or found.get("num_cells") != num_cells:
-        return {}
-    pairs = {int(cell): counts for cell, counts in pairs_of(found.get("cells")).items()}
-    there = {cell: counts for cell, counts in pairs.items() if counts[1] > 0.0}
-    return cautious(there) if max(there, default=0) < num_cells else {}
+def known_counts() -> Counts:
+    """Hits and tries by cell that the file of this package has, of other models."""
+    text = files("edgespec.drafting").joinpath("priors.json").read_text(encoding="utf-8")
+    return cautious({int(cell): counts for cell, counts in json.loads(text)["cells"].items()})
 
 
 def cautious(counts: Counts) -> Counts:
@@ -497,9 +486,3 @@ def cautious(counts: Counts) -> Counts:
         odds = constants.PRIOR_ODDS * (hits + 0.5) / (tries - hits + 0.5)
         found[cell] = (tries * odds / (1.0 + odds), tries)
     return found
-
-
-def _document() -> dict[str, Any]:
-    text = files("edgespec.drafting").joinpath("priors.json").read_text(encoding="utf-8")
-    document: dict[str, Any] = json.loads(text)
-    return document

@@ -501,7 +501,7 @@ def new_calibration() -> Calibration:
     groups = [cell // SHARES for cell in range(4 * SHARES)]
     counted = [pair for part in constants.TRANSLATED_HITS for pair in part]
     known = dict(enumerate([*counted, *counted]))
-    return Calibration(len(groups), groups, groups, [constants.FIRST_CHANCE] * 4, known)
+    return Calibration(len(groups), groups, groups, [constants.DRAFT_GUESSES[0][0]] * 4, known)
 
 
 class TranslatingDrafter(ModelDrafter):
