@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from edgespec.memory.plan.options import LoadOptions
     from edgespec.memory.plan.plan import Plan
     from edgespec.models.chat import ChatMessage
-    from edgespec.sampling.best_tokens import TokenLogprob
+    from edgespec.sampling.chain import TokenLogprob
     from edgespec.sampling.params import SamplingParams
     from edgespec.serve.server import Server
     from edgespec.setup.embedding import Embedder, embed
@@ -91,7 +91,7 @@ _MODULES = {
     "Session": "decode.session",
     "Span": "decode.generation",
     "SwitchPolicy": "switching.planning",
-    "TokenLogprob": "sampling.best_tokens",
+    "TokenLogprob": "sampling.chain",
     "ToolCall": "decode.generation",
     "Turn": "decode.session",
     "embed": "setup.embedding",

@@ -34,7 +34,7 @@ from lossless_cases import (
 from edgespec.decode.engine import Engine
 from edgespec.drafting.drafters.suffix import SuffixDrafter
 from edgespec.drafting.proposal import EMPTY, Proposal, StepContext
-from edgespec.sampling.best_tokens import logprob_of
+from edgespec.sampling.chain import logprob_of
 from edgespec.sampling.params import SamplingParams
 
 pytestmark = pytest.mark.usefixtures("frozen_clock")

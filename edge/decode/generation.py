@@ -15,7 +15,7 @@ from edgespec.models.chat import ChatMessage
 
 if TYPE_CHECKING:  # commands ask for the names alone
     from edgespec.backends.base import Logits
-    from edgespec.sampling.best_tokens import TokenLogprob
+    from edgespec.sampling.chain import TokenLogprob
 
 
 @dataclass(slots=True)

@@ -68,7 +68,7 @@ from edgespec.drafting.proposal import (
 from edgespec.memory.store.prefixes import Piece
 from edgespec.memory.times.curve import CostCurve
 from edgespec.prefix import common_prefix_length
-from edgespec.sampling.best_tokens import TokenLogprob, logprob_of
+from edgespec.sampling.chain import TokenLogprob, logprob_of
 from edgespec.sampling.constrained import ConstrainedSampler, LimitedThought
 from edgespec.sampling.sampling import Sampler
 

@@ -36,8 +36,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.errors import BackendError, EdgespecError, UnsupportedError
-from edgespec.sampling.best_tokens import head_reaching, inverse_of, softmax_weights
-from edgespec.sampling.chain import Chain, Dry, Left, Mirostat, Penalties, TokenText
+from edgespec.sampling.chain import (
+    Chain,
+    Dry,
+    Left,
+    Mirostat,
+    Penalties,
+    TokenText,
+    head_reaching,
+    inverse_of,
+    softmax_weights,
+)
 from edgespec.sampling.params import SamplingParams, bias_pairs
 
 # Probabilities of all tokens [V], from which a draft's token was drawn; they sum to 1.

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from edgespec.backends.base import FillsIn, FillTokens, Tokenizer
 from edgespec.decode.generation import Chunk
 from edgespec.decode.options import GenerationOptions
-from edgespec.sampling.best_tokens import TokenLogprob
+from edgespec.sampling.chain import TokenLogprob
 from edgespec.serve.chat import NO_EFFECT, NOT_THERE, parse_prediction
 from edgespec.serve.parsing import (
     ApiError,

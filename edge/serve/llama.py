@@ -10,7 +10,7 @@ from typing import Any
 from edgespec.decode.generation import Chunk
 from edgespec.decode.options import GenerationOptions
 from edgespec.memory.bytes.requests import MOST_VALUES
-from edgespec.sampling.best_tokens import TokenLogprob
+from edgespec.sampling.chain import TokenLogprob
 from edgespec.sampling.params import SamplingParams
 from edgespec.serve.completions import Gap, fill_ids, parse_prompts
 from edgespec.serve.parsing import (

@@ -16,7 +16,7 @@ from typing import Any
 
 from edgespec.backends.base import Tokenizer
 from edgespec.decode.generation import Chunk, Counters, Result, ToolCall, joined_calls
-from edgespec.sampling.best_tokens import TokenLogprob
+from edgespec.sampling.chain import TokenLogprob
 from edgespec.serve.parsing import ApiError, Output
 
 _REASONS = {"stop": "stop", "length": "length", "context_full": "length"}

@@ -30,7 +30,7 @@ from edgespec.models.hub.resolve import model_file
 from edgespec.models.pooling import RANK, joined
 from edgespec.models.spec import read_model_spec
 from edgespec.progress import Progress
-from edgespec.setup.at_exit import close_at_exit
+from edgespec.setup.stored import close_at_exit
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

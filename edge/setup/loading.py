@@ -70,7 +70,6 @@ from edgespec.models.spec import ONNX_FORMAT, ModelSpec, content_hash, read_mode
 from edgespec.models.writing import reason
 from edgespec.progress import Progress
 from edgespec.setup import stored
-from edgespec.setup.at_exit import close_at_exit
 from edgespec.setup.cache_types import know_cache_type, measure_smaller_types
 from edgespec.setup.planning import make_run_plan, plan_or_say_what_fits, prepare_kernels
 from edgespec.switching.engine import SwitchingEngine
@@ -178,7 +177,7 @@ def load_plan(
         failed.callback(release)
         know_cache_type(spec, plan, report)
         engine = failed.enter_context(closing(_load(spec, plan, report, switch_policy)))
-        close_at_exit(engine)
+        stored.close_at_exit(engine)
         failed.pop_all()
     return engine
 

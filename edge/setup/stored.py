@@ -19,6 +19,7 @@ Texts, thresholds of two models and bandwidths have owners of their own: `memory
 
 from __future__ import annotations
 
+import atexit
 import functools
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -26,6 +27,7 @@ from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from time import time
 from typing import Any
+from weakref import WeakSet
 
 from edgespec.drafting.constants import TELLING_ROUNDS
 from edgespec.drafting.drafters import HEAD, MODEL
@@ -318,3 +320,24 @@ def curve_with(spec: ModelSpec, config: RunConfig) -> CostCurve | None:
         if found is not None and theirs is not None and ours is not None:
             return found.scaled(ours / theirs)
     return curve
+
+
+# -- models that nobody closed, so that what they learned is kept -------------------------
+
+_OPEN: WeakSet[Any] = WeakSet()
+
+
+def close_at_exit(model: Any) -> None:
+    """Close a model, if it is still there, while Python can import and write; twice does no harm.
+
+    Later, in a destructor at the interpreter's end, what it learned could not be kept.
+    """
+    atexit.unregister(_close_all)
+    atexit.register(_close_all)  # before what was registered earlier, as a log's end
+    _OPEN.add(model)
+
+
+def _close_all() -> None:
+    for model in [*_OPEN]:
+        with suppress(Exception):
+            model.close()

@@ -25,7 +25,7 @@ from edgespec.drafting.drafters.suffix import SuffixDrafter
 from edgespec.drafting.proposal import Calibration, StepContext, VerifyResult
 from edgespec.errors import BackendError, UnsupportedError
 from edgespec.memory.times.curve import CostCurve
-from edgespec.sampling.best_tokens import logprob_of
+from edgespec.sampling.chain import logprob_of
 from edgespec.sampling.constrained import ConstrainedSampler
 from edgespec.sampling.params import SamplingParams
 from edgespec.sampling.sampling import Sampler

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import edgespec
-from edgespec.sampling.best_tokens import logprob_of
+from edgespec.sampling.chain import logprob_of
 
 
 def row_of(size: int, seed: int = 0) -> np.ndarray[tuple[int], np.dtype[np.float32]]:

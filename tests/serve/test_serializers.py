@@ -14,7 +14,7 @@ from fake_backend import FakeBackend
 from serving_cases import Connect, Serve
 
 from edgespec.decode.generation import Chunk, Counters, FinishReason, Result, ToolCall
-from edgespec.sampling.best_tokens import TokenLogprob
+from edgespec.sampling.chain import TokenLogprob
 from edgespec.serve.parsing import ApiError
 from edgespec.serve.serializers import Choice, ToldTokens, sources, timings, usage
 from edgespec.testing import ByteTokenizer
