@@ -19,7 +19,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
@@ -661,13 +661,6 @@ def _turns(turns: Sequence[ModelTurn], count: int) -> tuple[ModelTurn, ...]:
     return (*ended, (model, rest)) if rest > 0 else tuple(ended)
 
 
-@dataclass(frozen=True, slots=True)
-class _End:
-    """What comes after the last chunk."""
-
-    problem: BaseException | None
-
-
 async def chunks_of(stream: Any) -> AsyncGenerator[Chunk, None]:
     """The chunks of a `Stream` or a `Turn`, without blocking the event loop.
 
@@ -678,9 +671,9 @@ async def chunks_of(stream: Any) -> AsyncGenerator[Chunk, None]:
     import asyncio  # costs 40 ms, which commands do not need
 
     loop = asyncio.get_running_loop()
-    queue: asyncio.Queue[Chunk | _End] = asyncio.Queue()
+    queue: asyncio.Queue[Chunk | BaseException | None] = asyncio.Queue()
 
-    def put(item: Chunk | _End) -> bool:
+    def put(item: Chunk | BaseException | None) -> bool:
         """False where nobody can wait for it any more: the event loop is closed."""
         try:
             loop.call_soon_threadsafe(queue.put_nowait, item)
@@ -699,21 +692,19 @@ async def chunks_of(stream: Any) -> AsyncGenerator[Chunk, None]:
                     break
         except BaseException as caught:
             problem = caught
-        put(_End(problem))
+        put(problem)  # None where it has ended well
 
     threading.Thread(target=read, name="edgespec-stream", daemon=True).start()
-    end: _End | None = None
+    item: Chunk | BaseException | None = None
+    has_ended = False
     try:
-        while end is None:
-            item = await queue.get()
-            if isinstance(item, _End):
-                end = item
-            else:
-                yield item
+        while isinstance(item := await queue.get(), Chunk):
+            yield item
+        has_ended = True
     finally:
-        if end is None:
+        if not has_ended:
             stream.close()
-            while not isinstance(await queue.get(), _End):
+            while isinstance(await queue.get(), Chunk):
                 pass
-    if end.problem is not None:
-        raise end.problem
+    if item is not None:
+        raise item

@@ -23,7 +23,7 @@ from edgespec.memory.device import host
 from edgespec.memory.plan.machine import Machine, this_machine
 from edgespec.memory.plan.options import LLAMACPP, ONNX, LoadOptions
 from edgespec.memory.plan.plan import Planned
-from edgespec.memory.plan.request import Choice, Request, threads_of
+from edgespec.memory.plan.request import Choice, Request, contexts_of, threads_of
 from edgespec.models.pooling import POOLINGS, RANK
 from edgespec.models.spec import ONNX_FORMAT, ModelSpec
 
@@ -113,16 +113,12 @@ def plan_embedding(
     chosen = _pooling_of(spec, pooling)
     machine = machine or this_machine()
     limit = min(machine.free_bytes, options.budget_bytes or machine.free_bytes)
-    trained, asked = spec.context_length, options.context_size
-    if asked is not None and asked > trained:
-        raise UnsupportedError(
-            f"--ctx {asked} exceeds the {trained} tokens the model is made for",
-            hint=f"use --ctx {trained} or less",
-        )
+    request = options if isinstance(options, Request) else Request.loading(options)
+    asked, trained = options.context_size, contexts_of((spec,), request).trained
     longest = asked or min(trained, 2048)
     halves = (longest >> times for times in range(1, 6) if asked is None)
     for context in [longest, *(half for half in halves if half >= _LEAST_CONTEXT)]:
-        plan = _planned(spec, options, chosen, context, limit, machine)
+        plan = _planned(spec, request, chosen, context, limit, machine)
         if plan.predicted_peak_bytes <= limit:
             return plan
     needed = -(-plan.predicted_peak_bytes // MEBIBYTE)
@@ -181,22 +177,21 @@ def _pooling_of(spec: ModelSpec, asked: str | None) -> Choice:
 
 def _planned(
     spec: ModelSpec,
-    options: LoadOptions,
+    request: Request,
     pooling: Choice,
     context: int,
     limit: int,
     machine: Machine,
 ) -> EmbeddingPlan:
-    request = options if isinstance(options, Request) else Request.loading(options)
     threads = threads_of(request)
     # Every token of a batch looks at every other one, of whichever text: 1,000 short texts with
     # all-MiniLM-L6-v2 took 1.73 s of two cores in batches of 128, and 1.85 and 2.01 s in 256 and
     # 512. More threads need more rows.
     batch = min(context, max(128, min(512, 32 * int(threads.value))))
-    is_here = options.kernels != "off" and not options.gpu_layers
+    is_here = request.kernels != "off" and not request.gpu_layers
     is_on = is_here and not machine.missing_kernels
     kernels = Choice("kernels", "on" if is_on else "off", machine.missing_kernels or "on this CPU")
-    if options.kernels == "auto" and _is_bf16(spec) and "avx512_bf16" in host.cpu_flags():
+    if request.kernels == "auto" and _is_bf16(spec) and "avx512_bf16" in host.cpu_flags():
         # edgespec's keep 32 bits.
         kernels = Choice("kernels", "off", "this CPU multiplies BF16, and llama.cpp's own do so")
     # Of a batch at most; each text has a recurrent state, where the model keeps any.
@@ -210,7 +205,7 @@ def _planned(
     )
     plan = EmbeddingPlan(
         spec, str(pooling.value), context, batch, texts, int(threads.value),
-        options.gpu_layers or 0, kernels.value == "on", limit, (), choices,
+        request.gpu_layers or 0, kernels.value == "on", limit, (), choices,
     )  # fmt: skip
     # What llama.cpp says that it allocates, and what that does not know of.
     (answer,) = machine.sizes([ContextRequest(spec, plan.config, plan.parameters)])

@@ -11,11 +11,12 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from edgespec.models.writing import remove_dead, whole_file
+from edgespec.errors import UnsupportedError
+from edgespec.models.writing import reason, remove_dead, whole_file
 
 _LOCK = "lock"  # a file of the directory, which stays
 _PATIENCE_S = 2.0  # a change takes milliseconds
@@ -29,6 +30,25 @@ def cache_directory() -> Path:
     import platformdirs
 
     return Path(platformdirs.user_cache_dir("edgespec", appauthor=False))
+
+
+def nearest_directory() -> Path:
+    """The cache directory, or what it would be made in."""
+    place = cache_directory()
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    return place
+
+
+def delete(paths: Iterable[Path]) -> None:
+    """Delete files, where they are still there. Raises UnsupportedError where one cannot be."""
+    try:
+        for path in paths:
+            path.unlink(missing_ok=True)
+    except OSError as problem:
+        raise UnsupportedError(
+            f"cannot delete {problem.filename}: {reason(problem)}", hint="delete it yourself"
+        ) from problem
 
 
 def path_of(kind: str, key: str) -> Path:

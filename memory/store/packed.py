@@ -189,7 +189,9 @@ def remove_all() -> None:
 def is_worth_keeping(nbytes: int) -> bool:
     """Whether packed weights are kept unasked: packing takes long, and there is room."""
     with suppress(OSError):
-        return LEAST_BYTES <= nbytes <= _room(_SHARE) and os.access(_place(), os.W_OK)
+        return LEAST_BYTES <= nbytes <= _room(_SHARE) and os.access(
+            cache.nearest_directory(), os.W_OK
+        )
     return False
 
 
@@ -218,15 +220,7 @@ def _seen(handle: int) -> list[int]:
 def _room(share: float) -> int:
     """Bytes that all files may take together: a part of what would be free without them."""
     kept = sum(size for _, size, _ in _files())
-    return int(share * (shutil.disk_usage(_place()).free + kept))
-
-
-def _place() -> Path:
-    """The cache directory, or what it would be made in."""
-    place = cache.cache_directory()
-    while not place.exists() and place != place.parent:
-        place = place.parent
-    return place
+    return int(share * (shutil.disk_usage(cache.nearest_directory()).free + kept))
 
 
 def _files() -> Iterator[tuple[Path, int, float]]:

@@ -27,10 +27,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgespec.errors import SessionFileError, UnsupportedError
+from edgespec.errors import SessionFileError
 from edgespec.memory.store import cache
 from edgespec.memory.store.cache_file import read_document, read_session, write_parts
-from edgespec.models.writing import reason, remove_dead, whole_file
+from edgespec.models.writing import remove_dead, whole_file
 from edgespec.prefix import common_prefix_length
 
 USUAL_BYTES = 4 << 30  # of disk, where nobody says how many
@@ -291,11 +291,8 @@ class PrefixStore:
 
 def usual_budget() -> int:
     """Bytes of disk to take unasked: none where four times as much is not free."""
-    place = cache.cache_directory()
-    while not place.exists() and place != place.parent:
-        place = place.parent
     try:
-        free = shutil.disk_usage(place).free
+        free = shutil.disk_usage(cache.nearest_directory()).free
     except OSError:
         return 0
     return USUAL_BYTES if free >= 4 * USUAL_BYTES else 0
@@ -316,13 +313,7 @@ def kept_bytes() -> dict[str, int]:
 def forget() -> None:
     """Delete all of it. Raises UnsupportedError where something cannot be deleted."""
     root = cache.cache_directory() / _FOLDER
-    try:
-        for _, _, path in _files(root):
-            path.unlink(missing_ok=True)
-    except OSError as problem:
-        raise UnsupportedError(
-            f"cannot delete {problem.filename}: {reason(problem)}", hint="delete it yourself"
-        ) from problem
+    cache.delete(path for _, _, path in _files(root))
     for folder in root.iterdir() if root.is_dir() else ():
         remove_dead(folder)
 

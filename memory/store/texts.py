@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 from warnings import warn
 
-from edgespec.errors import EdgespecWarning, UnsupportedError
+from edgespec.errors import EdgespecWarning
 from edgespec.memory.store import cache
 from edgespec.models.writing import reason, remove_dead
 
@@ -98,11 +98,5 @@ def forget() -> int:
     with cache.locked():
         remove_dead(folder)  # what was being written when its process was killed
         paths = list(folder.glob("*.json"))
-        try:
-            for path in paths:
-                path.unlink(missing_ok=True)
-        except OSError as problem:
-            raise UnsupportedError(
-                f"cannot delete {problem.filename}: {reason(problem)}", hint="delete it yourself"
-            ) from problem
+        cache.delete(paths)
     return len(paths)
