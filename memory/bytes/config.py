@@ -14,7 +14,7 @@ KV_TYPE_BYTES = {
 KV_FLOATS = ("f32", "bf16", "f16")  # types that lose nothing that could be measured
 MEBIBYTE = 1 << 20
 PIECE_TOKENS = 512  # of a piece of a cache that is written to disk, at most
-_CELL_PADDING = 256  # llama.cpp rounds caches up to this many cells
+CELL_PADDING = 256  # llama.cpp rounds caches up to this many cells
 
 
 def kv_name(key: str, value: str) -> str:
@@ -107,4 +107,4 @@ class RunConfig:
 
 def padded(cells: int) -> int:
     """Cells llama.cpp allocates for a context of `cells` tokens."""
-    return -(-cells // _CELL_PADDING) * _CELL_PADDING
+    return -(-cells // CELL_PADDING) * CELL_PADDING

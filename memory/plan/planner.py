@@ -25,7 +25,15 @@ from functools import cache, cached_property, partial
 from typing import Any
 
 from edgespec.errors import DoesNotFitError
-from edgespec.memory.bytes.config import HOST, MEBIBYTE, WORKER, RunConfig, kv_name, kv_pair
+from edgespec.memory.bytes.config import (
+    CELL_PADDING,
+    HOST,
+    MEBIBYTE,
+    WORKER,
+    RunConfig,
+    kv_name,
+    kv_pair,
+)
 from edgespec.memory.bytes.snapshots import most_snapshots
 from edgespec.memory.plan.layout import (
     BATCH_SIZES,
@@ -57,7 +65,6 @@ from edgespec.memory.plan.placing import (
 )
 from edgespec.memory.plan.plan import Alternative, Goal, Plan, component_bytes
 from edgespec.memory.plan.request import (
-    CONTEXT_STEP,
     Choice,
     Request,
     drafter_of,
@@ -418,7 +425,7 @@ class ContextSearch:
     def longest_context(self, draft_max: int, most: int) -> int:
         """The largest context up to `most` that fits, in steps of 256; the least one does."""
         least = self.layout.contexts.least
-        sizes = [*range(least, most, CONTEXT_STEP), most]
+        sizes = [*range(least, most, CELL_PADDING), most]
         batch = self.layout.least_batch
         fitting = largest_fitting(
             sizes, lambda size: self.layout.excess_bytes(size, batch, draft_max)
@@ -507,7 +514,7 @@ def with_cells_for_all(
     """
     if not layout.request.exact:
         most = (layout.users - 1) * context
-        more = [*range(0, most, CONTEXT_STEP), most]
+        more = [*range(0, most, CELL_PADDING), most]
 
         def shared(size: int) -> Layout:
             return replace(layout, more_cells=size)
@@ -598,6 +605,6 @@ def _largest_fitting_context(layout: Layout, below: int, draft_max: int) -> int:
 
     None that is too small for the prompt that was asked for.
     """
-    batch, sizes = smallest_batch(draft_max), range(CONTEXT_STEP, below, CONTEXT_STEP)
+    batch, sizes = smallest_batch(draft_max), range(CELL_PADDING, below, CELL_PADDING)
     largest = largest_fitting(sizes, lambda size: layout.excess_bytes(size, batch, draft_max)) or 0
     return largest if largest >= layout.request.prompt_tokens else 0

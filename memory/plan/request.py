@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 from edgespec.errors import UnsupportedError
+from edgespec.memory.bytes.config import padded
 from edgespec.memory.bytes.snapshots import most_snapshots
 from edgespec.memory.device import host
 from edgespec.memory.plan.options import ONNX, LoadOptions
@@ -13,7 +14,6 @@ from edgespec.models.early_exit import read_exit
 from edgespec.models.spec import ONNX_FORMAT, ModelSpec
 
 DEFAULT_CONTEXT = 4096
-CONTEXT_STEP = 256
 LEAST_CONTEXT = 512  # offered unasked; a question and its answer
 
 
@@ -141,13 +141,9 @@ def contexts_of(specs: Sequence[ModelSpec], request: Request) -> ContextRange:
     needed = request.prompt_tokens + request.max_tokens
     usual, reason = DEFAULT_CONTEXT, "enough for most prompts; --ctx changes it"
     if needed > DEFAULT_CONTEXT:
-        usual, reason = _rounded(needed), "room for the prompt and the answer"
+        usual, reason = padded(needed), "room for the prompt and the answer"
     usual = min(trained, usual)
-    least = min(usual, max(LEAST_CONTEXT, _rounded(needed)))
+    least = min(usual, max(LEAST_CONTEXT, padded(needed)))
     if request.prefer == "context":
         return ContextRange(least, trained, trained, "all the model is made for, and it fits")
     return ContextRange(least, usual, trained, reason)
-
-
-def _rounded(tokens: int) -> int:
-    return -(-tokens // CONTEXT_STEP) * CONTEXT_STEP

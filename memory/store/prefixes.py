@@ -36,7 +36,7 @@ from edgespec.prefix import common_prefix_length
 USUAL_BYTES = 4 << 30  # of disk, where nobody says how many
 _SUFFIX = ".cells"
 _FOLDER = "prefixes"
-_OPEN = (-1 << 31).to_bytes(4, "little", signed=True)  # in place of a token that ends a message
+_OPEN = b"\0\0\0\x80"  # in place of a token that ends a message
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -57,7 +57,6 @@ _LIMIT = 3.0  # standard errors, beyond which one normal value in four hundred l
 HICCUP = 3.0  # times as long as expected: other programs' doing
 _TOGETHER = 8  # plain steps that are one observation, so that most cost nothing; or another speed
 
-_MOST_LEVEL = 1.3
 SHORTEST_MS, _LONGEST_MS = 1e-6, 1e9  # of any step there is
 
 
@@ -325,7 +324,7 @@ class CostCurve:
             round_ms = ms if round_ms is None else min(round_ms, most_ms)
             self.answered_ms = min(self.answered_ms, 20_000.0) + expected_ms  # older answers fade
             level = self.level + (round_ms - self.level * expected_ms) / self.answered_ms
-            self.level = min(max(level, 1 / _MOST_LEVEL), _MOST_LEVEL)
+            self.level = min(max(level, 1 / HICCUP), HICCUP)
         changed = previous not in (0, num_nodes)
         has_own = self.texts < num_nodes < len(self.base)
         if not (has_own or changed):
@@ -504,7 +503,7 @@ class CostCurve:
             _between(document[name], 0, _LONGEST_MS)
             for name in ("depth_ms", "depth_node_ms", "change_ms")
         )
-        level = _between(document.get("level", 1.0), 1 / _MOST_LEVEL, _MOST_LEVEL)
+        level = _between(document.get("level", 1.0), 1 / HICCUP, HICCUP)
         answered_ms = _between(document.get("answered_ms", 0.0), 0, _LONGEST_MS)
         contention = _between(document.get("contention", 1.0), 1.0, 4096.0)
         measured_s = _between(document.get("measured_s", 0.0), 0, 2.0**37)

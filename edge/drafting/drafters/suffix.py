@@ -57,7 +57,6 @@ ORDERS = (4, 2, 1)  # lengths of the indexed endings, longest first
 LENGTH_CAP = max(LENGTH_BORDERS)  # matches are not followed further back than this
 _HASH_BITS = 16
 _HASH_MASK = (1 << _HASH_BITS) - 1
-_MIX = 0x9E3779B1  # 2^32 / golden ratio, the usual multiplicative hash
 # A place is 32 bits: the number of its text, and how many tokens stand before what came next.
 _PLACE_BITS = 20
 _PLACE_MASK = (1 << _PLACE_BITS) - 1
@@ -210,8 +209,8 @@ class TextIndex:
             tokens.append(d)
             place += 1
             for key, heads, links in (
-                (_key4(a, b, c, d), heads4, links4),
-                ((c * _MIX + d) * _MIX >> 16, heads2, links2),
+                (hash((a, b, c, d)), heads4, links4),
+                (hash((c, d)), heads2, links2),
                 (d, heads1, links1),
             ):
                 slot = (key ^ salt) & _HASH_MASK
@@ -230,7 +229,7 @@ class TextIndex:
         if len(ending) < 4:
             return False
         if more:
-            place = self._heads[0][(_key4(*ending) ^ _salt(text.history)) & _HASH_MASK]
+            place = self._heads[0][(hash(tuple(ending)) ^ _salt(text.history)) & _HASH_MASK]
         else:
             place = text.links[0][-1] if text.links[0] else 0
         other, end = self._texts.get(place >> _PLACE_BITS), place & _PLACE_MASK
@@ -283,11 +282,6 @@ def _match(source: array[int], next_: int, tokens: array[int], end: int) -> int:
                 break
             length += block
     return LENGTH_CAP if length == next_ == end and length >= block else length
-
-
-def _key4(a: int, b: int, c: int, d: int) -> int:
-    """Where four tokens lie in the longest hash chains, in its low bits."""
-    return (((a * _MIX + b) * _MIX + c) * _MIX + d) * _MIX >> 16
 
 
 def _salt(history: str) -> int:

@@ -16,6 +16,7 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import lru_cache
 from itertools import accumulate
 from typing import Any
 
@@ -36,7 +37,6 @@ from edgespec.models.chat import prompt_text
 from edgespec.prefix import common_prefix_length, complete
 
 MOST_OPEN = 16  # tokens that are tokenized again where no word begins
-MOST_PIECES = 4096  # that are kept; a word of prose takes some 100 bytes
 _BETWEEN_PIECES = re.compile(
     rb"(?<=\S)(?= \S)|(?<=[A-Za-z])(?=[!-/:-@\[-`{-~\n])|(?<=\n)(?=[A-Za-z])"
 )
@@ -77,7 +77,8 @@ class Pieces:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
         self._controls = tokenizer.control_texts
-        self._known: dict[bytes, Sequence[int]] = {}
+        # Pieces come again; a word of prose takes some 100 bytes.
+        self.tokens = lru_cache(4096)(self._tokens)
         first = self._encoded("a")
         self._adds_space = b"".join(map(tokenizer.token_bytes, first)) == b" a"
         self._line_break = self._encoded("\n") if self._adds_space else []
@@ -85,27 +86,20 @@ class Pieces:
     def _encoded(self, text: str) -> list[int]:
         return self.tokenizer.encode(self._controls.mark(text), add_special=False)
 
-    def tokens(self, piece: bytes) -> Sequence[int]:
+    def _tokens(self, piece: bytes) -> Sequence[int]:
         """Token ids of a piece; texts of control tokens in it are words.
 
         Raises UnicodeDecodeError for one that begins within a character.
         """
-        found = self._known.get(piece)
-        if found is None:
-            words = _BETWEEN_PIECES.split(piece)
-            if len(words) > 1:
-                return [token for word in words for token in self.tokens(word)]
-            if len(self._known) >= MOST_PIECES:
-                self._known.clear()
-            text = piece.decode()
-            if not self._adds_space:
-                found = self._encoded(text)
-            else:
-                found, skipped = self._encoded("\n" + text), len(self._line_break)
-                is_apart = found[:skipped] == self._line_break
-                found = found[skipped:] if is_apart else self._encoded(text.removeprefix(" "))
-            self._known[piece] = found
-        return found
+        words = _BETWEEN_PIECES.split(piece)
+        if len(words) > 1:
+            return [token for word in words for token in self.tokens(word)]
+        text = piece.decode()
+        if not self._adds_space:
+            return self._encoded(text)
+        found, skipped = self._encoded("\n" + text), len(self._line_break)
+        is_apart = found[:skipped] == self._line_break
+        return found[skipped:] if is_apart else self._encoded(text.removeprefix(" "))
 
     def open_part(self, tokens: Sequence[int]) -> tuple[int, bytes]:
         """Where the part begins that more text may change, and its bytes.
@@ -188,7 +182,7 @@ class Translation:
         draft_template: str | None = None,
     ) -> None:
         self.target, self.draft = Pieces(target), Pieces(draft)
-        self._words: dict[int, tuple[bytes, Sequence[int]]] = {}
+        self.word = lru_cache(4096)(self._word)
         mine, theirs = ChatFormat(target, target_template), ChatFormat(draft, draft_template)
         # By what stands between two messages, and whose the first one is: what stands there in the
         # other format, and whose the second one is.
@@ -214,20 +208,15 @@ class Translation:
                 return ids[0]
         return -1
 
-    def word(self, token: int) -> tuple[bytes, Sequence[int]]:
+    def _word(self, token: int) -> tuple[bytes, Sequence[int]]:
         """The bytes of a draft model's token, and the target's tokens for it; none if no word."""
-        found = self._words.get(token)
-        if found is None:
-            piece, ids = self.draft.tokenizer.token_bytes(token), list[int]()
-            if piece[:1] == b" " and begins_piece(b"", piece) and complete(piece) == len(piece):
-                with suppress(UnicodeDecodeError):
-                    ids = list(self.target.tokens(piece))
-                if sum(len(self.target.tokenizer.token_bytes(one)) for one in ids) != len(piece):
-                    ids = []  # nothing that a tokenizer adds or leaves out
-            if len(self._words) >= MOST_PIECES:
-                self._words.clear()
-            found = self._words[token] = piece, ids
-        return found
+        piece, ids = self.draft.tokenizer.token_bytes(token), list[int]()
+        if piece[:1] == b" " and begins_piece(b"", piece) and complete(piece) == len(piece):
+            with suppress(UnicodeDecodeError):
+                ids = list(self.target.tokens(piece))
+            if sum(len(self.target.tokenizer.token_bytes(one)) for one in ids) != len(piece):
+                ids = []  # nothing that a tokenizer adds or leaves out
+        return piece, ids
 
     def prompt(self, tokens: Sequence[int]) -> tuple[list[int], float]:
         """The draft model's tokens for the target's prompt, in its own chat format.
