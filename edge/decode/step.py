@@ -153,6 +153,8 @@ def _chosen_sizes(
 ) -> list[int]:
     """How many nodes of each proposal are verified: the best of all that are worth their time."""
     sizes = [proposal.kept for proposal in proposals]
+    if not any(proposal.tokens for proposal in proposals):
+        return sizes
     kept, gains = sum(sizes), proposals[0].probabilities
     order = [0] * len(gains)
     if len(proposals) > 1 or kept:
@@ -424,11 +426,12 @@ class SequenceState:
         self.proposal = EMPTY
         self._tree = DraftTree.chain((0,))
         self.previous = 0  # tokens fed in the step before
+        self._contention = self.backend.contention  # in that step
         self.has_unwritten = False  # tokens that the sampler has picked, and no step has written
 
     def curve_now(self, batch_size: int) -> CostCurve | None:
         """Times of steps over so many sequences, with as many threads as the last one had."""
-        curve, known, contention = self.target.curve, self.target.curves, self.backend.contention
+        curve, known, contention = self.target.curve, self.target.curves, self._contention
         key = contention, batch_size
         if key == (1.0, 1) or curve is None:
             return curve
@@ -538,6 +541,7 @@ class SequenceState:
         """The token behind the prompt, after its last chunk; None where another model writes it."""
         row, self._row = self._row, None
         assert row is not None, "the prompt was prefilled"
+        self._contention = self.backend.contention
         if self.job.routing.switches_model(row):
             return None
         self._root = token = self.job.sampler.pick(row)
@@ -571,7 +575,7 @@ class SequenceState:
             return
         proposal = self._drafter.propose(context)
         self.proposal = proposal if context.branches else likeliest_chain(proposal)
-        if not len(self.proposal) and not others:
+        if not self.proposal.tokens and not others:
             self._cooldown = self._drafter.cooldown()
 
     def _context_of(self, others: int, replayed: int, kept: int) -> StepContext | None:
@@ -580,11 +584,11 @@ class SequenceState:
         curve = self.curve_now(1 + others)
         if self._drafter is None or curve is None:
             return None
-        extra = others + replayed
+        extra, length = others + replayed, backend.length
         remaining = job.limit - job.counters.generated_tokens
         room = min(
             remaining - 1,
-            backend.context_size - backend.length - 1,
+            backend.context_size - length - 1,
             self.drafts_beside(1 + others) - kept,
             # sampled nodes cannot be left out later
             len(curve.base) - extra - kept - 2,
@@ -593,7 +597,7 @@ class SequenceState:
             max_nodes=max(0, room),
             min_probability=self._min_probability,
             curve=curve,
-            depth=backend.length,
+            depth=length,
             previous=self.previous,
             extra=extra,
             others=others,
@@ -611,7 +615,8 @@ class SequenceState:
     def draft_tree(self, size: int) -> DraftTree:
         """The root, and the best nodes of the proposal."""
         self._is_plain = False
-        self._tree = build_tree(self._root, self.proposal, size)
+        root = self._root
+        self._tree = build_tree(root, self.proposal, size) if size else DraftTree.chain((root,))
         return self._tree
 
     def process_output(
@@ -635,7 +640,8 @@ class SequenceState:
         if self._drafter is not None and emitted:
             self._update_drafter(logits, path, emitted, step_ms, node_ms)
         spent_s = perf_counter() - began_s
-        counters.contended_rounds += backend.contention > 1.0
+        self._contention = backend.contention
+        counters.contended_rounds += self._contention > 1.0
         sources = counters.add_round(
             tree, path, step_ms / 1e3, self.proposal.draft_ms / 1e3, spent_s
         )
@@ -695,7 +701,7 @@ class SequenceState:
                     node_ms=node_ms,
                 )
             )
-            self.target.history.observe(len(self._tree), len(emitted))
+            self.target.history.observe(len(self._tree.tokens), len(emitted))
         if self._cooldown > 0 and drafter.has_hit(self._plain_tokens):
             self._cooldown = 0
 

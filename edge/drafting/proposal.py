@@ -485,6 +485,8 @@ def count_hits(
     text shows whether they were right.
     """
     tokens, parents = proposal.tokens, proposal.parents
+    if not tokens:
+        return
     alone = is_chain(parents)
     node, depth = -1, 0
     while depth < len(emitted):

@@ -336,15 +336,15 @@ class _Source:
             ms = (thread_time() - worked) * 1e3 * (constants.ASKING_TIMES if self.is_first else 1.0)
             ms = self.lookups.believed_ms(ms, constants.MOST_AT_FIRST * token_ms)
         else:
-            expected_ms = max(1, len(proposal)) * estimate.node_ms
+            expected_ms = max(1, len(proposal.tokens)) * estimate.node_ms
             expected_ms += estimate.read_ms + estimate.first_ms
             ms = self.drafts.believed_ms((perf_counter() - began) * 1e3, expected_ms)
             proposal = replace(proposal, draft_ms=min(proposal.draft_ms, ms))
         self.ledger.pay(ms / token_ms)
-        self.num_proposed = len(proposal)
-        if proposal.sources or not len(proposal):
+        self.num_proposed = len(proposal.tokens)
+        if proposal.sources or not self.num_proposed:
             return proposal
-        return replace(proposal, sources=[self.drafter.name] * len(proposal))
+        return replace(proposal, sources=[self.drafter.name] * self.num_proposed)
 
 
 class CombinedDrafter(Drafter):
@@ -400,7 +400,8 @@ class CombinedDrafter(Drafter):
                 )
         for source in self._sources:
             source.num_proposed, source.why, source.is_free = 0, _BLIND, False
-            source.estimate = estimate = source.drafter.estimate(context)
+            has_engine = source.drafter.has_engine
+            source.estimate = estimate = source.drafter.estimate(context) if has_engine else None
             if estimate is not None and not estimate.probabilities:
                 source.is_open, source.price, source.why = False, inf, _CANNOT
                 continue
@@ -411,7 +412,8 @@ class CombinedDrafter(Drafter):
             if estimate is not None and not source.is_worth_asking(merged, context):
                 continue
             allowed = context if limit >= context.max_nodes else replace(context, max_nodes=limit)
-            merged = merge(merged, source.ask(allowed, merged, token_ms))
+            added = source.ask(allowed, merged, token_ms)
+            merged = merge(merged, added) if merged.tokens else added
             asked += source.num_proposed > 0
         return self._within_means(merged, context) if asked > 1 else merged
 
@@ -447,7 +449,7 @@ class CombinedDrafter(Drafter):
 
     def observe(self, result: VerifyResult) -> None:
         """Let every drafter learn, as far as its balance allows, and keep the accounts."""
-        context, nodes = result.context, len(result.tree)
+        context, nodes = result.context, len(result.tree.tokens)
         token_ms, node_ms = context.token_ms, result.node_ms
         if node_ms is None:
             is_drafted, step_ms = nodes > 1 and result.rounds == 1, context.ms
@@ -543,8 +545,8 @@ def merge(base: Proposal, added: Proposal) -> Proposal:
     take its hits, and leave it what was wrong. Siblings exclude each other, so a later one gets at
     most what those before it leave of their parent. At most one of the two has kept nodes.
     """
-    if not len(added) or not len(base):
-        return base if len(base) else added
+    if not added.tokens or not base.tokens:
+        return base if base.tokens else added
     tokens, parents = list(base.tokens), list(base.parents)
     probabilities, sources = list(base.probabilities), list(base.sources)
     distributions = [*(base.distributions or [None] * len(base))]
