@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from edgespec.backends.base import Backend
-from edgespec.decode.verification import accept
+from edgespec.decode.step import accept
 from edgespec.drafting.drafters.model import top_tokens_of
 from edgespec.drafting.proposal import (
     EMPTY,

@@ -50,7 +50,7 @@ from edgespec.decode.generation import (
     chunk_of,
 )
 from edgespec.decode.slots import Slot
-from edgespec.decode.verification import TypicalPick, accept, accept_sampled, cut
+from edgespec.decode.verification import TypicalPick, accept_sampled, cut
 from edgespec.drafting.constants import REQUIRED_GAIN
 from edgespec.drafting.drafters.combined import BelievedTimes, GrammarDrafter, RoundHistory
 from edgespec.drafting.drafters.model import top_tokens_of
@@ -231,6 +231,42 @@ def _compute(
         [(one.number, tree) for one, tree in zip(sequences, trees, strict=True)],
         [(one.number, tokens) for one, tokens in chunks],
     )
+
+
+def accept(
+    tree: DraftTree,
+    logits: Logits,
+    pick: Callable[[Logits], int],
+    switches_model: Callable[[Logits], bool] | None = None,
+) -> tuple[list[int], list[int]]:
+    """Walk the tree from the root while its children carry what `pick` picks: sample-and-match.
+
+    Every token is picked from the target's own logits by its own sampler, so for deterministic
+    proposals the output has exactly the target's distribution (SpecInfer, arXiv 2305.09781, section
+    4.3); where the sampler draws one random number a token, the same tokens as plain decoding's.
+
+    Args:
+        tree: the verified tree.
+        logits: one row per node, [n, V].
+        pick: chooses the next token from a row, [V]; called once per emitted token, in order.
+        switches_model: told each row before its token is picked; true ends the round there. None
+            where one model writes alone.
+
+    Returns:
+        The nodes to commit (root first) and the tokens emitted. Both have the same length: the
+        last token is a correction or a bonus and becomes the next root. Where the round was handed
+        over the last node has no token.
+    """
+    node, path, emitted = 0, [], []
+    while node >= 0:
+        path.append(node)
+        row = logits[node]
+        if switches_model is not None and switches_model(row):
+            break
+        token = pick(row)
+        emitted.append(token)
+        node = tree.child(node, token)
+    return path, emitted
 
 
 class Target:

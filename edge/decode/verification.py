@@ -17,8 +17,8 @@ its weight and m = w p its rest before any child was judged, for each child x, i
 
 After its last child v is accepted with chance w, and the next token is drawn from m / w. The root
 has the weight 1. A tree of point masses gives the same distribution of the same lengths as
-sample-and-match (`accept`), which needs fewer of the target's rows and keeps the seed's tokens: use
-that one for them.
+sample-and-match (`accept` in `step.py`), which needs fewer of the target's rows and keeps the
+seed's tokens: use that one for them.
 
 Why it is lossless. Take any tree with its tokens and add one node as the last child of v, its
 token drawn from q. Where v used to be accepted with w and to go on with p, the new child is
@@ -173,42 +173,6 @@ class _Rest:
             return token
         places = np.flatnonzero(self._ids == token)
         return int(places[0]) if places.size else None
-
-
-def accept(
-    tree: DraftTree,
-    logits: Logits,
-    pick: Callable[[Logits], int],
-    switches_model: Callable[[Logits], bool] | None = None,
-) -> tuple[list[int], list[int]]:
-    """Walk the tree from the root while its children carry what `pick` picks: sample-and-match.
-
-    Every token is picked from the target's own logits by its own sampler, so for deterministic
-    proposals the output has exactly the target's distribution (SpecInfer, arXiv 2305.09781, section
-    4.3); where the sampler draws one random number a token, the same tokens as plain decoding's.
-
-    Args:
-        tree: the verified tree.
-        logits: one row per node, [n, V].
-        pick: chooses the next token from a row, [V]; called once per emitted token, in order.
-        switches_model: told each row before its token is picked; true ends the round there. None
-            where one model writes alone.
-
-    Returns:
-        The nodes to commit (root first) and the tokens emitted. Both have the same length: the
-        last token is a correction or a bonus and becomes the next root. Where the round was handed
-        over the last node has no token.
-    """
-    node, path, emitted = 0, [], []
-    while node >= 0:
-        path.append(node)
-        row = logits[node]
-        if switches_model is not None and switches_model(row):
-            break
-        token = pick(row)
-        emitted.append(token)
-        node = tree.child(node, token)
-    return path, emitted
 
 
 class TypicalPick:

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from edgespec.backends.base import Logits
 from edgespec.backends.tree import DraftTree
-from edgespec.decode.verification import accept, cut
+from edgespec.decode.step import accept
+from edgespec.decode.verification import cut
 
 # 10 -> {11 -> {13 -> 15, 14}, 12}
 TREE = DraftTree((10, 11, 12, 13, 14, 15), (-1, 0, 0, 1, 1, 3))

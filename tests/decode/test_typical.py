@@ -17,7 +17,8 @@ from lossless_cases import Garbage, V, random_model
 from edgespec.backends.base import Logits
 from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
-from edgespec.decode.verification import TypicalPick, accept
+from edgespec.decode.step import accept
+from edgespec.decode.verification import TypicalPick
 from edgespec.errors import UnsupportedError
 from edgespec.sampling.params import SamplingParams
 from edgespec.sampling.sampling import Sampler

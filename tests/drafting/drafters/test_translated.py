@@ -26,7 +26,7 @@ from tokenizer_cases import (
 
 from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
-from edgespec.decode.verification import accept
+from edgespec.decode.step import accept
 from edgespec.drafting.drafters.translated import Translation
 from edgespec.drafting.proposal import VerifyResult, build_tree
 from edgespec.sampling.params import SamplingParams

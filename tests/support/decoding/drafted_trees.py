@@ -15,7 +15,8 @@ import numpy as np
 from all_dice import Row, outcomes
 
 from edgespec.backends.tree import DraftTree
-from edgespec.decode.verification import accept, accept_sampled
+from edgespec.decode.step import accept
+from edgespec.decode.verification import accept_sampled
 from edgespec.sampling.sampling import DraftDistribution, Sampler, TargetDistribution, without
 
 # Distributions [V] by the tokens after the root.
