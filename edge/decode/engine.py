@@ -440,7 +440,6 @@ class Engine(Target):
     # -- details ---------------------------------------------------------------------------
 
     def begin(self, job: Job) -> None:
-        """As of `Target`."""
         if self.users == 1:
             self._give_up_snapshots(job)
         if self._kept is not None:
@@ -448,7 +447,6 @@ class Engine(Target):
         super().begin(job)
 
     def end(self, job: Job) -> None:
-        """As of `Target`."""
         if self._kept is not None:
             self._kept.has_ended()
 

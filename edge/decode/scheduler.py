@@ -145,7 +145,7 @@ class Scheduler:
                 hint="load the model in the process that uses it",
             )
         if self.is_closed:
-            raise UnsupportedError("the engine is closed", hint="load the model again")
+            raise _closed()
 
     @property
     def is_of_this_process(self) -> bool:

@@ -467,12 +467,10 @@ class Turn:
 
     @property
     def written(self) -> str:
-        """As of `Stream`."""
         return self._stream.written
 
     @property
     def num_read(self) -> tuple[int, int]:
-        """As of `Stream`."""
         return self._stream.num_read
 
     @property

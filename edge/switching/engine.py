@@ -161,7 +161,6 @@ class SwitchingEngine(Engine):
         self._let_write(job)
 
     def go_on(self, job: Job) -> None:
-        """As of `Target`."""
         assert isinstance(job.routing, Switch), "it has begun"
         job.routing.change()
         job.counters.switches += 1
@@ -182,7 +181,6 @@ class SwitchingEngine(Engine):
         return True
 
     def end(self, job: Job) -> None:
-        """As of `Target`."""
         self._held.close()
 
     def _let_write(self, job: Job) -> None:
