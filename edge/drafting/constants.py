@@ -10,8 +10,6 @@ FIRST_BALANCE = 2.0  # plain steps: in replays of first answers 1 cost up to 1.5
 HIGHEST_BALANCE = 12.0  # plain steps: 4 cost 5% where t(32) is 7.2, 24 is the same as 12
 RESERVE = 0.5  # of a balance, for n-gram hits: 0 cost 0.5% where steps are steep, 1 is as good
 ASKING_TIMES = 3.0  # times its lookup that asking a table takes: choosing, counting, telling too
-ASKING_RATE = 0.1  # of a lookup in what lookups usually take: steady within some 20 rounds
-MOST_AT_FIRST = 0.5 * FIRST_BALANCE  # that a first lookup is charged: the rest pays for the next
 # Times as long as estimated, up to which a step is paid for; `HICCUP` times where two in a row took
 # longer than that. In replays with three of ten steps disturbed 3 and 3 cost 2.5%.
 LONGEST_ALONE = 1.3
@@ -39,7 +37,7 @@ WINDOW_GAINS = (0.85, 0.71, 0.58, 0.48)  # tokens that a first draft brings, a s
 # -- acceptance by counting (proposal.py) --------------------------------------------------------
 CELL_STRENGTH = 6.0  # tries that the group of a cell counts for in it
 RECENT_STRENGTH = 40.0  # tries that a cell counts for beside those of lately
-RECENT_DECAY = 0.9  # of lately, from try to try: half of them are the last seven
+RECENT_DECAY = 0.9  # of lately, from one to the next: half of them are the last seven
 # Tries of a cell that counts of elsewhere stand for at most: of other models, a file's own, and of
 # earlier texts at a place of a chain, as the next one may be of another kind.
 PRIOR_TRIES = 20.0

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
 Pooling: TypeAlias = Literal["mean", "cls", "last", "rank"]
 Text: TypeAlias = str | Sequence[int]
-_TOKENIZED = 64  # texts whose ids are handed on at once: the first ones are computed meanwhile
 
 
 class Embeddings(NamedTuple):
@@ -241,12 +240,13 @@ class Embedder:
         job = _Job(np.zeros((len(texts), self.size), np.float32), cancel=cancel)
         num_tokens: list[int] = []
         try:
-            for start in range(0, len(texts), _TOKENIZED):
+            at_once = 64  # whose ids are handed on: the first ones are computed meanwhile
+            for start in range(0, len(texts), at_once):
                 if job.is_cancelled:
                     raise _cancelled()
                 part = [
                     self._ids(text, place, truncate)
-                    for place, text in enumerate(texts[start : start + _TOKENIZED], start)
+                    for place, text in enumerate(texts[start : start + at_once], start)
                 ]
                 num_tokens += map(len, part)
                 with self._change:

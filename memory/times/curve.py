@@ -44,11 +44,10 @@ _BASE = 0.08  # of a measured size
 _BASE_LOAD = 0.02  # of its drift from load to load
 _GUESSED = 0.2  # of a size between measured ones
 _SPEED = 0.15  # of the machine, where a process begins
-_SPEED_STEP = 0.01  # of its drift from step to step
+_SPEED_STEP = 0.01  # of its drift from step to step, and of that of tokens beyond all sizes
 _FURTHER = 1.0  # of a token beyond all sizes
 _ANY_SPEED = 10.0  # of the logarithm, where nothing was measured
 USUAL_FURTHER = 0.35  # of a single token one more takes: 0.1 to 0.6, by model and kernels
-_FURTHER_STEP = 0.02  # of its drift: chunks are of other sizes
 # Slopes that nothing is known of, in steps of a single token. With a token of depth SmolLM2 takes
 # 1/2700 of a step longer, and each node 1/4300 (llama.cpp: 1/1600, 1/1200); larger models less.
 _UNKNOWN = (1 / 2000, 1 / 8000, 0.15)  # per token of depth, per token and node, for a change
@@ -364,7 +363,7 @@ class CostCurve:
         state = self._state
         cov = state.cov
         cov[0][0] += count * _SPEED_STEP * _SPEED_STEP
-        cov[4][4] += (step.shares[4] > 0.0) * _FURTHER_STEP * _FURTHER_STEP
+        cov[4][4] += (step.shares[4] > 0.0) * _SPEED_STEP * _SPEED_STEP
         is_known = not size or self.base[size] != _NEVER
         own = self._own_error(size) if size else 0.0
         own_share = step.base_ms / step.ms

@@ -158,13 +158,13 @@ class UsualTime:
         self.ms = 0.0  # 0: not known yet
         self._times = BelievedTimes(HICCUP, inf)
 
-    def believed_ms(self, ms: float, first_ms: float) -> float:
-        """Milliseconds of one that took `ms`; the first one of all counts as at most `first_ms`."""
+    def believed_ms(self, ms: float) -> float:
+        """Milliseconds of one that took `ms`; the first one of all, in cold caches, counts none."""
         if not self.ms:
             self.ms = ms
-            return min(ms, first_ms)
+            return 0.0
         ms = self._times.believed_ms(ms, self.ms)
-        self.ms += constants.ASKING_RATE * (ms - self.ms)
+        self.ms += (1.0 - constants.RECENT_DECAY) * (ms - self.ms)
         return ms
 
 
@@ -334,7 +334,7 @@ class _Source:
         proposal = self.drafter.propose(context, merged)
         if (estimate := self.estimate) is None:
             ms = (thread_time() - worked) * 1e3 * (constants.ASKING_TIMES if self.is_first else 1.0)
-            ms = self.lookups.believed_ms(ms, constants.MOST_AT_FIRST * token_ms)
+            ms = self.lookups.believed_ms(ms)
         else:
             expected_ms = max(1, len(proposal.tokens)) * estimate.node_ms
             expected_ms += estimate.read_ms + estimate.first_ms
@@ -425,6 +425,8 @@ class CombinedDrafter(Drafter):
         }
         counts = Counter(merged.sources[: merged.kept])
         for size in range(merged.kept + 1, len(merged) + 1):
+            if size > context.max_nodes:
+                return merged.part(range(size - 1))
             counts[merged.sources[size - 1]] += 1
             each = (step_ms[1 + size] - step_ms[1]) / (size * token_ms)
             if any(each * count > balances.get(name, inf) for name, count in counts.items()):
@@ -461,8 +463,7 @@ class CombinedDrafter(Drafter):
             seen = result if is_taught else replace(result, top_tokens=lambda _node: None)
             source.drafter.observe(seen)
             if is_taught and not source.is_first:
-                ms = (thread_time() - worked) * 1e3
-                ms = source.lessons.believed_ms(ms, constants.MOST_AT_FIRST * token_ms)
+                ms = source.lessons.believed_ms((thread_time() - worked) * 1e3)
                 ledger.pay(ms / token_ms)
             num_nodes = sum(one == name for one in sources)
             accepted = sum(sources[node] == name for node in result.path) if num_nodes else 0

@@ -55,13 +55,11 @@ from edgespec.prefix import common_prefix_length
 
 ORDERS = (4, 2, 1)  # lengths of the indexed endings, longest first
 LENGTH_CAP = max(LENGTH_BORDERS)  # matches are not followed further back than this
-_HASH_BITS = 16
-_HASH_MASK = (1 << _HASH_BITS) - 1
-# A place is 32 bits: the number of its text, and how many tokens stand before what came next.
-_PLACE_BITS = 20
-_PLACE_MASK = (1 << _PLACE_BITS) - 1
-_MOST_TEXTS = (1 << 32 - _PLACE_BITS) - 1
-_TOKEN_BYTES, _LINKS_BYTES = 4, 4 * len(ORDERS)
+_HASHES = 1 << 16
+# A place is 32 bits: the number of its text, times this, and how many tokens stand before what came
+# next.
+_PLACES = 1 << 20
+_TOKEN_BYTES = 16  # of a token and of its links, by order
 
 
 class Text:
@@ -84,7 +82,7 @@ class Text:
     def nbytes(self) -> int:
         own = len(self.tokens) - self.first
         more = 1024 + 128 * len(self.shared)  # besides its tokens and links
-        return more + _TOKEN_BYTES * len(self.tokens) + _LINKS_BYTES * own
+        return more + 4 * self.first + _TOKEN_BYTES * own
 
 
 # Where a text ended like the one that is written does now: the tokens of its text, the index of
@@ -101,7 +99,7 @@ class TextIndex:
 
     def __init__(self, limit_bytes: int = 3 << 19) -> None:
         self._limit_bytes = limit_bytes
-        self._longest = min(_PLACE_MASK, limit_bytes // (2 * (_TOKEN_BYTES + _LINKS_BYTES)))
+        self._longest = min(_PLACES - 1, limit_bytes // (2 * _TOKEN_BYTES))
         self._texts: dict[int, Text] = {}  # the least recently written first
         self._bytes = 0
         self._last_number = 0
@@ -111,7 +109,7 @@ class TextIndex:
     @property
     def nbytes(self) -> int:
         """Ceiling in bytes; growing arrays take up to an eighth more."""
-        return self._limit_bytes * 9 // 8 + len(ORDERS) * (4 << _HASH_BITS)
+        return self._limit_bytes * 9 // 8 + len(ORDERS) * 4 * _HASHES
 
     def texts(self) -> Iterator[Text]:
         """All of them, the least recently written first."""
@@ -127,7 +125,7 @@ class TextIndex:
         With a `count` only so many of its tokens are appended now: `extend` is told the others.
         """
         if not self._heads:
-            self._heads = [array("I", [0]) * (1 << _HASH_BITS) for _ in ORDERS]
+            self._heads = [array("I", [0]) * _HASHES for _ in ORDERS]
         ids = array("i", tokens)
         alike, known = self._most_alike(history, ids)
         text = Text(self._free_number(), history, ids[:known])
@@ -155,10 +153,11 @@ class TextIndex:
         return (found, known) if found is not None else (None, 0)
 
     def _free_number(self) -> int:
-        if len(self._texts) >= _MOST_TEXTS:
+        most = (1 << 32) // _PLACES - 1
+        if len(self._texts) >= most:
             self._forget_oldest()
         while True:
-            self._last_number = self._last_number % _MOST_TEXTS + 1
+            self._last_number = self._last_number % most + 1
             if self._last_number not in self._texts:
                 return self._last_number
 
@@ -177,8 +176,7 @@ class TextIndex:
             self._texts[anew.number] = anew
             self._bytes += anew.nbytes
             return self.extend(anew, kept)
-        more = (_TOKEN_BYTES + _LINKS_BYTES) * len(tokens)
-        self._bytes += more
+        self._bytes += _TOKEN_BYTES * len(tokens)
         if self._bytes > self._limit_bytes:
             self._make_room(text)
         if next(reversed(self._texts)) != text.number:
@@ -203,7 +201,7 @@ class TextIndex:
     def _append(self, text: Text, added: Sequence[int]) -> None:
         tokens, salt = text.tokens, _salt(text.history)
         (heads4, heads2, heads1), (links4, links2, links1) = self._heads, text.links
-        place = (text.number << _PLACE_BITS) + len(tokens)
+        place = text.number * _PLACES + len(tokens)
         a, b, c = ([0, 0, 0, *tokens[-3:]])[-3:]
         for d in added:
             tokens.append(d)
@@ -213,7 +211,7 @@ class TextIndex:
                 (hash((c, d)), heads2, links2),
                 (d, heads1, links1),
             ):
-                slot = (key ^ salt) & _HASH_MASK
+                slot = (key ^ salt) % _HASHES
                 links.append(heads[slot])
                 heads[slot] = place
             a, b, c = b, c, d
@@ -229,10 +227,11 @@ class TextIndex:
         if len(ending) < 4:
             return False
         if more:
-            place = self._heads[0][(hash(tuple(ending)) ^ _salt(text.history)) & _HASH_MASK]
+            place = self._heads[0][(hash(tuple(ending)) ^ _salt(text.history)) % _HASHES]
         else:
             place = text.links[0][-1] if text.links[0] else 0
-        other, end = self._texts.get(place >> _PLACE_BITS), place & _PLACE_MASK
+        number, end = divmod(place, _PLACES)
+        other = self._texts.get(number)
         if other is None or other.history != text.history:
             return False
         return other.tokens[end - 4 : end].tolist() == ending
@@ -242,17 +241,17 @@ class TextIndex:
         there, the newest first."""
         tokens, found = text.tokens, {}
         end = len(tokens)
-        for number, order in enumerate(ORDERS):
+        for chain, order in enumerate(ORDERS):
             other: Text | None = text
-            links, is_read = text.links[number], True
+            links, is_read = text.links[chain], True
             place = links[-1] if links and end >= order else 0
             for _ in range(16):  # links of one hash chain
-                if other is None or place >> _PLACE_BITS != other.number:
-                    other = self._texts.get(place >> _PLACE_BITS)
+                number, next_ = divmod(place, _PLACES)
+                if other is None or number != other.number:
+                    other = self._texts.get(number)
                     if other is None:
                         break  # the chain ends, or what it led to was forgotten
-                    links, is_read = other.links[number], other.history == text.history
-                next_ = place & _PLACE_MASK
+                    links, is_read = other.links[chain], other.history == text.history
                 at = next_ - 1 - other.first
                 if not 0 <= at < len(links):
                     break  # of a text that had this number before
