@@ -359,11 +359,12 @@ class Scheduler:
 
     def _turn(self) -> None:
         """A step of the answers, with chunks of prompts in it, or else in a run of their own."""
-        those = [one for one in self._running if not one.is_reading]
+        those, reading = list[Job](), list[Job]()
+        for one in self._running:
+            (reading if one.is_reading else those).append(one)
         writing = [one for one in those if self._has_room(one)]
         num_short = len(those) - len(writing)
         self._is_short = num_short > 0
-        reading = [one for one in self._running if one.is_reading]
         seeing = [one for one in reading if one.sequence.is_at_image]
         # Who came meanwhile is looked for every 20 ms while all wait for their images.
         wait_s = 0.02 if len(seeing) + num_short == len(self._running) else 0.0
@@ -373,8 +374,10 @@ class Scheduler:
                     job.sequence.read_image()
             except Exception as problem:
                 self._fail(job, problem)
-        reading = [one for one in self._running if one.is_reading and not one.sequence.is_at_image]
-        most = min((job.sequence.target.max_nodes for job in writing), default=1)
+        if seeing:
+            reading = [one for one in self._running if one.is_reading]
+            reading = [one for one in reading if not one.sequence.is_at_image]
+        most = min((job.target.max_nodes for job in writing), default=1)
         groups = [writing[start : start + most] for start in range(0, len(writing), most)]
         if reading and not (self._mixes and groups and len(groups[-1]) < _most_rows(reading)):
             groups.append([])
@@ -383,8 +386,8 @@ class Scheduler:
 
     def _has_room(self, job: Job) -> bool:
         """Whether there are cells for its next step; else it waits for who ends."""
-        assert job.slot is not None
-        sequence = job.sequence
+        sequence = job.state
+        assert job.slot is not None and sequence is not None, "it has begun"
         need = sequence.backend.length + sequence.target.max_nodes + 1
         return self._slots.grow(job.slot, need)
 

@@ -91,9 +91,10 @@ def make_step(
     began_s = perf_counter()
     if chunks_beside is None and len(sequences) == 1 and sequences[0].is_cooling_down:
         # Nothing is drafted, so that there is nothing to choose.
-        logits = sequences[0].backend.verify(sequences[0].plain_tree())
-        sequences[0].previous = 1
-        return [sequences[0].process_output(logits, began_s, (perf_counter() - began_s) * 1e3)]
+        [one] = sequences
+        logits = one.backend.verify(one.plain_tree())
+        one.previous, one.contention = 1, one.backend.contention
+        return [one.process_output(logits, began_s, (perf_counter() - began_s) * 1e3)]
     # Propose: each sequence on its own.
     outcomes: dict[SequenceState, Outcome] = {}
     batch: list[SequenceState] = []
@@ -118,7 +119,7 @@ def make_step(
         sizes = _chosen_sizes(proposals, context, draft_ms)
     trees = [one.draft_tree(size) for one, size in zip(batch, sizes, strict=True)]
     # Verify all trees, and prefill chunks of prompts.
-    num_nodes = sum(map(len, trees)) + replayed
+    num_nodes = sum(len(tree.tokens) for tree in trees) + replayed
     chunks = chunks_beside(num_nodes) if chunks_beside is not None else ()
     drafted_s = perf_counter()
     rows = _compute(batch, trees, chunks)
@@ -131,8 +132,9 @@ def make_step(
     if context is not None and num_drafted and not chunks:
         believed_ms = batch[0].target.times.believed_ms(step_ms, context.ms[1 + num_drafted])
         node_ms = (believed_ms - context.ms[1]) / num_drafted
+    contention = batch[0].backend.contention if batch else 1.0
     for one, logits in zip(batch, rows, strict=False):
-        one.previous = num_fed
+        one.previous, one.contention = num_fed, contention
         try:
             outcomes[one] = one.process_output(logits, began_s, step_ms, node_ms)
         except Exception as problem:
@@ -257,7 +259,7 @@ def accept(
         last token is a correction or a bonus and becomes the next root. Where the round was handed
         over the last node has no token.
     """
-    node, path, emitted = 0, [], []
+    node, last, path, emitted = 0, len(tree.tokens) - 1, [], []
     while node >= 0:
         path.append(node)
         row = logits[node]
@@ -265,7 +267,7 @@ def accept(
             break
         token = pick(row)
         emitted.append(token)
-        node = tree.child(node, token)
+        node = tree.child(node, token) if node < last else -1
     return path, emitted
 
 
@@ -462,12 +464,12 @@ class SequenceState:
         self.proposal = EMPTY
         self._tree = DraftTree.chain((0,))
         self.previous = 0  # tokens fed in the step before
-        self._contention = self.backend.contention  # in that step
+        self.contention = self.backend.contention  # in that step
         self.has_unwritten = False  # tokens that the sampler has picked, and no step has written
 
     def curve_now(self, batch_size: int) -> CostCurve | None:
         """Times of steps over so many sequences, with as many threads as the last one had."""
-        curve, known, contention = self.target.curve, self.target.curves, self._contention
+        curve, known, contention = self.target.curve, self.target.curves, self.contention
         key = contention, batch_size
         if key == (1.0, 1) or curve is None:
             return curve
@@ -577,7 +579,7 @@ class SequenceState:
         """The token behind the prompt, after its last chunk; None where another model writes it."""
         row, self._row = self._row, None
         assert row is not None, "the prompt was prefilled"
-        self._contention = self.backend.contention
+        self.contention = self.backend.contention
         if self.job.routing.switches_model(row):
             return None
         self._root = token = self.job.sampler.pick(row)
@@ -676,8 +678,7 @@ class SequenceState:
         if self._drafter is not None and emitted:
             self._update_drafter(logits, path, emitted, step_ms, node_ms)
         spent_s = perf_counter() - began_s
-        self._contention = backend.contention
-        counters.contended_rounds += self._contention > 1.0
+        counters.contended_rounds += self.contention > 1.0
         sources = counters.add_round(
             tree, path, step_ms / 1e3, self.proposal.draft_ms / 1e3, spent_s
         )

@@ -277,7 +277,7 @@ def test_steps_with_drafts_and_without_teach_the_curve(
     curve = curve_of(FLAT)
     Engine(backend, curve=curve, drafter=drafter).generate([20] * 9, max_tokens=200)
     assert curve.t(nodes, 0)[0] == pytest.approx(slower * FLAT(nodes), rel=0.05)
-    assert curve.level == pytest.approx(min(1.3, slower), rel=0.05)
+    assert curve.level == pytest.approx(slower, rel=0.2)
 
 
 class Lax:

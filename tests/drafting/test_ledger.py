@@ -159,11 +159,10 @@ def test_a_step_that_alone_took_long_was_disturbed() -> None:
 
 def test_what_lookups_usually_take_is_learned_and_no_outlier_counts() -> None:
     usual = UsualTime()
-    assert usual.believed_ms(50.0, 4.0) == 4.0, "of the first one nothing is known"
-    usual = UsualTime()
-    assert [usual.believed_ms(1.0, 4.0) for _ in range(30)] == [1.0] * 30
-    assert usual.believed_ms(100.0, 4.0) == 3.0 and usual.ms < 1.3
-    assert usual.believed_ms(1.0, 4.0) == 1.0
+    assert usual.believed_ms(1.0) == 0.0, "the first one, in cold caches"
+    assert [usual.believed_ms(1.0) for _ in range(30)] == [1.0] * 30
+    assert usual.believed_ms(100.0) == 3.0 and usual.ms < 1.3
+    assert usual.believed_ms(1.0) == 1.0
     for _ in range(60):
-        usual.believed_ms(100.0, 4.0)
-    assert usual.believed_ms(100.0, 4.0) == 100.0 and usual.ms > 90.0, "it does take that long"
+        usual.believed_ms(100.0)
+    assert usual.believed_ms(100.0) == 100.0 and usual.ms > 90.0, "it does take that long"

@@ -448,7 +448,8 @@ class SuffixDrafter(CountingDrafter):
     # -- learning --------------------------------------------------------------------------
 
     def observe(self, result: VerifyResult) -> None:
-        super().observe(result)
+        if self._proposal.tokens:
+            super().observe(result)
         if self._text is not None:
             self._text = self.texts.extend(self._text, result.emitted)
 

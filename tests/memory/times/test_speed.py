@@ -40,22 +40,22 @@ def test_a_history_goes_on_where_it_stopped() -> None:
 
 
 def test_old_rounds_fade() -> None:
-    """The 20,001st halves all counts, so what comes after it weighs twice as much."""
-    history = RoundHistory([(1, 1, 19_999.0)])
+    """The 5,001st halves all counts, so what comes after it weighs twice as much."""
+    history = RoundHistory([(1, 1, 4_999.0)])
     history.observe(4, 2)
-    assert history.rounds() == [(1, 1, 19_999.0), (4, 2, 1.0)]
+    assert history.rounds() == [(1, 1, 4_999.0), (4, 2, 1.0)]
     history.observe(4, 2)
-    assert history.rounds() == [(1, 1, 9999.5), (4, 2, 1.0)]
-    assert len(history) == 10_000
+    assert history.rounds() == [(1, 1, 2499.5), (4, 2, 1.0)]
+    assert len(history) == 2_500
 
 
 def test_what_was_seen_once_long_ago_is_forgotten() -> None:
-    """2 halves to 1 and 0.5, and is then dropped; the counts never exceed 20,000."""
-    history = RoundHistory([(1, 1, 9_998.0), (9, 9, 2.0)])
+    """2 halves to 1 and 0.5, and is then dropped; the counts never exceed 5,000."""
+    history = RoundHistory([(1, 1, 2_498.0), (9, 9, 2.0)])
     for kept in (1.0, 0.5, None):
-        for _ in range(10_001):
+        for _ in range(2_501):
             history.observe(1, 1)
-            assert len(history) <= 20_000
+            assert len(history) <= 5_000
         assert {nodes: times for nodes, _, times in history.rounds()}.get(9) == kept
 
 
