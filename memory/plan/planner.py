@@ -290,7 +290,8 @@ class Drafts:
         asked = self.layout.request.draft_max
         if asked is not None:
             return (asked,)
-        most, usual = min(self.max_step or 256, self.layout.contexts.least), DRAFT_SIZES
+        most = min(self.max_step or 256, self.layout.contexts.least)
+        usual: Sequence[int] = DRAFT_SIZES
         if self.layout.spec.keeps_state:  # each draft takes one more copy of the state
             most = min(most, 1 + most_snapshots(self.layout.spec))
             is_unknown = not self.speed_of(DRAFT_SIZES[0]).is_measured
