@@ -231,7 +231,7 @@ class StepContext:
     @property
     def _sizes(self) -> range:
         """Tokens of steps over no node, the root, the root and one more, ..."""
-        return range(self.extra, self.extra + 2 + max(0, self.max_nodes))
+        return range(self.extra, self.extra + 2 + max(1, self.max_nodes))
 
     @cached_property
     def token_ms(self) -> float:
