@@ -70,7 +70,7 @@ def option_name(parameter: Any) -> str:
     return longs[0][2:] if longs and parameter.param_type_name == "option" else ""
 
 
-class Group(TyperGroup):
+class CommandGroup(TyperGroup):
     """Commands with a sentence each, in terminals of any width."""
 
     def make_context(
@@ -107,7 +107,9 @@ class Commands(typer.Typer):
     """Commands that take options as `edgespec.cli.options` makes them."""
 
     def __init__(self, text: str, **more: Any) -> None:
-        super().__init__(cls=Group, help=text, no_args_is_help=True, rich_markup_mode=None, **more)
+        super().__init__(
+            cls=CommandGroup, help=text, no_args_is_help=True, rich_markup_mode=None, **more
+        )
 
     def add(self, name: str | None = None) -> Callable[[_Function], _Function]:
         """What adds a function as a command, of its name or this."""

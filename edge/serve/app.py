@@ -40,7 +40,7 @@ from edgespec.serve.chat import (
 )
 from edgespec.serve.completions import prepare_completion, read_completion
 from edgespec.serve.embeddings import embeddings, read_embeddings, read_rerank, rerank
-from edgespec.serve.llama import (
+from edgespec.serve.llama_server import (
     detokenize,
     prepare_infill,
     prepare_llama,

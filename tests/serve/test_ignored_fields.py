@@ -13,7 +13,7 @@ from edgespec.serve import messages, responses
 from edgespec.serve.chat import read_chat
 from edgespec.serve.completions import read_completion
 from edgespec.serve.embeddings import read_embeddings, read_rerank
-from edgespec.serve.llama import read_ids, read_infill, read_llama, read_text
+from edgespec.serve.llama_server import read_ids, read_infill, read_llama, read_text
 from edgespec.serve.messages import read_messages
 from edgespec.serve.ollama import read_embed, read_ollama_chat, read_ollama_prompt
 from edgespec.serve.parsing import Defaults, Fields, Limits, ServedModel
