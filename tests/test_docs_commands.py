@@ -33,7 +33,7 @@ ELSEWHERE = {
     r".*--draft-model mtp-": "tests/backends/llama/test_head_files.py",
     r"edgespec (run|plan) .*--(images?|audio) ": "tests/cli/test_images.py, with a projector",
     r".*--lora ": "tests/backends/llama/test_adapters.py, with adapters of random matrices",
-    r".*--mcp ": "tests/cli/test_chat_loop.py, with servers of the mcp package",
+    r".*--mcp ": "tests/serve/test_tool_servers.py, with servers of the mcp package",
     r".*--drafter NAME": "docs/architecture.md: a drafter of one's own",
     r".*--drafter suffix,window": "tests/backends/llama/test_window.py",
     r"edgespec bench": "tests/cli/test_drafters.py and tests/bench",

@@ -11,7 +11,6 @@ from typing import Any
 
 from edgespec.backends.llama.library import LIBRARY_LOG
 from edgespec.errors import BackendError
-from edgespec.memory.device.llama_binary import function_of
 
 
 class Adapters:
@@ -21,15 +20,11 @@ class Adapters:
     """
 
     def __init__(self, lib: ModuleType, model: Any, lora: Sequence[tuple[Path, float]]) -> None:
+        self._lib = lib
         self.scales = [scale for _, scale in lora]  # in the next step of the last context
-        pointer = ctypes.c_void_p
-        types = pointer, pointer, ctypes.c_char_p
-        read = function_of(lib._lib, "llama_adapter_lora_init", *types)
-        types_of_context = ctypes.c_int32, pointer, pointer, ctypes.c_size_t, pointer
-        self._set = function_of(lib._lib, "llama_set_adapters_lora", *types_of_context)
-        self._handles = list[int]()
+        self._handles = list[Any]()
         for path, _ in lora:
-            handle = read(model, os.fsencode(path))
+            handle = lib.llama_adapter_lora_init(model, os.fsencode(path))
             if not handle:
                 said = LIBRARY_LOG.problem() or "no reason"
                 raise BackendError(f"llama.cpp cannot read the adapter {path.name}: {said}")
@@ -42,9 +37,9 @@ class Adapters:
         """
         used = [(one, scale) for one, scale in zip(self._handles, scales, strict=True) if scale]
         # llama.cpp reads both while it is called, and keeps no address of them.
-        handles = (ctypes.c_void_p * len(used))(*(one for one, _ in used))
+        handles = (self._lib.llama_adapter_lora_p_ctypes * len(used))(*(one for one, _ in used))
         values = (ctypes.c_float * len(used))(*(scale for _, scale in used))
-        if self._set(context, handles, len(used), values):
+        if self._lib.llama_set_adapters_lora(context, handles, len(used), values):
             raise BackendError(
                 f"llama.cpp does not take an adapter: {LIBRARY_LOG.problem() or 'no reason'}"
             )

@@ -30,6 +30,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from edgespec.decode.generation import ToolCall
 from edgespec.log import REQUEST_ID
 from edgespec.memory.bytes.requests import AT_ONCE, LARGE_BYTES, LARGEST_BYTES
+from edgespec.serve import ollama
 from edgespec.serve.access import CACHE_SALT, HISTORY, AuthSettings, history_of, host_name
 from edgespec.serve.chat import (
     apply_template,
@@ -51,17 +52,6 @@ from edgespec.serve.llama_server import (
     tokenize,
 )
 from edgespec.serve.messages import prepare_message, read_messages
-from edgespec.serve.ollama import (
-    embed,
-    ollama_version,
-    prepare_ollama,
-    read_embed,
-    read_ollama_chat,
-    read_ollama_prompt,
-    running,
-    show,
-    tags,
-)
 from edgespec.serve.page import HEADERS as PAGE_HEADERS
 from edgespec.serve.page import page_files
 from edgespec.serve.parsing import (
@@ -720,10 +710,10 @@ _ASKED: dict[str, tuple[str, Read, Prepare]] = {
     "/v1/messages/count_tokens": (CHAT, partial(read_messages, counts=True), _told(count_chat)),
     "/v1/chat/completions/input_tokens": (CHAT, read_chat, _told(count_chat)),
     "/v1/responses/input_tokens": (CHAT, read_response, _told(count_response)),
-    "/api/chat": (CHAT, read_ollama_chat, partial(prepare_ollama, is_chat=True)),
-    "/api/generate": (CHAT, read_ollama_prompt, partial(prepare_ollama, is_chat=False)),
-    "/api/embed": (EMBED, read_embed, embed),
-    "/api/embeddings": (EMBED, read_embed, embed),
+    "/api/chat": (CHAT, ollama.read_talk, partial(ollama.prepare, is_chat=True)),
+    "/api/generate": (CHAT, ollama.read_prompt, partial(ollama.prepare, is_chat=False)),
+    "/api/embed": (EMBED, ollama.read_embed, ollama.embed),
+    "/api/embeddings": (EMBED, ollama.read_embed, ollama.embed),
     "/v1/embeddings": (EMBED, read_embeddings, embeddings),
     "/v1/rerank": (EMBED, read_rerank, rerank),
 }
@@ -737,9 +727,9 @@ _TELLING: dict[str, Callable[[Pool, Member], Any]] = {
     "/status": status,
     "/lora-adapters": adapters,
     "/metrics": metrics,
-    "/api/version": ollama_version,
-    "/api/tags": tags,
-    "/api/ps": running,
+    "/api/version": ollama.versions,
+    "/api/tags": ollama.tags,
+    "/api/ps": ollama.running,
 }
 
 
@@ -871,7 +861,7 @@ class Routes:
         return wanted_model(self._pool, document, ANY)[0], document
 
     async def _show(self, request: Request) -> Response:
-        return JSONResponse(show(self._pool, *await self._named(request)))
+        return JSONResponse(ollama.show(self._pool, *await self._named(request)))
 
     async def _unload_model(self, request: Request) -> Response:
         member, _ = await self._named(request)

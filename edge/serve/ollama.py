@@ -35,12 +35,10 @@ _NOT_THERE = {
     "context": "send the conversation to /api/chat",
     **dict.fromkeys(("width", "height", "steps"), "answers are text"),
 }
-
-
 Prompt = tuple[ChatRequest, Gap, bool]
 
 
-def read_ollama_chat(fields: Fields, setup: ServedModel) -> Prompt | None:
+def read_talk(fields: Fields, setup: ServedModel) -> Prompt | None:
     """What `/api/chat` is asked for; None where the model alone is to be loaded. Raises ApiError.
 
     That is what a request without messages asks for.
@@ -51,7 +49,7 @@ def read_ollama_chat(fields: Fields, setup: ServedModel) -> Prompt | None:
     return None
 
 
-def read_ollama_prompt(fields: Fields, setup: ServedModel) -> Prompt | None:
+def read_prompt(fields: Fields, setup: ServedModel) -> Prompt | None:
     """What `/api/generate` is asked for; None where there is no prompt, as above.
 
     A prompt to be answered; or where it is raw, as the last value says, or has a text behind it, to
@@ -110,7 +108,7 @@ def _message(message: Any) -> Any:
 # -- what is answered ----------------------------------------------------------------------
 
 
-def prepare_ollama(
+def prepare(
     service: Service, found: Prompt | None, request: Underway, *, is_chat: bool
 ) -> AnswerJob | dict[str, Any]:
     """The next message of a conversation, an answer to a prompt, or its continuation.
@@ -231,7 +229,7 @@ def read_embed(fields: Fields, _setup: ServedModel) -> Vectors:
 # -- the models that there are -------------------------------------------------------------
 
 
-def ollama_version(_pool: Pool, _member: Member) -> dict[str, str]:
+def versions(_pool: Pool, _member: Member) -> dict[str, str]:
     """The version of the interface, and this program's."""
     return {"version": _VERSION, "edgespec": version("edgespec")}
 

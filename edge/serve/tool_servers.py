@@ -9,16 +9,22 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgespec.errors import BackendError, MissingDependencyError, UnsupportedError
 from edgespec.memory.device.track import resident_bytes
-from edgespec.models.processes import Guest, GuestEndedError, GuestLimits, answer_questions
+from edgespec.models.processes import (
+    Guest,
+    GuestEndedError,
+    GuestLimits,
+    answer_questions,
+    limit_memory,
+)
 from edgespec.paths import read_text
 
 if TYPE_CHECKING:
@@ -213,33 +219,18 @@ async def _transport(how: dict[str, Any]) -> AsyncIterator[Any]:
     from mcp.client.stdio import stdio_client
     from mcp.client.streamable_http import create_mcp_http_client, streamable_http_client
 
-    async with AsyncExitStack() as opened:
-        if "command" in how:
-            given = {name: how[name] for name in ("command", "args", "env", "cwd") if name in how}
-            started = stdio_client(StdioServerParameters(**given))
-            with _without_limit():
-                streams = await opened.enter_async_context(started)
+    if "command" not in how:
+        async with (
+            create_mcp_http_client(how.get("headers")) as http,
+            streamable_http_client(how["url"], http_client=http) as streams,
+        ):
             yield streams
-        else:
-            http = await opened.enter_async_context(create_mcp_http_client(how.get("headers")))
-            reached = streamable_http_client(how["url"], http_client=http)
-            yield await opened.enter_async_context(reached)
-
-
-@contextmanager
-def _without_limit() -> Iterator[None]:
-    """For what is started meanwhile, which would have this process's limit of memory."""
-    if sys.platform != "linux":
-        yield
         return
-    import resource
-
-    before = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(resource.RLIMIT_DATA, (before[1], before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_DATA, before)
+    given = {name: how[name] for name in ("command", "args", "env", "cwd") if name in how}
+    limit_memory(sys.maxsize)  # else the server had this process's limit
+    async with stdio_client(StdioServerParameters(**given)) as streams:
+        limit_memory(_LIMITS.data_bytes)
+        yield streams
 
 
 if __name__ == "__main__":

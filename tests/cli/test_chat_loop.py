@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
 import signal
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from decoding_cases import END
-from serving_cases import CALL, TEMPLATE, Speaker
+from serving_cases import CALL, TEMPLATE, Speaker, Tools
 
 from edgespec.cli import chat_loop
 from edgespec.cli.chat_loop import Chat, ending_of, stoppable
@@ -104,87 +102,37 @@ def test_an_answer_that_was_cut_off_says_why_and_what_helps(
     assert said.endswith(told) and bool(said) == bool(told)
 
 
-# -- tools -----------------------------------------------------------------------------------------
-
-REFUSED = "error: the user does not want this call"
-
-
-class Tools:
-    """Servers of tools that need no process."""
-
-    def __init__(self, *allowed: str) -> None:
-        self.allowed = set(allowed)
-
-    def may_call(self, name: str) -> bool:
-        return name in self.allowed
-
-    def result(self, call: ToolCall, context_size: int) -> str:
-        if call.name == "hang":
-            raise KeyboardInterrupt
-        return f"Rain in {call.values['city']}"[:context_size]
-
-
-def asked(tools: Tools, name: str = "weather") -> str:
-    """What a call in a chat gives."""
-    chat: Any = SimpleNamespace(
-        tools=tools, engine=SimpleNamespace(backend=SimpleNamespace(context_size=4096))
-    )
-    chat._agrees = lambda name: Chat._agrees(chat, name)
-    return Chat.result(chat, ToolCall("c1", name, '{"city": "Rome"}'))
-
-
-def test_a_call_is_shown_and_its_result_goes_back(capsys: pytest.CaptureFixture[str]) -> None:
-    tools = Tools("weather", "hang")
-    assert asked(tools) == "Rain in Rome"
-    assert '[calls weather({"city": "Rome"})]' in capsys.readouterr().err
-    assert asked(tools, "hang") == "error: it was stopped"
-
-
-def test_what_nobody_allowed_is_not_called(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """From a pipe nobody can be asked; a person is asked, and may say always."""
-    tools = Tools("hang")
-    assert asked(tools) == REFUSED
-    assert "--allow NAME" in capsys.readouterr().err
-    for stream in ("stdin", "stderr"):
-        monkeypatch.setattr(f"sys.{stream}.isatty", lambda: True)
-    answers = iter(["n", "y", "", "a"])
-    monkeypatch.setattr("builtins.input", lambda: next(answers))
-    told = [asked(tools) for _ in range(5)]
-    assert [one == "Rain in Rome" for one in told] == [False, True, False, True, True]
-
-
-@pytest.mark.slow
-def test_a_chat_makes_calls_and_goes_on(
+def test_calls_are_shown_asked_for_and_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Results go back until there is an answer, at most so many times."""
-    speaker = Speaker(CALL)
-    with Engine(speaker, chat_template=TEMPLATE) as engine:
-        monkeypatch.setattr(Chat, "_load", lambda *_, **__: (None, engine))
-        program = Path(__file__).parents[1] / "support" / "serving" / "tool_server.py"
-        server = {"command": sys.executable, "args": [str(program)]}
-        file = tmp_path / "mcp.json"
-        file.write_text(json.dumps({"mcpServers": {"tools": server}}))
-        with Chat(None, None) as talk:  # type: ignore[arg-type]
-            talk.take_tools(file, ["weather"])
-            talk.session.tools = talk.session.tools[:1]  # of this model a letter is a token
-            monkeypatch.setattr(chat_loop, "_MOST_ROUNDS", 3)
-            rounds, result = iter([[*b"It rains."], [*CALL.encode()]]), talk.result
+    """Results go back until there is an answer, at most so many times. A person may say always."""
+    speaker, tools, refused = Speaker(CALL), Tools(), "error: the user does not want this call"
+    monkeypatch.setattr(chat_loop, "start_tools", lambda *_: tools)
+    monkeypatch.setattr(chat_loop, "_MOST_ROUNDS", 3)
+    engine = Engine(speaker, chat_template=TEMPLATE)
+    monkeypatch.setattr(Chat, "_load", lambda *_, **__: (None, engine))
+    with Chat(None, None) as talk:  # type: ignore[arg-type]
+        talk.take_tools(tmp_path, [])
+        talk.say("Weather?")
+        results = [one["content"] for one in talk.session.messages if one["role"] == "tool"]
+        assert results == 3 * [refused] and tools.made == []
+        told = capsys.readouterr().err
+        assert '[calls weather({"city": "Rome"})]' in told and "--allow NAME" in told
+        for stream in ("stdin", "stderr"):
+            monkeypatch.setattr(f"sys.{stream}.isatty", lambda: True)
+        answers = iter(["n", "y", "", "a"])
+        monkeypatch.setattr("builtins.input", lambda: next(answers))
+        call = ToolCall("c1", "weather", '{"city": "Rome"}')
+        made = [talk.result(call) == "Rain in Rome" for _ in range(5)]
+        assert made == [False, True, False, True, True]
 
-            def called(one: ToolCall) -> str:
-                speaker.ids = [*next(rounds), END]
-                return result(one)
+        def result(*_: object) -> str:
+            speaker.ids = [*b"It rains.", END]
+            raise KeyboardInterrupt
 
-            monkeypatch.setattr(talk, "result", called)
-            talk.say("Weather?")
-            told = talk.session.messages
-            assert [one["role"] for one in told] == ["user", "assistant", "tool", "assistant"]
-            assert told[2]["content"] == "Rain in Rome" and told[3]["content"] == "It rains."
-            assert "It rains." in capsys.readouterr().out
-            monkeypatch.setattr(talk, "result", result)
-            speaker.ids = [*CALL.encode(), END]
-            talk.say("Again?")
-            made = [one for one in talk.session.messages[4:] if one["role"] == "tool"]
-            assert len(made) == 3
+        monkeypatch.setattr(tools, "result", result)
+        talk.say("Again?")
+        *_, asked, told_back, answer = talk.session.messages
+        assert [one["role"] for one in (asked, told_back)] == ["assistant", "tool"]
+        assert (told_back["content"], answer["content"]) == ("error: it was stopped", "It rains.")
+        assert "It rains." in capsys.readouterr().out

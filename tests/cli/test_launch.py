@@ -2,40 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import os
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 from command_line import Command, run
+from pool_cases import Made
 
-from edgespec.cli.launch import PROGRAMS
+from edgespec.serve.pool import Member, Pool
+from edgespec.serve.server import Server
 
 KEY = ("--api-key", "secret")
 
 
-class _Server(BaseHTTPRequestHandler):
-    """Tells its models to who has the key; at /other it is no server of models."""
-
-    def do_GET(self) -> None:
-        self.send_response(200 if self.headers.get("Authorization") == "Bearer secret" else 401)
-        self.end_headers()
-        models = {"data": [{"id": "small"}, {"id": "a model"}]}
-        self.wfile.write(b"<html>" if "other" in self.path else json.dumps(models).encode())
-
-    def log_message(self, *_: object) -> None:
-        """Say nothing."""
-
-
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), _Server) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
+    """Of a server of two models, for who has its key; its page, which tells none, needs none."""
+    pool = Pool([Member(Made(name)) for name in ("small", "a model")])
+    with Server(pool, keys=["secret"]) as server:
+        yield server.start()
 
 
 @pytest.mark.skipif(os.name != "posix", reason="the program is a script of a shell")
@@ -50,37 +36,30 @@ def test_a_program_runs_with_its_own_arguments_and_ends_as_it_ends(
     assert done == (7, f"{url}/v1 secret --model openai/a model --yes x y\n", "")
 
 
-SAID = ("OPENAI_API_BASE=", "ANTHROPIC_MODEL=small", 'edgespec.wire_api="responses"')
-
-
-@pytest.mark.parametrize(("program", "says"), [*zip(PROGRAMS, SAID, strict=True)])
-def test_what_would_run_is_printed_for_a_shell(
-    url: str, command: Command, program: str, says: str
-) -> None:
-    done = command("launch", program, "--url", url, *KEY, "--print")
-    assert done.status == 0
-    assert all(one in done.out for one in (url, "small", "secret", says, f" {program}"))
-
-
 @pytest.mark.parametrize(
-    ("arguments", "problem", "hint"),
+    ("arguments", "words"),
     [
-        ([], "no program was named", "aider, claude, codex"),
-        (["vim"], "no way to launch 'vim'", "aider, claude, codex"),
-        (["aider", "--url", "http://127.0.0.1:9"], "no server of models", "edgespec serve"),
-        (["aider", "--url", "no address"], "no server of models", "--url"),
-        (["aider", "--url", "URL"], "answered 401", "--api-key"),
-        (["aider", "--url", "URL/other", *KEY], "no server of models", "--url"),
-        (["aider", "--url", "URL", *KEY, "--model", "x"], "no model 'x'", "small"),
-        (["codex", "--url", "URL", *KEY], "codex is not on the PATH", "--print"),
+        (["aider", *KEY, "--print"], ["OPENAI_API_BASE=URL/v1 ", "aider --model openai/small"]),
+        (["claude", *KEY, "--print"], ["=URL ANTHROPIC_AUTH_TOKEN=secret ", "MODEL=small claude"]),
+        (["codex", *KEY, "--print"], ["=secret codex ", "URL/v1", 'wire_api="responses"']),
+        ([], ["no program was named", "hint: name one of aider, claude, codex"]),
+        (["vim"], ["no way to launch 'vim'", "hint: name one of aider"]),
+        (["aider", "--url", "http://127.0.0.1:9"], ["no server of models", "edgespec serve"]),
+        (["aider", "--url", "no address"], ["no server of models", "--url"]),
+        (["aider"], ["answered 401", "hint: --api-key"]),
+        (["aider", "--url", "URL/other", *KEY], ["answered 404", "hint: --url"]),
+        (["aider", "--url", "URL/?"], ["no server of models", "--url"]),
+        (["aider", *KEY, "--model", "x"], ["no model 'x'", "hint: it has small, a model"]),
+        (["codex", *KEY], ["codex is not on the PATH", "--print"]),
     ],
 )
-def test_what_cannot_be_launched_is_told(
-    url: str, monkeypatch: pytest.MonkeyPatch, command: Command, arguments: list[str], problem: str,
-    hint: str,
+def test_what_would_run_is_printed_or_why_it_cannot(
+    url: str, monkeypatch: pytest.MonkeyPatch, command: Command, arguments: list[str],
+    words: list[str],
 ) -> None:  # fmt: skip
     monkeypatch.setenv("PATH", "")
-    done = command("launch", *(one.replace("URL", url) for one in arguments))
-    first, _, rest = done.err.partition("\n\n")
-    assert done.status == 1 and first.startswith("error: ") and problem in first
-    assert rest.startswith("hint: ") and hint in rest
+    at = [] if "--url" in arguments else ["--url", url]
+    done = command("launch", *(one.replace("URL", url) for one in arguments), *at)
+    assert done.status == int("--print" not in arguments)
+    told = done.err if done.status else done.out
+    assert all(word.replace("URL", url) in told for word in words)

@@ -82,17 +82,12 @@ def given(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
     return found
 
 
-@pytest.mark.parametrize("option", ["--cors=*", "--allowed-host=*"])
-def test_tools_that_pages_of_the_internet_could_call_are_refused(
-    say: Command, tmp_path: Path, option: str
-) -> None:
+def test_tools_that_other_pages_could_call_are_refused(say: Command, tmp_path: Path) -> None:
     """Before anything is started or loaded."""
-    file = tmp_path / "mcp.json"
-    done = say("serve", "--mcp", str(file), option)
-    assert done.status == 1 and option.partition("=")[0] in done.err
-    assert "hint: give --api-key" in done.err
-    done = say("serve", "--mcp", str(file), option, "--api-key", "secret")
-    assert done.status == 1 and f"cannot read {file}" in done.err
+    for option in ("--cors=*", "--allowed-host=*"):
+        asked = ("serve", "--mcp", str(tmp_path / "mcp.json"), option)
+        assert "hint: give --api-key" in say(*asked).err
+        assert "cannot read" in say(*asked, "--api-key", "secret").err
 
 
 @pytest.mark.model

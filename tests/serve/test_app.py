@@ -37,6 +37,7 @@ def test_paths_are_there_without_v1(serve: Serve, client: Connect) -> None:
     address = serve(Speaker(), names=("tiny", "other"))
     for path in ("/health", "/v1/health", "/models", "/v1/models"):
         assert httpx.get(f"{address}{path}").status_code == 200
+    assert httpx.get(f"{address}/lora-adapters").json() == []
     model = client(address).models.list().data[0]
     assert model.id == "tiny" and model.owned_by == "edgespec"
     assert httpx.get(f"{address}/v1/models").json()["data"][0]["meta"]["n_ctx"] == 2048
@@ -66,6 +67,10 @@ CASES: list[tuple[dict[str, Any], str]] = [
     ({"messages": HELLO, "samplers": ["x"]}, "there is no sampler 'x'"),
     ({"messages": HELLO, "prompt_logprobs": 2}, "prompt_logprobs is not supported"),
     ({"messages": HELLO, "response_format": {"type": "xml"}}, "response_format.type must be"),
+    ({"messages": HELLO, "lora": 5}, "lora must be a list"),
+    ({"messages": HELLO, "lora": [{"scale": 1}]}, "lora[0].id is missing"),
+    ({"messages": HELLO, "lora": [{"id": 0, "scale": "much"}]}, "lora[0].scale must be a number"),
+    ({"messages": HELLO, "lora": [{"id": 2}]}, "no adapter 2: the model was loaded with 0"),
     ({"messages": [{"role": "user", "content": "a" * 3000}]}, "the context 2048"),
     (
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},

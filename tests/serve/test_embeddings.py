@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 import numpy as np
+import ollama
 import pytest
 from bert_gguf import RANK, write_random_bert
 from hypothesis import given, settings
@@ -181,6 +182,15 @@ VALUES: Any = st.recursive(
 FIELDS = st.sampled_from(
     ["input", "model", "dimensions", "encoding_format", "truncate", "query", "documents", "top_n"]
 )
+
+
+def test_ollamas_client_gets_vectors(start: Start) -> None:
+    with ollama.Client(host=start()) as api:
+        both = api.embed("bert", TEXTS[:2])
+        assert len(both.embeddings) == 2 and both.prompt_eval_count > 4
+        one = api.embeddings("bert", TEXTS[0])
+        assert one.embedding == pytest.approx(both.embeddings[0], abs=1e-6)
+        assert api.show("bert").capabilities == ["embedding"]
 
 
 @pytest.fixture(scope="module")

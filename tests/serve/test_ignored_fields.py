@@ -15,7 +15,7 @@ from edgespec.serve.completions import read_completion
 from edgespec.serve.embeddings import read_embeddings, read_rerank
 from edgespec.serve.llama_server import read_ids, read_infill, read_llama, read_text
 from edgespec.serve.messages import read_messages
-from edgespec.serve.ollama import read_embed, read_ollama_chat, read_ollama_prompt
+from edgespec.serve.ollama import read_embed, read_prompt, read_talk
 from edgespec.serve.parsing import Defaults, Fields, Limits, ServedModel
 from edgespec.serve.responses import read_response
 
@@ -102,8 +102,8 @@ REQUESTS: list[tuple[Callable[[Fields, ServedModel], object], dict[str, Any], Ch
     (read_ids, {"tokens": [1]}, dict),
     (read_embeddings, {"input": "Hi"}, dict),
     (read_rerank, {"query": "Hi", "documents": ["Hi"]}, dict),
-    (read_ollama_chat, OLLAMA, of_ollama),
-    (read_ollama_prompt, {"prompt": "Hi", "options": {}}, of_ollama),
+    (read_talk, OLLAMA, of_ollama),
+    (read_prompt, {"prompt": "Hi", "options": {}}, of_ollama),
     (read_embed, {"input": "Hi"}, dict),
 ]
 

@@ -5,40 +5,23 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import httpx
 import ollama
 import pytest
-from bert_gguf import write_random_bert
 from pool_cases import Start
 from serving_cases import CALL, HELLO, WEATHER, Failing, Serve, Speaker
 from waiting import PATIENCE_S, in_thread, join, until
 
 from edgespec.decode.engine import Engine
-from edgespec.memory.plan.machine import this_machine
-from edgespec.memory.plan.request import Request
-from edgespec.serve.model_file import ModelFile
 from edgespec.serve.parsing import Limits
-from edgespec.serve.pool import Member, Pool
 from edgespec.serve.server import Server
-from edgespec.setup.model_sets import Capacity
 
-Client = Callable[[str], Any]
 TIMES = {"total_duration", "load_duration", "prompt_eval_duration", "eval_duration"}
 COUNTS = {"prompt_eval_count", "eval_count"}
 END = {"done", "done_reason", *TIMES, *COUNTS}
-
-
-@pytest.fixture
-def client() -> Iterator[Client]:
-    """Ollama's client of the server at an address, closed with the test."""
-    with ExitStack() as opened:
-        yield lambda address: opened.enter_context(ollama.Client(host=address))
 
 
 def lines(address: str, path: str, **body: Any) -> list[dict[str, Any]]:
@@ -49,10 +32,12 @@ def lines(address: str, path: str, **body: Any) -> list[dict[str, Any]]:
 
 
 @pytest.mark.model
-def test_its_own_client_gets_what_it_asks_for(exact_engine: Engine, client: Client) -> None:
+def test_its_own_client_gets_what_it_asks_for(exact_engine: Engine) -> None:
     """Calls to the embedded model."""
-    with Server(exact_engine, names=["tiny"]) as server:
-        api = client(server.start())
+    with (
+        Server(exact_engine, names=["tiny"]) as server,
+        ollama.Client(host=server.start()) as api,
+    ):
         short: dict[str, Any] = {"temperature": 0, "num_predict": 12}
         chat = partial(api.chat, "tiny", HELLO, options=short)
         generate = partial(api.generate, "tiny", options=short)
@@ -90,21 +75,10 @@ def test_its_own_client_gets_what_it_asks_for(exact_engine: Engine, client: Clie
         assert caught.value.status_code == 404
 
 
-@pytest.mark.model
-def test_its_own_client_gets_vectors(client: Client, tmp_path: Path) -> None:
-    write_random_bert(tmp_path / "bert.gguf")
-    file = ModelFile(["bert"], tmp_path / "bert.gguf", Request(), this_machine())
-    pool = Pool([Member(file, is_pinned=True)], Capacity({"host": 1 << 40}, 1 << 40))
-    with Server(pool) as server:
-        api = client(server.start())
-        both = api.embed("bert", ["the cat sat", "a dog"])
-        assert len(both.embeddings) == 2 and both.prompt_eval_count > 4
-        one = api.embeddings("bert", "the cat sat")
-        assert one.embedding == pytest.approx(both.embeddings[0], abs=1e-6)
-        assert api.show("bert").capabilities == ["embedding"]
-
-
-def test_lines_have_the_fields_of_its_documents(serve: Serve) -> None:
+def test_lines_have_the_fields_of_its_documents(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Speaker, "memory_bytes", lambda _: {"weights": 5, "kv_cache": 2})
     address, head = serve(Speaker("Hello!")), {"model", "created_at", "done"}
     asked: Any = {
         "chat": ({"messages": HELLO}, "message", "Hello!", "stop"),
@@ -120,12 +94,12 @@ def test_lines_have_the_fields_of_its_documents(serve: Serve) -> None:
         assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+Z", last["created_at"])
     assert last["eval_count"] == 3
     card = {"name", "model", "modified_at", "size", "digest", "details"}
-    for path, fields in (
-        ("tags", card),
-        ("ps", card | {"expires_at", "size_vram", "context_length"}),
-    ):
+    for path, more in (("tags", set()), ("ps", {"expires_at", "size_vram", "context_length"})):
         (model,) = httpx.get(f"{address}/api/{path}").json()["models"]
-        assert model.keys() == fields
+        assert model.keys() == card | more
+        assert model["size"] == 7  # without a plan, what was allocated
+    unloaded = httpx.post(f"{address}/api/generate", json={"keep_alive": 0}).json()
+    assert unloaded["done_reason"] == "load"  # the only model stays
     told = httpx.post(f"{address}/api/show", json={"model": "edgespec"}).json()
     assert told.keys() >= {"modelfile", "parameters", "template", "details", "model_info"}
     version = httpx.get(f"{address}/api/version").json()["version"]
@@ -133,38 +107,36 @@ def test_lines_have_the_fields_of_its_documents(serve: Serve) -> None:
 
 
 @pytest.mark.parametrize("streams", [False, True])
-def test_calls_come_whole_and_go_back(serve: Serve, client: Client, streams: bool) -> None:
+def test_calls_come_whole_and_go_back(serve: Serve, streams: bool) -> None:
     backend = Speaker(f"I look.\n{CALL}")
-    api = client(serve(backend))
     asked: Any = {"model": "edgespec", "tools": [WEATHER], "stream": streams}
-    told = api.chat(messages=HELLO, **asked)
-    messages = [one.message for one in told] if streams else [told.message]
-    assert "".join(one.content for one in messages) == "I look."
-    calls = [call for one in messages for call in one.tool_calls or ()]
-    assert [(one.function.name, one.function.arguments) for one in calls] == [
-        ("weather", {"city": "Rome"})
-    ]
-    backend.ids = [*b"Take a coat."]
-    said = {"role": "assistant", "content": "", "tool_calls": calls}
-    rest = {"role": "tool", "tool_name": "weather", "content": "Rain"}
-    last = api.chat("edgespec", [*HELLO, said, rest], options={"num_predict": 12})
-    assert last.message.content == "Take a coat."
+    with ollama.Client(host=serve(backend)) as api:
+        told = api.chat(messages=HELLO, **asked)
+        messages = [one.message for one in told] if streams else [told.message]
+        assert "".join(one.content for one in messages) == "I look."
+        (call,) = (call for one in messages for call in one.tool_calls or ())
+        assert (call.function.name, call.function.arguments) == ("weather", {"city": "Rome"})
+        backend.ids = [*b"Take a coat."]
+        said = {"role": "assistant", "content": "", "tool_calls": [call]}
+        rest = {"role": "tool", "tool_name": "weather", "content": "Rain"}
+        last = api.chat("edgespec", [*HELLO, said, rest], options={"num_predict": 12})
+        assert last.message.content == "Take a coat."
 
 
-def test_a_thought_is_beside_the_answer(serve: Serve, client: Client) -> None:
+def test_a_thought_is_beside_the_answer(serve: Serve) -> None:
     template = "{% for m in messages %}{{ m.content }}{% endfor %}<think></think>"
-    api = client(serve(Speaker("<think>Hm.</think>Yes."), chat_template=template))
-    message = api.chat("edgespec", HELLO, think=True).message
-    assert (message.thinking, message.content) == ("Hm.", "Yes.")
-    assert api.generate("edgespec", "Hi").thinking == "Hm."
-    assert "thinking" not in api.show("edgespec").capabilities  # of no file
+    address = serve(Speaker("<think>Hm.</think>Yes."), chat_template=template)
+    with ollama.Client(host=address) as api:
+        message = api.chat("edgespec", HELLO, think=True).message
+        assert (message.thinking, message.content) == ("Hm.", "Yes.")
+        assert api.generate("edgespec", "Hi").thinking == "Hm."
+        assert "thinking" not in api.show("edgespec").capabilities  # of no file
 
 
 @pytest.mark.parametrize(
     ("path", "body", "problem"),
     [
         ("chat", {"messages": 5}, "messages must be a list"),
-        ("chat", {"messages": [{"role": "owl", "content": "x"}]}, "messages[0].role must be one"),
         ("chat", {"options": 5}, "options must be an object"),
         ("chat", {"options": {"temperature": "hot"}}, "temperature must be a number"),
         ("chat", {"options": {"num_predict": "all"}}, "max_tokens must be a whole number"),
@@ -191,9 +163,9 @@ def test_what_is_wrong_is_an_error_of_the_interface(
 def test_keys_are_asked_for_as_elsewhere(serve: Serve) -> None:
     address = serve(Speaker(), keys=("secret",))
     for path in ("tags", "ps", "version"):
-        assert httpx.get(f"{address}/api/{path}").status_code == 401
-    told = httpx.post(f"{address}/api/chat", json={"messages": HELLO})
-    assert told.status_code == 401 and told.json() == {"error": "the API key is missing or wrong"}
+        told = httpx.get(f"{address}/api/{path}")
+        assert told.status_code == 401
+        assert told.json() == {"error": "the API key is missing or wrong"}
     with ollama.Client(host=address, headers={"Authorization": "Bearer secret"}) as api:
         assert api.list().models[0].model == "edgespec"
 
@@ -203,46 +175,30 @@ def test_what_fails_in_a_stream_is_its_last_line(serve: Serve) -> None:
     assert parts and last.keys() == {"error"} and "the server failed" in last["error"]
 
 
-@pytest.mark.parametrize("waits_for", ["a model", "a token"])
-def test_who_waits_is_sent_nothing_that_is_no_line(
-    request: pytest.FixtureRequest, waits_for: str
-) -> None:
-    """Of who waited ten times as long as it takes until other interfaces send a comment."""
-    limits, model, held = Limits(comment_s=0.02), "b:latest", Speaker("I am b.")
-    if waits_for == "a model":
-        server = request.getfixturevalue("start")(limits=limits)
-        address, gate = server.address, server.models["b"].gate
-    else:
-        address = request.getfixturevalue("serve")(held, limits=limits)
-        gate, model = held.gate, "edgespec"
-    gate.clear()
-    thread, found = in_thread(partial(lines, address, "/api/chat", model=model, messages=HELLO))
-    time.sleep(0.2)
-    gate.set()
-    join(thread)
-    *parts, last = found[0]
-    assert "".join(one["message"]["content"] for one in parts) == "I am b."
-    assert last["total_duration"] > 1e8
-    assert (last["load_duration"] > 1e8) == (waits_for == "a model")
+def test_who_waits_is_sent_nothing_that_is_no_line(start: Start) -> None:
+    """For a model or a token, ten times as long as other interfaces take to send a comment."""
+    server = start(limits=Limits(comment_s=0.02))
+    made, body = server.models["b"], {"model": "b:latest", "messages": HELLO}
+    for is_loaded in (False, True):
+        gate = made.backends[0].gate if is_loaded else made.gate
+        gate.clear()
+        thread, found = in_thread(partial(lines, server.address, "/api/chat", **body))
+        time.sleep(0.2)
+        gate.set()
+        join(thread)
+        *parts, last = found[0]
+        assert "".join(one["message"]["content"] for one in parts) == "I am b."
+        assert last["total_duration"] > 1e8
+        assert (last["load_duration"] > 1e8) != is_loaded
 
 
-def test_models_are_listed_loaded_and_unloaded(start: Start, client: Client) -> None:
+def test_models_are_listed_loaded_and_unloaded(start: Start) -> None:
     """But for a pinned one, which is not said to have left."""
     server = start()
-    api, pinned = client(server.address), server.pool.members[0]
-    pinned.is_pinned = True
-    for name, reason in (("a", "load"), ("b", "unload")):
-        assert api.generate(f"{name}:latest").done_reason == "load"
-        assert name in [one.model for one in api.ps().models] and len(api.list().models) == 3
-        assert api.generate(name, keep_alive=0).done_reason == reason
-    until(lambda: [one.model for one in api.ps().models] == ["a"])
-
-
-def test_the_only_model_stays(
-    serve: Serve, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It takes what was allocated, where there is no plan."""
-    monkeypatch.setattr(Speaker, "memory_bytes", lambda _: {"weights": 5, "kv_cache": 2})
-    api = client(serve(Speaker()))
-    assert api.generate("edgespec", keep_alive=0).done_reason == "load"
-    assert [(one.model, one.size) for one in api.ps().models] == [("edgespec", 7)]
+    server.pool.members[0].is_pinned = True
+    with ollama.Client(host=server.address) as api:
+        for name, reason in (("a", "load"), ("b", "unload")):
+            assert api.generate(f"{name}:latest").done_reason == "load"
+            assert name in [one.model for one in api.ps().models] and len(api.list().models) == 3
+            assert api.generate(name, keep_alive=0).done_reason == reason
+        until(lambda: [one.model for one in api.ps().models] == ["a"])

@@ -20,7 +20,7 @@ from delaying import DelayingProxy
 from fake_backend import FakeBackend
 from frozen_times import free_drafts
 from pool_cases import Made, Start
-from serving_cases import CALL, TEMPLATE, Serve, Speaker
+from serving_cases import CALL, TEMPLATE, Serve, Speaker, Tools
 from waiting import PATIENCE_S
 
 import edgespec.serve.page
@@ -468,20 +468,7 @@ def test_calls_are_shown_and_their_results_are_asked_for(serve: Serve, browser: 
 
 
 @pytest.mark.long
-def test_calls_of_the_servers_tools_are_made_when_the_person_agrees(
-    serve: Serve, browser: Any
-) -> None:
-    class Tools:
-        def __init__(self) -> None:
-            self.tools = [{"type": "function", "function": {"name": "weather"}}]
-            self.allowed, self.made = set[str](), list[Any]()
-
-        def result(self, call: Any, _context_size: int) -> str:
-            self.made.append(call.values)
-            return f"wet {len(self.made)}"
-
-        def close(self) -> None: ...
-
+def test_calls_of_tools_are_made_when_the_person_agrees(serve: Serve, browser: Any) -> None:
     problems, sent, tools = list[str](), list[Any](), Tools()
     backend = Speaker(CALL)
     tab = opened(browser, serve(backend, tools=tools), problems)
@@ -500,7 +487,7 @@ def test_calls_of_the_servers_tools_are_made_when_the_person_agrees(
     tab.click("#may-call button:text('Always call it')")
     until(tab, "document.querySelectorAll('article').length === 8")
     tab.wait_for_selector("#send:visible")
-    assert tools.made == [{"city": "Rome"}] and texts(tab, "tool")[-1] == "wet 1"
+    assert tools.made == [{"city": "Rome"}] and texts(tab, "tool")[-1] == "Rain in Rome"
     backend.ids = [*CALL.encode(), END]  # for ever: after some rounds the person is asked again
     say(tab, "And now?")
     tab.wait_for_selector("#may-call button:text('Call weather')")

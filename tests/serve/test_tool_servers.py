@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +12,10 @@ import httpx
 import psutil
 import pytest
 import uvicorn
-from serving_cases import HELLO, Serve, Speaker
-from waiting import in_thread, join, until
+from serving_cases import HELLO, Serve, Speaker, Tools
+from waiting import PATIENCE_S, in_thread, join, until
 
+from edgespec.cli.start import start_tools
 from edgespec.decode.engine import Engine
 from edgespec.decode.generation import ToolCall
 from edgespec.errors import UnsupportedError
@@ -25,27 +24,14 @@ from edgespec.serve.tool_servers import ToolServers
 
 PROGRAM = Path(__file__).parents[1] / "support" / "serving" / "tool_server.py"
 STDIO = {"command": sys.executable, "args": [str(PROGRAM)]}
-Start = Callable[..., ToolServers]
-pytestmark = pytest.mark.slow  # a server imports its package for seconds
+slow = pytest.mark.slow  # a server imports its package for seconds
 
 
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts servers, which end with the test."""
-    with ExitStack() as opened:
-
-        def begin(*allowed: str, tell: Any = print, **servers: Any) -> ToolServers:
-            file = tmp_path / "mcp.json"
-            file.write_text(json.dumps({"mcpServers": servers or {"tools": STDIO}}))
-            found = ToolServers(file, allowed, tell)
-            opened.callback(found.close)
-            return found
-
-        yield begin
-
-
-def names(servers: ToolServers) -> list[str]:
-    return [one["function"]["name"] for one in servers.tools]
+def started(folder: Path, *allowed: str, **servers: Any) -> closing[ToolServers]:
+    """Servers, which end with the block."""
+    file = folder / "mcp.json"
+    file.write_text(json.dumps({"mcpServers": servers or {"tools": STDIO}}))
+    return closing(start_tools(file, allowed))
 
 
 def call(servers: ToolServers, name: str = "weather", size: int = 100, **values: str) -> str:
@@ -53,88 +39,102 @@ def call(servers: ToolServers, name: str = "weather", size: int = 100, **values:
     return servers.result(ToolCall("", name, asked), size)
 
 
-def has_ended(process: psutil.Process) -> bool:
-    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
-
-
-def test_tools_are_listed_and_called(start: Start, tmp_path: Path) -> None:
-    servers = start("read_file")
-    assert names(servers) == ["weather", "read_file", "hang", "die", "flood"]
-    function = servers.tools[0]["function"]
-    assert function["description"] == "The weather of a city."
-    assert function["parameters"]["properties"]["city"]["type"] == "string"
-    assert call(servers, size=8) == "Rain in \n[4 characters cut off]"
+@slow
+def test_tools_are_listed_and_called(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of all servers that start; what two of them have gets another name."""
+    none, off = {"command": "no-such-program"}, {**STDIO, "disabled": True}
+    names = ["weather", "read_file", "hang", "die", "flood"]
+    names += [f"more_{name}" for name in names]
     (tmp_path / "a.txt").write_text("hello")
-    assert call(servers, "read_file", path=str(tmp_path / "a.txt")) == "hello"
-    assert call(servers, "read_file", path="nothing").startswith("error: ")
-    assert call(servers, "owl") == "error: there is no such tool"
-    for wrong in ("{", "[]"):
-        told = servers.result(ToolCall("", "weather", wrong), 100)
-        assert told == "error: the arguments are no object, or cut off"
-    assert [servers.may_call(one) for one in ("weather", "read_file")] == [False, True]
-    assert start("*").may_call("weather")
+    with started(tmp_path, "read_file", none=none, off=off, tools=STDIO, more=STDIO) as servers:
+        assert [one["function"]["name"] for one in servers.tools] == names
+        told = capsys.readouterr().err
+        assert told.startswith("none: no tools: ") and "off" not in told
+        assert told.endswith(f"[tools: {', '.join(names)}]\n")
+        function = servers.tools[0]["function"]
+        assert function["description"] == "The weather of a city."
+        assert function["parameters"]["properties"]["city"]["type"] == "string"
+        assert call(servers, size=8) == "Rain in \n[4 characters cut off]"
+        assert call(servers, "more_weather", city="Oslo") == "Rain in Oslo"
+        assert call(servers, "read_file", path=str(tmp_path / "a.txt")) == "hello"
+        assert call(servers, "read_file", path="nothing").startswith("error: ")
+        assert call(servers, "owl") == "error: there is no such tool"
+        for wrong in ("{", "[]"):
+            told = servers.result(ToolCall("", "weather", wrong), 100)
+            assert told == "error: the arguments are no object, or cut off"
+        assert [servers.may_call(one) for one in ("weather", "read_file")] == [False, True]
+        servers.allowed = {"*"}
+        assert servers.may_call("weather")
 
 
-def test_a_broken_server_ends_its_call(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+@slow
+def test_a_broken_server_ends_its_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And is started again by the next one; the server itself has no limit of memory."""
-    servers = start()
-    if sys.platform == "linux":
-        import resource
+    with started(tmp_path) as servers:
+        if sys.platform == "linux":
+            import resource
 
-        (process,) = servers._servers[0]._started
-        assert process.rlimit(resource.RLIMIT_DATA)[0] == resource.RLIM_INFINITY
-    guest = servers._servers[0]._guest
-    hasty = guest._limits._replace(patience_s=0.5)
-    for name, problem in (("die", ""), ("flood", "more than 24 MiB"), ("hang", "more than 0.5 s")):
-        with monkeypatch.context() as changed:  # not while a server starts
-            changed.setattr(guest, "_limits", hasty if name == "hang" else guest._limits)
-            told = call(servers, name)
-        assert told.startswith("error: ") and problem in told
-        assert call(servers) == "Rain in Rome"
-
-
-def test_no_server_outlives_its_client(start: Start) -> None:
-    """Nor one whose call hangs, in another thread, which is ended."""
-    servers = start()
-    (process,) = servers._servers[0]._started
-    thread, told = in_thread(lambda: call(servers, "hang"))
-    until(lambda: servers._servers[0]._guest._lock.acquire(blocking=False) is False)
-    servers.close()
-    join(thread)
-    assert told[0].startswith("error: ") and has_ended(process)
-    servers.close()
-    servers = start()
-    (process,) = servers._servers[0]._started
-    with Engine(Speaker()) as engine, Server(engine, tools=servers):
-        pass
-    assert has_ended(process)
+            (process,) = servers._servers[0]._started
+            assert process.rlimit(resource.RLIMIT_DATA)[0] > 1 << 40
+        guest = servers._servers[0]._guest
+        hasty = guest._limits._replace(patience_s=0.5)
+        for name, problem in (("die", ""), ("flood", "than 24 MiB"), ("hang", "than 0.5 s")):
+            with monkeypatch.context() as changed:  # not while a server starts
+                changed.setattr(guest, "_limits", hasty if name == "hang" else guest._limits)
+                told = call(servers, name)
+            assert told.startswith("error: ") and problem in told
+            assert call(servers) == "Rain in Rome"
 
 
-def test_servers_that_do_not_start_are_left_out(start: Start) -> None:
-    told = list[str]()
-    named = {"none": {"command": "no-such-program"}, "off": {**STDIO, "disabled": True}}
-    servers = start(tell=told.append, **named, tools=STDIO, more=STDIO)
-    assert names(servers)[0] == "weather" and names(servers)[5] == "more_weather"
-    assert len(told) == 1 and told[0].startswith("none: no tools: ")
-    assert call(servers, "more_weather", city="Oslo") == "Rain in Oslo"
+@slow
+def test_no_server_outlives_its_client(tmp_path: Path) -> None:
+    """Nor one whose call hangs, in another thread, which is ended; nor that of a server."""
+    with started(tmp_path) as servers, started(tmp_path) as others, Engine(Speaker()) as engine:
+        processes = [one._servers[0]._started[0] for one in (servers, others)]
+        lock = servers._servers[0]._guest._lock
+
+        def is_asked() -> bool:
+            if is_free := lock.acquire(blocking=False):
+                lock.release()
+            return not is_free
+
+        thread, told = in_thread(lambda: call(servers, "hang"))
+        until(is_asked)
+        servers.close()
+        join(thread)
+        assert told[0].startswith("error: ")
+        Server(engine, tools=others).close()
+        for one in processes:
+            assert not one.is_running() or one.status() == psutil.STATUS_ZOMBIE
 
 
-def test_servers_may_be_reached_over_http(start: Start) -> None:
+@slow
+def test_a_server_calls_tools_that_are_reached_over_http(tmp_path: Path, serve: Serve) -> None:
+    """As the page asks for it. Requests of others have no tools that they did not send."""
     from tool_server import server as tools
 
     config = uvicorn.Config(tools.streamable_http_app(), port=0, log_level="critical")
     running = uvicorn.Server(config)
-    thread = threading.Thread(target=running.run, daemon=True)
-    thread.start()
+    thread, _ = in_thread(running.run)
     until(lambda: running.started)
-    port = running.servers[0].sockets[0].getsockname()[1]
-    try:
-        servers = start(web={"url": f"http://127.0.0.1:{port}/mcp"})
-        assert call(servers) == "Rain in Rome"
-        servers.close()
-    finally:
-        running.should_exit = True
-        thread.join(20)
+    url = f"http://127.0.0.1:{running.servers[0].sockets[0].getsockname()[1]}/mcp"
+    key = {"x-api-key": "secret"}
+    with started(tmp_path, "weather", web={"url": url}) as servers:
+        address = serve(Speaker(), tools=servers, keys=["secret"])
+        assert httpx.post(f"{address}/tools", json={"name": "weather"}).status_code == 401
+        with httpx.Client(base_url=address, headers=key, timeout=PATIENCE_S) as client:
+            listed = {"tools": servers.tools, "allowed": ["weather"]}
+            assert client.get("/tools").json() == listed
+            for body, told in (
+                ({"name": "weather", "arguments": '{"city": "Rome"}'}, '{"content":"Rain in Ro'),
+                ({"name": "read_file"}, '{"content":"error: '),
+                ({"arguments": "{}"}, '{"error":'),
+            ):
+                assert client.post("/tools", json=body).text.startswith(told)
+            answer = client.post("/v1/chat/completions", json={"messages": HELLO}).json()
+            assert answer["choices"][0]["message"]["content"] == "Hello, world!"
+    running.should_exit = True
+    join(thread)
 
 
 @pytest.mark.parametrize(
@@ -151,30 +151,11 @@ def test_another_file_is_refused(tmp_path: Path, text: str, problem: str) -> Non
     assert "mcpServers" in caught.value.hint
 
 
-def test_a_server_lists_tools_and_calls_one(start: Start, serve: Serve) -> None:
-    """As the page asks for it. Requests of others have no tools that they did not send."""
-    servers = start("weather")
-    address, key = serve(Speaker(), tools=servers, keys=["secret"]), {"x-api-key": "secret"}
-    with httpx.Client(base_url=address, headers=key, timeout=100) as client:
-        listed = {"tools": servers.tools, "allowed": ["weather"]}
-        assert client.get("/tools").json() == listed
-        for body, told in (
-            ({"name": "weather", "arguments": '{"city": "Rome"}'}, '{"content":"Rain in Rome"}'),
-            ({"name": "die"}, '{"content":"error: '),
-            ({"arguments": "{}"}, '{"error":'),
-        ):
-            assert client.post("/tools", json=body).text.startswith(told)
-        answer = client.post("/v1/chat/completions", json={"messages": HELLO}).json()
-        assert answer["choices"][0]["message"]["content"] == "Hello, world!"
-    assert httpx.post(f"{address}/tools", json={"name": "weather"}).status_code == 401
-
-
-def test_no_page_of_the_internet_calls_tools(start: Start, serve: Serve) -> None:
+def test_no_page_of_the_internet_calls_tools(serve: Serve) -> None:
     """One that may come in without a key is refused from the start."""
-    servers = start()
     asked: Any = {"--cors": {"origins": ["*"]}, "--allowed-host": {"hosts": ["*"]}}
     for option, how in asked.items():
         with pytest.raises(UnsupportedError, match=option) as caught:
-            serve(Speaker(), tools=servers, **how)
+            serve(Speaker(), tools=Tools(), **how)
         assert "--api-key" in caught.value.hint
-        serve(Speaker(), tools=servers, keys=["secret"], **how)
+        serve(Speaker(), tools=Tools(), keys=["secret"], **how)

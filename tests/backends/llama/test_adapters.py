@@ -1,4 +1,7 @@
-"""LoRA adapters: what they add is what merging would, is planned, and is nobody else's."""
+"""LoRA adapters: what they add is what merging would, is planned, and is nobody else's.
+
+What is no adapter of a model is refused by name; requests say how much of each they want.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 from lora_gguf import write_adapter, write_merged
 from random_gguf import F32, Q8_0, write_model
+from serving_cases import HELLO, TEMPLATE
 
 import edgespec
-from edgespec.backends.llama.context import LlamaContext
 from edgespec.backends.tree import DraftTree
-from edgespec.errors import UnsupportedError
+from edgespec.errors import ModelFileError, ModelNotFoundError, UnsupportedError
+from edgespec.models.adapter import adapters_of
+from edgespec.models.spec import read_model_spec
 
 pytestmark = pytest.mark.model
 TEXT = [5, 9, 40, 3, 77, 12, 9, 40, 3]
@@ -25,11 +31,10 @@ Made = dict[str, Path]
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
-    folder = tmp_path_factory.mktemp("lora")
-    found = {
-        name: write_model(folder / f"{name}.gguf", "llama", kind)
-        for name, kind in (("f32", F32), ("q8_0", Q8_0))
-    }
+    folder, found = tmp_path_factory.mktemp("lora"), dict[str, Path]()
+    for name, kind in (("f32", F32), ("q8_0", Q8_0)):
+        path = folder / f"{name}.gguf"
+        found[name] = write_model(path, "llama", kind, reads_bytes=True, template=TEMPLATE)
     for seed, name in enumerate(("first", "second")):
         found[name] = write_adapter(folder / f"{name}.gguf", found["f32"], seed)
     return found
@@ -90,16 +95,9 @@ def test_bytes_are_planned(made: Made) -> None:
     assert planned["compute"] >= without["compute"]
 
 
-def test_each_request_has_its_own_scales(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_request_has_its_own_scales(made: Made) -> None:
     """Six at once, of which no two kinds share a step; answers and cached prefixes are apart."""
     scales: list[Any] = [None, {0: 0.0}, {0: 1.0}]
-    seen, compute = set(), LlamaContext._compute
-
-    def noted(context: LlamaContext, function: Any, batch: Any) -> None:
-        assert context.adapters is not None
-        seen.add(tuple(context.adapters.scales))
-        compute(context, function, batch)
-
     with load(made["f32"], f"{made['first']}=0.5", users=3) as engine:
         ask = partial(engine.generate, TEXT, max_tokens=24, reuse=True)
         alone = [ask(lora=one).token_ids for one in scales]
@@ -107,9 +105,68 @@ def test_each_request_has_its_own_scales(made: Made, monkeypatch: pytest.MonkeyP
         again = ask(lora={0: 0.5})
         assert again.token_ids == alone[0] and again.counters.reused_tokens > 0
         assert ask(lora={0: 0.25}).counters.reused_tokens == 0
-        monkeypatch.setattr(LlamaContext, "_compute", noted)
         with ThreadPoolExecutor(6) as threads:
             assert [*threads.map(lambda one: ask(lora=one).token_ids, 2 * scales)] == 2 * alone
-        assert seen == {(0.0,), (0.5,), (1.0,)}
         with pytest.raises(UnsupportedError, match="there is no adapter 1"):
             ask(lora={1: 1.0})
+
+
+def test_a_server_takes_scales_by_request_and_for_all_others(made: Made) -> None:
+    named = made["first"], made["second"]
+    both: Any = [{"id": id_, "path": one.name, "scale": 1.0} for id_, one in enumerate(named)]
+    plan = edgespec.plan(made["f32"], lora=[str(one) for one in named], **ASKED)
+    with (
+        load(made["f32"], *named) as engine,
+        edgespec.Server(engine, plan=plan) as server,
+        httpx.Client(base_url=server.start()) as client,
+    ):
+
+        def answer(path: str, lora: Any = None) -> str:
+            body = {"prompt": "abc", "messages": HELLO, "max_tokens": 12, "temperature": 0}
+            told = client.post(path, json={**body, "lora": lora}).json()
+            return str(told["content"] if "content" in told else told["choices"])
+
+        for path in ("/completion", "/v1/chat/completions"):
+            asked: Any = (None, both, [], [{"id": 0, "scale": 0.5}])
+            usual, same, *others = (answer(path, one) for one in asked)
+            assert usual == same and len({usual, *others}) == 3
+        assert client.get("/lora-adapters").json() == both
+        wanted = [{"id": 1, "scale": 0.25}]
+        assert client.post("/lora-adapters", json=wanted).json() == {"success": True}
+        assert [one["scale"] for one in client.get("/lora-adapters").json()] == [0.0, 0.25]
+        assert answer(path) == answer(path, wanted) != answer(path, [])
+        told = client.post("/lora-adapters", json=[{"id": 2}])
+        assert told.status_code == 400 and "there is no adapter 2 of 2" in told.text
+
+
+def test_names_may_have_scales(made: Made, tmp_path: Path) -> None:
+    path, plain = write_adapter(tmp_path / "a=b.gguf", made["f32"]), made["first"]
+    named = [str(path), f"{path}=0.5", f"{path}=-1", str(plain)]
+    found = adapters_of(named, read_model_spec(made["f32"]))
+    assert found == ((path, 1.0), (path, 0.5), (path, -1.0), (plain, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("changes", "asked", "kind", "problem"),
+    [
+        ({}, {"lora": "mine.gguf=nan"}, UnsupportedError, "the scale of mine.gguf must be -1000 "),
+        ({}, {"lora": "nothing.gguf"}, ModelNotFoundError, "nothing.gguf"),
+        ({}, {"lora": "f32.gguf"}, ModelFileError, "f32.gguf is no LoRA adapter"),
+        ({"kind": "control_vector"}, {}, ModelFileError, "mine.gguf is no LoRA adapter"),
+        ({"arch": "qwen2"}, {}, ModelFileError, "mine.gguf is an adapter of qwen2 models, and f3"),
+        ({"leave": "blk.2.ffn_down.weight.lora_b"}, {}, ModelFileError, "one matrix of two for"),
+        ({"row": "blk.1.attn_q.weight"}, {}, ModelFileError, "for blk.1.attn_q.weight of 64 x 64"),
+        ({"leave": ("lora_a", "lora_b")}, {}, ModelFileError, "mine.gguf changes nothing"),
+        ({}, {"exact": True}, UnsupportedError, "exact is not possible with lora"),
+        ({}, {"backend": "onnx"}, UnsupportedError, "lora is not possible: ONNX Runtime"),
+    ],
+)
+def test_what_does_not_fit_is_refused(
+    made: Made, tmp_path: Path, changes: dict[str, Any], asked: Any, kind: Any, problem: str
+) -> None:
+    """Each with a hint, but for a scale."""
+    write_adapter(tmp_path / "mine.gguf", model := made["f32"], **changes)
+    named = model if asked.get("lora") == model.name else tmp_path / asked.get("lora", "mine.gguf")
+    with pytest.raises(kind) as caught:
+        edgespec.plan(model, **{**asked, "lora": [str(named)]})
+    assert problem in str(caught.value) and (caught.value.hint or "scale" in problem)

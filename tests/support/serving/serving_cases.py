@@ -15,7 +15,7 @@ from waiting import PATIENCE_S
 
 from edgespec.backends.base import Logits
 from edgespec.backends.tree import DraftTree
-from edgespec.decode.generation import Counters, Result, joined_calls
+from edgespec.decode.generation import Counters, Result, ToolCall, joined_calls
 from edgespec.models.control_texts import ControlTexts
 from edgespec.serve.answer_reader import AnswerReader
 from edgespec.serve.serializers import Delta, Serializer
@@ -161,3 +161,19 @@ WEATHER: Any = {
         },
     },
 }
+
+
+class Tools:
+    """Servers of tools that need no process: one tool, and the calls of it that were made."""
+
+    def __init__(self, *allowed: str) -> None:
+        self.tools, self.allowed, self.made = [WEATHER], set(allowed), list[Any]()
+
+    def may_call(self, name: str) -> bool:
+        return name in self.allowed
+
+    def result(self, call: ToolCall, _context_size: int) -> str:
+        self.made.append(call.values)
+        return "Rain in Rome"
+
+    def close(self) -> None: ...
