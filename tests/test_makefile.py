@@ -97,25 +97,21 @@ def test_ready_wheels_are_taken_and_without_a_compiler_edgespecs_own(
     tmp_path: Path, compiler: str
 ) -> None:
     """A path with the usual programs and no compiler, or one that is there."""
-    programs = tmp_path / "programs"
-    programs.mkdir()
     needed = "sh sed cut cksum cat find sort grep head tail date mkdir rm touch sleep uname test"
-    for name in needed.split():
-        (programs / name).symlink_to(shutil.which(name) or "/bin/false")
-    if compiler:
-        (programs / compiler).symlink_to("/bin/true")
-    python(tmp_path / ".venv" / "bin" / "python", (3, 12), f'echo "$@" >>{tmp_path}/said')
     (tmp_path / "dist").mkdir()
-    (tmp_path / "dist" / "llama_cpp_python-1-py3-none-any.whl").touch()
-    done = make(tmp_path, PATH=str(programs))
-    if "avx2" not in host.cpu_flags() and platform.machine() == "x86_64":
-        assert "with the wheels in dist" not in done.stderr
-        return
-    installed = (tmp_path / "said").read_text().splitlines()[-1]
-    assert "with the wheels in dist" in done.stderr
-    assert installed.startswith("-m pip install --no-compile --find-links dist ")
-    assert ("edgespec[demo,hub,serve]" in installed) == (not compiler)
-    assert ("-e .[demo,hub,serve]" in installed) == bool(compiler)
+    for name in f"{needed} {compiler}".split():
+        (tmp_path / name).symlink_to(shutil.which(name) or "/bin/true")
+    python(tmp_path / ".venv" / "bin" / "python", (3, 12), f'echo "$@" >>{tmp_path}/said')
+    (tmp_path / "dist" / f"llama_cpp_python-1-py3-none-{platform.machine()}.whl").touch()
+    done = make(tmp_path, PATH=str(tmp_path))
+    takes = "avx2" in host.cpu_flags() or platform.machine() != "x86_64"
+    assert ("with the wheels in dist" in done.stderr) == takes
+    if takes:
+        installs = (tmp_path / "said").read_text().splitlines()[-1]
+        what = "-e .[demo,hub,serve]" if compiler else "edgespec[demo,hub,serve]"
+        assert installs.startswith(f"-m pip install --no-compile --find-links dist {what}")
+    other = make(tmp_path, "ARCH=riscv64", target="dist", PATH=str(tmp_path))
+    assert other.returncode and "apt install g++-riscv64-linux-gnu" in other.stderr
 
 
 # Writes down what it is asked for; a wheel is a file of that name, and installed without a trace.
