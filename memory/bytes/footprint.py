@@ -39,6 +39,7 @@ RUNTIME_BYTES = (66 << 20) + MOST_FREED_BYTES
 # Of that llama.cpp's library and our modules that decode, which come with the first load; and by
 # how much a process grows with which they came already.
 LIBRARY_BYTES, GROWTH_BYTES = (26 << 20) + MOST_FREED_BYTES, (4 << 20) + MOST_FREED_BYTES
+NUMPY_BYTES = 14 << 20  # of these, which are there already where numpy is: 16 MiB were measured
 # What llama.cpp keeps of a token and of a merge (`llama.cpp: src/llama-vocab.cpp`): entries of
 # vectors, and nodes of hash tables as glibc rounds them. Such a table has one of these numbers of
 # buckets. Texts of over 15 bytes lie apart, three times: six tenths of all in the worst case. Of 20

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edgespec.memory.bytes.config import GPU, HOST, WORKER
-from edgespec.memory.bytes.footprint import GROWTH_BYTES, LIBRARY_BYTES
+from edgespec.memory.bytes.footprint import GROWTH_BYTES, LIBRARY_BYTES, NUMPY_BYTES
 from edgespec.memory.bytes.simulation import Simulate, simulated
 from edgespec.memory.device import host, reservations
 from edgespec.memory.device.accelerators import Accelerator
@@ -83,7 +83,10 @@ def this_machine(workers: Sequence[str] = ()) -> Machine:
         found, bytes_per_s = (*worker_devices(workers), *found), memory_bandwidth()
     give_back_memory()  # what reading headers took
     held = resident_bytes()
-    held += GROWTH_BYTES if "llama_cpp" in sys.modules else LIBRARY_BYTES
+    if "llama_cpp" in sys.modules:
+        held += GROWTH_BYTES
+    else:
+        held += LIBRARY_BYTES - NUMPY_BYTES * ("numpy" in sys.modules)
     # Never planned with is what is free by then no more, and what the kernel's tables grow by.
     slack = 4 << 20
     return Machine(
