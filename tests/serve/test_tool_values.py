@@ -9,15 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.serve.answer_reader import (
-    JsonRepair,
-    call_of,
-    gemma_arguments,
-    json_text,
-    parse_argument,
-    python_calls,
-    repaired,
-)
+from edgespec.serve.answer_reader import JsonRepair, call_of, json_text, repaired
+from edgespec.serve.call_arguments import gemma_arguments, parse_argument, python_calls
 from edgespec.serve.chat import object_or_text
 
 TYPED: list[tuple[str, Any, Any]] = [

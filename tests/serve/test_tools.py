@@ -13,7 +13,7 @@ from decoding_cases import END
 from serving_cases import CALL, HELLO, TEMPLATE, WEATHER, Connect, Serve, Speaker
 
 from edgespec.backends.base import Logits
-from edgespec.serve.answer_reader import resolve_reference
+from edgespec.serve.call_arguments import resolve_reference
 from edgespec.serve.chat import Tools, parse_tools
 from edgespec.serve.parsing import Fields, Limits
 from edgespec.testing import ByteTokenizer
