@@ -84,11 +84,8 @@ from edgespec.serve.status import adapters, metrics, props, status
 # For everybody: they tell nothing of anybody.
 _OPEN_PATHS = {"/health", "/v1/health", *page_files()}
 _METHODS = ("GET", "POST", "OPTIONS")
-_TOLD_HEADERS = (
-    "x-request-id",
-    "request-id",
-    "retry-after",
-)  # that pages of other origins may read
+# That pages of other origins may read.
+_TOLD_HEADERS = ("x-request-id", "request-id", "retry-after")
 _REFUSED = (401, 403)
 _PATH_CHARS = 100
 
