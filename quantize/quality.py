@@ -13,7 +13,7 @@ Intervals are bootstrap percentiles over texts, since places of one text are not
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
@@ -85,10 +85,6 @@ class QuantizationLoss:
     perplexity: float
     perplexity_ratio: Interval
     places: int
-
-    def as_json(self) -> dict[str, Any]:
-        """For documents."""
-        return asdict(self)
 
 
 def make_reference(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -81,7 +82,7 @@ def compare(
         row = {**_facts(file), **speed_of(spec, curve)}
         if number:
             lost = score(file.path, reference, threads=threads)
-            row["quality"] = quality_of(reference, lost).as_json()
+            row["quality"] = asdict(quality_of(reference, lost))
         rows.append(row)
     return {
         "complete": len(rows) == len(files),
@@ -123,7 +124,8 @@ def compare_kv_types(
             )
             row = {"kv_type": kind, "step_ms": {str(n): ms for n, ms in times.items()}}
             if loss is not None:
-                row["quality"], places = loss.as_json(), loss.places
+                lost = loss()
+                row["quality"], places = asdict(lost), lost.places
             rows.append(row)
     except KeyboardInterrupt:
         if not places:

@@ -6,7 +6,8 @@ table). So nothing but q8_0 is chosen unmeasured, and who asks for a type is tol
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 from warnings import warn
 
@@ -41,13 +42,14 @@ def measure_kv_losses(
     tokens: int = TOKENS,
     progress: Progress = lambda _what, _part: None,
     **loading: Unpack[Loading],
-) -> Iterator[tuple[str, QuantizationLoss | None]]:
+) -> Iterator[tuple[str, Callable[[], QuantizationLoss] | None]]:
     """What caches of these types (as `kv_name` has them) lose against f16, one after the other.
 
-    Over the first `tokens` of a text, or of the built-in prompts. The first one is f16 itself,
-    with None. Each loss is kept before the next one is measured, so an interruption loses none.
-    One file is open at a time, with a cache as long as the text. Raises UnsupportedError where
-    the text is too short.
+    Over the first `tokens` of a text, or of the built-in prompts. The first one is f16 itself, with
+    None. Of the others it is computed when it is asked for: resampling brings numpy.random into the
+    process, 7 MiB that no plan has, and a load needs the mean alone. Each mean is kept before the
+    next one is measured, so an interruption loses none. One file is open at a time, with a cache as
+    long as the text. Raises UnsupportedError where the text is too short.
     """
     with open_tokenizer(spec.path) as tokenizer:
         start = [] if spec.bos_id is None else [spec.bos_id]
@@ -68,9 +70,9 @@ def measure_kv_losses(
     for number, kind in enumerate(kinds, 1):
         progress(_measuring(kind), number / (1 + len(kinds)))
         how: Loading = {**loading, "kv_type": kind}
-        loss = quality_of(reference, score(spec.path, reference, threads=threads, **how))
-        keep_kv_losses(spec, {kind: loss.kl.value})
-        yield kind, loss
+        scores = score(spec.path, reference, threads=threads, **how)
+        keep_kv_losses(spec, {kind: float(scores.kl.mean(dtype=np.float64))})
+        yield kind, partial(quality_of, reference, scores)
     progress(_measuring(kinds[-1]), 1.0)
 
 

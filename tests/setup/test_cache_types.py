@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import warnings
 from typing import Any
 
@@ -45,6 +47,18 @@ def test_the_first_load_measures_a_type_once_and_plans_show_it(
     plan = edgespec.plan(spec.path, **OPTIONS, kv_type="q4_0")
     assert plan.kv_loss == loss and f"{loss:.2g} nats" in plan.as_json()["kv_type"]["reason"]
     assert f"q4_0 {loss:.2g}" in plan.as_json()["kv_losses"]["value"]
+
+
+def test_a_load_that_measures_leaves_no_library_behind(spec: ModelSpec) -> None:
+    """numpy.random takes 7 MiB that no plan has, and the mean needs none of it."""
+    program = (
+        "import sys, edgespec\n"
+        f"edgespec.load({str(spec.path)!r}, **{OPTIONS!r}, kv_type='q4_0').close()\n"
+        "assert 'edgespec.quantize.quality' in sys.modules\n"
+        "assert 'numpy.random' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-W", "ignore", "-c", program], timeout=60, check=True)
+    assert stored_kv_losses(spec)["q4_0"] > 0
 
 
 def test_keys_and_values_of_two_types_are_loaded_and_measured(spec: ModelSpec) -> None:
