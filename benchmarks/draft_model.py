@@ -51,7 +51,7 @@ from edgespec.exits.trainer import gains_of as gains_along
 from edgespec.measure.noise import find_divergence, measure_batch_noise
 from edgespec.measure.timing import expect_slopes, measure_curve, one_step, times_behind
 from edgespec.memory.bytes.config import RunConfig
-from edgespec.memory.bytes.head_footprint import block_nodes
+from edgespec.memory.bytes.head_footprint import HEAD_NODES
 from edgespec.memory.device.host import usable_cores
 from edgespec.memory.times.curve import CostCurve
 from edgespec.models.early_exit import (
@@ -571,7 +571,7 @@ def depths_of(files: Files) -> tuple[int, ...]:
     """Tokens to be drafted: the server makes a block of as many as it is asked for."""
     if files.head is None or kind_of(files.head).kind != DFLASH:
         return DEPTHS
-    return (block_nodes(kind_of(files.head)) - 1,)
+    return (min(kind_of(files.head).block, HEAD_NODES) - 1,)
 
 
 def written_here(files: Files, prompt: list[int], depth: int) -> Written:

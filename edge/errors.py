@@ -24,6 +24,10 @@ from __future__ import annotations
 
 from importlib import import_module
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing import Any
 
 
 class EdgespecError(Exception):
@@ -76,6 +80,14 @@ class EdgespecWarning(RuntimeWarning):
 
 class DraftModelWarning(EdgespecWarning):
     """A draft model failed; answers go on without it, as `Engine.draft_failure` says."""
+
+
+def imported(module: str, needed: str, hint: str) -> Any:
+    """A module of an optional package. Raises MissingDependencyError where that is missing."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise MissingDependencyError(needed, hint=hint) from error
 
 
 def no_memory_hint(usual: str) -> str:

@@ -90,22 +90,17 @@ def read_exit(spec: ModelSpec) -> ExitInfo | None:
             f"{spec.path.name} does not say which tokens its {spec.vocab_size} rows stand for",
             hint="train it again",
         )
-    return ExitInfo(
-        file.text(f"{PREFIX}.target"),
-        file.text(f"{PREFIX}.target_name"),
-        report_of(file, PREFIX),
-        file.integer(f"{PREFIX}.exit_layer"),
-        ids,
-    )
+    return ExitInfo(*made_for(file, PREFIX), file.integer(f"{PREFIX}.exit_layer"), ids)
 
 
-def report_of(file: Gguf, prefix: str) -> dict[str, Any]:
-    """How a drafter's file was made; nothing where it does not say."""
+def made_for(file: Gguf, prefix: str) -> tuple[str, str, dict[str, Any]]:
+    """The target of a drafter's file, and how it was made; nothing where it does not say."""
     try:
-        document = json.loads(file.text(f"{prefix}.report", "{}"))
+        report = json.loads(file.text(f"{prefix}.report", "{}"))
     except ValueError:
-        return {}
-    return document if isinstance(document, dict) else {}
+        report = {}
+    report = report if isinstance(report, dict) else {}
+    return file.text(f"{prefix}.target"), file.text(f"{prefix}.target_name"), report
 
 
 def gains_of(report: Mapping[str, Any]) -> Sequence[float]:
@@ -141,8 +136,4 @@ def read_made_for(path: str | os.PathLike[str]) -> MadeFor | None:
     file = read_gguf_shards(path)[0]
     if f"{HEAD_PREFIX}.version" not in file.metadata:
         return None
-    return MadeFor(
-        file.text(f"{HEAD_PREFIX}.target"),
-        file.text(f"{HEAD_PREFIX}.target_name"),
-        report_of(file, HEAD_PREFIX),
-    )
+    return MadeFor(*made_for(file, HEAD_PREFIX))

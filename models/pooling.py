@@ -46,12 +46,9 @@ def pooling_of(gguf: Gguf, *, is_encoder: bool) -> Pooling:
         or any(_SHORTENED in key for key in gguf.metadata)
         or any(_SHORTENED_NAMES.search(name.replace(" ", "-")) for name in names)
     )
-    return Pooling(kind, causal is not False, shortens, _template(gguf))
-
-
-def _template(gguf: Gguf) -> str:
-    found = gguf.text("tokenizer.chat_template.rerank")
-    return found if "{query}" in found and "{document}" in found else ""
+    template = gguf.text("tokenizer.chat_template.rerank")
+    has_both = "{query}" in template and "{document}" in template
+    return Pooling(kind, causal is not False, shortens, template if has_both else "")
 
 
 def joined(template: str, query: str, document: str) -> str:

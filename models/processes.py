@@ -22,7 +22,8 @@ from contextlib import contextmanager, suppress
 from math import inf
 from typing import IO, Any, BinaryIO, NamedTuple
 
-from edgespec.errors import BackendError
+from edgespec.errors import BackendError, EdgespecError
+from edgespec.models.writing import reason
 
 # The folder a person happens to be in is no place to import from.
 _SAFE_PATH = {"PYTHONSAFEPATH": "1"}
@@ -90,7 +91,10 @@ def messages_of(
 
 
 def do_job(work: Callable[[Any, Callable[..., None]], None]) -> None:
-    """What such a process does: `work` on its job, with what says a document to its parent."""
+    """What such a process does: `work` on its job, with what says a document to its parent.
+
+    The last one tells the `problem` where it fails, and of which `kind` or `errno` that is.
+    """
     out = messages_out()
     if hasattr(signal, "SIGPIPE"):
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # it ends when nobody reads any more
@@ -99,7 +103,12 @@ def do_job(work: Callable[[Any, Callable[..., None]], None]) -> None:
         out.write(json.dumps(said).encode() + b"\n")
         out.flush()
 
-    work(json.load(sys.stdin), say)
+    try:
+        work(json.load(sys.stdin), say)
+    except EdgespecError as problem:
+        say(problem=str(problem), hint=problem.hint, kind=type(problem).__name__)
+    except OSError as problem:
+        say(problem=reason(problem), errno=problem.errno)
 
 
 # -- guests --------------------------------------------------------------------------------

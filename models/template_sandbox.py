@@ -114,20 +114,10 @@ def _now(format_: str) -> str:
 
 
 def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
+    value: Any, ensure_ascii: bool = False, indent: int | None = None, **layout: Any
 ) -> str:
     """The filter of transformers' chat templates: Jinja's own escapes for HTML."""
-    return dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
-    )
+    return dumps(value, ensure_ascii=ensure_ascii, indent=indent, **layout)
 
 
 _ENVIRONMENT = _Environment()

@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 from edgespec.errors import EdgespecError, UnsupportedError
@@ -147,15 +147,10 @@ def _remove(path: Path) -> None:
 
 def _sync(path: Path) -> None:
     """Bring a file to the disk, or a folder's names where folders can be synced."""
-    if path.is_dir():
-        with suppress(OSError):
-            _sync_opened(os.open(path, os.O_RDONLY))
-        return
-    _sync_opened(os.open(path, os.O_RDWR))
-
-
-def _sync_opened(handle: int) -> None:
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    is_folder = path.is_dir()
+    with suppress(OSError) if is_folder else nullcontext():
+        handle = os.open(path, os.O_RDONLY if is_folder else os.O_RDWR)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

@@ -104,10 +104,6 @@ class EvalContext(LlamaContext):
         """Empty the cache."""
         self.lib.llama_memory_clear(self.memory, False)
 
-    def forget(self, sequence: int) -> None:
-        """Empty the cache of one sequence."""
-        self.remove(sequence, -1)
-
     def trim(self, length: int) -> bool:
         """Keep the first tokens of the first sequence; recurrent models cannot, and say so."""
         return bool(self.lib.llama_memory_seq_rm(self.memory, 0, length, -1))

@@ -8,7 +8,6 @@ matrix multiplication counts).
 from __future__ import annotations
 
 import ctypes
-import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +20,7 @@ from edgespec.backends.llama.library import interrupts_kept
 from edgespec.errors import BackendError, EdgespecError, UnsupportedError
 from edgespec.memory.device.structures import Tensor
 from edgespec.models.gguf.access import read_part
-from edgespec.models.gguf.reader import GgufSpan, read_gguf
+from edgespec.models.gguf.reader import read_gguf, read_strings
 from edgespec.models.gguf.writer import write_gguf
 from edgespec.quantize.context import EvalContext
 
@@ -62,7 +61,7 @@ def read_imatrix(path: Path) -> ImportanceMatrix:
         raise UnsupportedError(
             f"cannot read {path}: {problem.strerror}", hint="name an importance matrix"
         ) from None
-    except (struct.error, ValueError, KeyError, UnicodeDecodeError, EdgespecError) as problem:
+    except (ValueError, KeyError, EdgespecError) as problem:
         if isinstance(problem, UnsupportedError):
             raise
         raise _no_matrix(path, str(problem) or "it ends too early") from None
@@ -103,11 +102,8 @@ def _read(path: Path) -> ImportanceMatrix:
             rows[known] /= counts[known, None]
             rows[~known] = 1.0
             values[stem] = sums
-        dataset = ""
-        span = document.metadata.get("imatrix.datasets")
-        if isinstance(span, GgufSpan) and span.count:
-            (length,) = struct.unpack("<Q", read_part(file, span.offset, 8))
-            dataset = file.read(min(length, 4096)).decode("utf-8", errors="replace")
+    first = next(read_strings(path, document.metadata.get("imatrix.datasets")), b"")
+    dataset = first[:4096].decode("utf-8", errors="replace")
     if not values:
         raise ValueError("it has no sums of squares")
     return ImportanceMatrix(values, dataset, document.integer("imatrix.chunk_count", 0))

@@ -152,28 +152,18 @@ class Pieces:
             def report(what: str, part: float, done: int = done, kind: str = kind) -> None:
                 progress(f"quantizing to {kind}", (done + part) / len(missing))
 
-            self._make_type(kind, names, own, threads, report)
+            recipe = recipe_of({**own, **dict.fromkeys(names, kind)}, self._imatrix, "own")
+            with making(self.folder / "whole.gguf") as whole:
+                convert(self.source, whole, recipe, threads=threads, synced=False, progress=report)
+                self._cut(whole, kind, names)
 
     def _is_missing(self, name: str, kind: str, own: str) -> bool:
         choice = self.choices[self._numbers[name] - 1]
         is_wanted = kind == own or kind in choice.types
         return is_wanted and not (self.path(name, kind).exists() and self._first.exists())
 
-    def _make_type(
-        self,
-        kind: str,
-        names: Sequence[str],
-        own: Mapping[str, str],
-        threads: int,
-        progress: Callable[[str, float], None],
-    ) -> None:
-        """Quantize some tensors to one type and cut the file into pieces."""
-        recipe = recipe_of({**own, **dict.fromkeys(names, kind)}, self._imatrix, "own")
-        with making(self.folder / "whole.gguf") as whole:
-            convert(self.source, whole, recipe, threads=threads, synced=False, progress=progress)
-            self._cut(whole, kind, names)
-
     def _cut(self, whole: Path, kind: str, names: Sequence[str]) -> None:
+        """Cut a file, in which some tensors are of one type, into their pieces."""
         document = read_gguf(whole)
         with whole.open("rb") as file:
 

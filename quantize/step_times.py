@@ -99,17 +99,9 @@ def predicted_step_ms(
     try:
         for path, blocks in zip(paths, (few, one), strict=True):
             _write(source, types, file_type, blocks, path, threads, imatrix)
-
-        def times(path: Path, outputs: bool) -> dict[int, float]:
-            (found,) = step_ms_in_turns(
-                [path], threads=threads, sizes=sizes, outputs=outputs, cold=True
-            )
-            return found
-
         several, single, whole = (
-            times(paths[0], False),
-            times(paths[1], False),
-            times(paths[1], True),
+            step_ms_in_turns([path], threads=threads, sizes=sizes, outputs=outputs, cold=True)[0]
+            for path, outputs in ((paths[0], False), (paths[1], False), (paths[1], True))
         )
     finally:
         for path in paths:

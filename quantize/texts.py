@@ -124,7 +124,7 @@ def write_texts(
                     counted = np.array([*drawn_ones[1:], False])
                     done.append(CountedText(np.array(row.tokens, np.int32), counted))
                 rows[number] = _new_row(chat, length, random)
-                context.forget(number)
+                context.remove(number, -1)
     return done[:count]
 
 

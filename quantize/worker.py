@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.backends.llama.library import LIBRARY_LOG, library, set_params
-from edgespec.errors import EdgespecError
 from edgespec.models.processes import do_job
 from edgespec.quantize.imatrix import ImportanceMatrix, read_imatrix
 
@@ -23,15 +22,8 @@ _ERROR = 4  # of ggml_log_level
 _INTEGER, _STRING = 0, 3  # values of llama_model_kv_override_type
 
 
-def _work(job: dict[str, Any], say: Callable[..., None]) -> None:
+def _quantize(job: dict[str, Any], say: Callable[..., None]) -> None:
     """Do a job: `say` each tensor, then how it ended."""
-    try:
-        say(**_quantize(job, say))
-    except EdgespecError as problem:
-        say(status=1, problem=str(problem))
-
-
-def _quantize(job: dict[str, Any], say: Callable[..., None]) -> dict[str, Any]:
     lib: Any = library()
     params = lib.llama_model_quantize_default_params()
     set_params(
@@ -59,7 +51,7 @@ def _quantize(job: dict[str, Any], say: Callable[..., None]) -> dict[str, Any]:
     status = lib.llama_model_quantize(
         job["source"].encode(), job["target"].encode(), ctypes.byref(params)
     )
-    return {"status": int(status), "problem": problems[-1] if problems else ""}
+    say(status=int(status), problem=problems[-1] if problems else "")
 
 
 def _listener(
@@ -127,4 +119,4 @@ def _said_of(lib: Any, matrix: ImportanceMatrix, job: dict[str, Any]) -> Any:
 
 
 if __name__ == "__main__":
-    do_job(_work)
+    do_job(_quantize)

@@ -98,7 +98,6 @@ class LlamaSequence:
         return self._context.contention
 
     def prefill(self, tokens: Sequence[int]) -> Logits:
-        """Append at most `batch_size` tokens; the logits of the last one, [V]."""
         require_room(self, len(tokens))
         piece = self.fill_piece(self._shared.prompt, tokens, 0)
         self._shared.decode(self._shared.prompt, len(piece))
@@ -126,7 +125,6 @@ class LlamaSequence:
         return shared.context.rows(count)
 
     def commit(self, path: Sequence[int]) -> None:
-        """Keep the nodes of `path`, roll back the rest of the last step."""
         tree, self._tree = self._tree, None
         assert tree is not None and path[0] == 0, "commit follows verify and keeps the root"
         tokens, in_order = tree.tokens, len(path)
@@ -171,7 +169,6 @@ class LlamaSequence:
         return last >= self._position
 
     def stops(self, text: Sequence[int], start: int) -> Sequence[int]:
-        """As of `KeepsStates`."""
         if not self.capabilities.truncate:
             self._stops = self._shared.states.stops(self.number, text, start)
         return self._stops
@@ -284,6 +281,10 @@ class LlamaSequence:
         self._tokens = [*self._tokens[:start], *tokens]
         if self.settings.states:
             self._shared.states.read(self.number, path, read_bytes, self._length)
+        self._has_loaded()
+
+    def _has_loaded(self) -> None:
+        """The cache is another one than before, all of it."""
 
     def memory_bytes(self) -> dict[str, int]:
         """What llama.cpp says it allocated, by component; logits as far as they were needed."""
@@ -304,22 +305,18 @@ class LlamaSequence:
 
     @property
     def modalities(self) -> Mapping[str, bool]:
-        """As of `SeesImages`."""
         vision = self._context.vision
         return {"vision": bool(vision and vision.sees), "audio": bool(vision and vision.hears)}
 
     def image_pieces(self, image: Image) -> Sequence[Sequence[int] | ImageRun]:
-        """As of `SeesImages`."""
         assert self._context.vision is not None, "it sees images"
         return self._context.vision.pieces(image)
 
     def encode_image(self, run: ImageRun) -> Future[Embeddings]:
-        """As of `SeesImages`."""
         assert self._context.vision is not None, "it sees images"
         return self._context.vision.encode(run)
 
     def read_image(self, run: ImageRun) -> Logits:
-        """Append a piece of an image; the logits of its last cell, [V]."""
         *_, row = self.read_image_parts(run, None)
         assert row is not None
         return row
@@ -327,10 +324,7 @@ class LlamaSequence:
     def read_image_parts(
         self, run: ImageRun, rows: Embeddings | None
     ) -> Generator[Logits | None, None, None]:
-        """As of `SeesImages`.
-
-        As many cells at a time as a prefill has tokens, or all where they see each other.
-        """
+        """As many cells at a time as a prefill has tokens, or all where they see each other."""
         vision, count = self._context.vision, len(run.ids)
         assert vision is not None, "it sees images"
         require_room(self, count)
@@ -590,7 +584,6 @@ class LlamaBackend(LlamaSequence):
         steps: Sequence[tuple[int, DraftTree]],
         pieces: Sequence[tuple[int, Sequence[int]]] = (),
     ) -> list[Logits]:
-        """Logits of the trees of several sequences, and after pieces of texts, in one step."""
         sequences = self.sequences
         if len(steps) == 1 and not pieces:
             number, tree = steps[0]
@@ -606,12 +599,10 @@ class LlamaBackend(LlamaSequence):
 
     @property
     def scales(self) -> Sequence[float]:
-        """As of `Adapts`."""
         adapters = self._context.adapters
         return () if adapters is None else adapters.scales
 
     def adapt(self, scales: Sequence[float]) -> None:
-        """As of `Adapts`."""
         assert self._context.adapters is not None, "it has adapters"
         self._context.adapters.set(self._context.handle, scales)
 
@@ -627,7 +618,6 @@ class LlamaBackend(LlamaSequence):
         return ExpertCounts() if packed is None else packed.counts()
 
     def release_threads(self) -> None:
-        """The calling thread makes no step soon."""
         end_team()
 
     def close(self) -> None:

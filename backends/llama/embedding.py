@@ -6,7 +6,6 @@ import ctypes
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from edgespec.backends.base import Capabilities
 from edgespec.backends.llama.batch import Batch
@@ -94,7 +93,6 @@ class EmbeddingContext(LlamaContext):
         ctypes.memmove(address, found, self.size * _F32)
 
     def release_threads(self) -> None:
-        """The calling thread makes no step soon."""
         end_team()
 
     # -- texts of pairs --------------------------------------------------------------------
@@ -117,6 +115,3 @@ class EmbeddingContext(LlamaContext):
         # A BERT ends both texts with its separator.
         last = end or ([sep] if adds_sep and sep >= 0 else [])
         return [*first, *texts[0], *between, *texts[1], *last]
-
-
-Rows = NDArray[np.float32]

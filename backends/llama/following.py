@@ -9,7 +9,7 @@ meanwhile, and is cheap to try again.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -86,10 +86,11 @@ class DraftHead(ABC):
     lag = 1  # of the row that a token is read with: that of the token before, or 0 for its own
     headless = 0
     reads_prompts = True  # with its model; else it begins with the last tokens, once it drafts
-    token_ids: NDArray[np.int64] | None = None  # that its rows of logits stand for; None: all
 
-    def __init__(self, context: LlamaContext, of_model: ModelRows) -> None:
+    def __init__(self, context: HeadContext, of_model: ModelRows) -> None:
         self._context, self._models = context, of_model
+        # That its rows of logits stand for; None: all.
+        self.token_ids: NDArray[np.int64] | None = context.drafted
         self.length = 0  # tokens of the text that it has read
         self._unread = PendingTokens(
             _MOST_UNREAD, of_model.width
@@ -238,7 +239,6 @@ class DraftHead(ABC):
 
     @property
     def contention(self) -> float:
-        """As of a backend."""
         return self._context.contention
 
     @abstractmethod
@@ -294,9 +294,7 @@ class HeadContext(LlamaContext):
         model: LlamaContext,
         path: Path | None,
         progress: Callable[[float], None] | None,
-        *,
-        n_outputs_max: int,
-        **changes: int,
+        changes: Mapping[str, int],
     ) -> None:
         """Load the head's file, or take what `model` has loaded, and make a context.
 
@@ -314,9 +312,8 @@ class HeadContext(LlamaContext):
         if self.drafted is not None and self.settings.kernels:
             spread_logits()
         self.capabilities = Capabilities(True, False, True)
-        changes |= {"n_outputs_max": n_outputs_max}
         self._make_context(lambda params: set_params(params, ctx_other=model.handle, **changes))
-        self._look(rows=n_outputs_max)
+        self._look(rows=changes["n_outputs_max"])
 
     def close(self) -> None:
         """Free the context, and the model unless it is another one's."""

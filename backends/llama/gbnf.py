@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import Protocol
 
+from edgespec.backends.base import Tokenizer
 from edgespec.errors import UnsupportedError
 
 _ANY = f"[\\x00-{chr(0x10FFFF)}]"
@@ -19,15 +19,7 @@ _RULE_OR_PART = re.compile(rf"{_PARTS}|(?P<rule>::=)", re.DOTALL)
 _TOKEN_RULE = "edgespectoken"
 
 
-class Names(Protocol):
-    """What a grammar may name of a vocabulary."""
-
-    def encode(self, text: str, *, add_special: bool = True) -> list[int]: ...
-
-    def is_end(self, token: int) -> bool: ...
-
-
-def with_token_ids(grammar: str, tokenizer: Names) -> str:
+def with_token_ids(grammar: str, tokenizer: Tokenizer) -> str:
     """GBNF whose tokens are named by their ids: `<[2]>` for `<think>`, `!<[2]>` for any other.
 
     One that ends an answer is nothing here: it may come wherever the text may end. Raises

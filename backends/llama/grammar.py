@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from edgespec.backends.base import AnswerFormat, Logits
+from edgespec.backends.base import AnswerFormat, Logits, Tokenizer
 from edgespec.backends.llama.gbnf import with_token_ids
 from edgespec.backends.llama.grammar_guest import (
     CONTROL,
@@ -48,23 +48,14 @@ _MOST_AHEAD = 64  # forced tokens that are told at once
 _AFTER_THOUGHT = r"/\n{0,2}/"  # what models write between a thought and the answer
 
 
-class Vocabulary(Protocol):
-    """What a grammar asks of a tokenizer: see `LlamaTokenizer`."""
-
-    @property
-    def vocab_size(self) -> int: ...
+class Vocabulary(Tokenizer, Protocol):
+    """What a grammar asks of a tokenizer besides: see `LlamaTokenizer`."""
 
     def vocabulary(self) -> AbstractContextManager[Any]: ...
-
-    def encode(self, text: str, *, add_special: bool = True) -> list[int]: ...
-
-    def token_bytes(self, token: int) -> bytes: ...
 
     def all_bytes(self) -> list[bytes]: ...
 
     def piece(self, vocab: Any, token: int, *, special: bool = False) -> bytes: ...
-
-    def is_end(self, token: int) -> bool: ...
 
 
 class LlamaGrammar:
@@ -119,7 +110,6 @@ class LlamaGrammar:
         return np.where(allowed, logits_row, np.float32(-np.inf))
 
     def accept(self, token: int) -> None:
-        """Go on after `token`, which must be allowed."""
         if not self._matcher.is_stopped() and not self._matcher.consume_token(token):
             self._check()
             raise AssertionError("a token the grammar forbids was picked")

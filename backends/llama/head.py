@@ -14,7 +14,6 @@ block before it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -31,11 +30,9 @@ from edgespec.memory.bytes.head_footprint import (
     BLOCK_TOKENS,
     EAGLE_TOKENS,
     HEAD_UNREAD,
-    block_nodes,
+    head_settings,
 )
-from edgespec.models.spec import ASSISTANT, DFLASH, EAGLE, MTP, ModelSpec
-
-_MTP = 1  # value of llama_context_type
+from edgespec.models.spec import ASSISTANT, DFLASH, EAGLE, MTP, HeadSpec, ModelSpec
 
 
 class Head(DraftHead):
@@ -46,9 +43,7 @@ class Head(DraftHead):
 
     shows_all = False  # whether steps show rows of logits for each of their tokens, or the last one
 
-    def __init__(
-        self, context: LlamaContext, of_model: ModelRows, own: NextRows, most: int
-    ) -> None:
+    def __init__(self, context: HeadContext, of_model: ModelRows, own: NextRows, most: int) -> None:
         super().__init__(context, of_model)
         self._own = own
         self._row_bytes += own.nbytes
@@ -58,7 +53,6 @@ class Head(DraftHead):
     # -- drafting --------------------------------------------------------------------------
 
     def begin(self, token: int) -> Logits:
-        """Logits of what comes after `token`, which follows the text and is not in it yet, [V]."""
         self._prepare()
         tokens, count = [*self._unread.tokens, token], self.num_unread
         self._unread.places(1)[0][0] = self._last[0]
@@ -68,7 +62,6 @@ class Head(DraftHead):
         return logits
 
     def go_on(self, token: int) -> Logits:
-        """Logits of what comes after one token more, [V]."""
         logits = self._step([token], self._next, self._position, wanted=True)
         self._drafted += 1
         return logits
@@ -108,16 +101,11 @@ class Head(DraftHead):
     # -- as a backend whose steps are timed --------------------------------------------------
 
     def prefill(self, tokens: Sequence[int]) -> Logits:
-        """Read tokens with rows of zeros: for the clock alone."""
         logits = self._read_in_steps(tokens, self._zeros(len(tokens)), wanted=True)
         self.length = max(self.headless, self.length) + len(tokens)
         return logits
 
     def verify(self, tree: DraftTree) -> Logits:
-        """A step over the nodes of a chain, with rows of zeros: for the clock alone.
-
-        One token is fed as those that are drafted, several as those that its model has read.
-        """
         rows = self._zeros(len(tree))
         if len(tree) == 1:
             next_rows = np.zeros((1, self._own.width), np.float32)
@@ -126,39 +114,15 @@ class Head(DraftHead):
 
 
 class MtpHead(Head):
-    """The block that predicts one token more than the model of another context.
+    """The block that predicts one token more than the model of another context."""
 
-    In that model's file, or in the one of `spec`: then with `settings` of its own, but the sizes of
-    their steps. Raises as `LlamaContext.open`.
-    """
+    most_tokens = HEAD_UNREAD  # of a step
 
-    batch_tokens: int | None = None  # that it reads at once; None for as many as its model
-
-    def __init__(
-        self,
-        model: LlamaContext,
-        spec: ModelSpec | None = None,
-        settings: RunConfig | None = None,
-        *,
-        progress: Callable[[float], None] | None = None,
-    ) -> None:
-        settings = replace(
-            settings or model.settings,
-            batch_size=self.batch_tokens or model.settings.batch_size,
-            max_nodes=self.batch_tokens or self.max_nodes,
-            max_leaves=1,
-            head=True,
-        )
-        context = HeadContext(settings)
-        try:
-            path = None if spec is None else spec.path
-            context.open_beside(model, path, progress, ctx_type=_MTP, n_outputs_max=1, n_seq_max=1)
-            of_model, own = (NextRows(one, model.width) for one in (model, context))
-            most = self.batch_tokens or min(settings.batch_size + settings.max_nodes, HEAD_UNREAD)
-            super().__init__(context, of_model, own, most)
-        except BaseException:
-            context.close()
-            raise
+    def __init__(self, context: HeadContext, model: LlamaContext, _reads: HeadSpec | None) -> None:
+        of_model, own = (NextRows(one, model.width) for one in (model, context))
+        settings = context.settings
+        most = min(settings.batch_size + settings.max_nodes, self.most_tokens)
+        super().__init__(context, of_model, own, most)
 
 
 class BackendWithHead(LlamaBackend):
@@ -166,9 +130,14 @@ class BackendWithHead(LlamaBackend):
 
     head: DraftHead | None = None
 
-    def open_head(self, make: Callable[[LlamaContext], DraftHead] = MtpHead) -> DraftHead:
-        """A head, from now on beside the model, whose cache is empty. Raises as what makes it."""
-        self.head = make(self._context)
+    def open_head(self, make: Callable[[LlamaContext], DraftHead] | None = None) -> DraftHead:
+        """A head, from now on beside the model, whose cache is empty; its own file's by default.
+
+        Raises as `open_head_file`.
+        """
+        self.head = (
+            open_head_file(None, None, self._context) if make is None else make(self._context)
+        )
         return self.head
 
     def prefill(self, tokens: Sequence[int]) -> Logits:
@@ -189,15 +158,9 @@ class BackendWithHead(LlamaBackend):
             self.head.truncate(kept)
         return kept
 
-    def load_cache(
-        self,
-        path: str,
-        tokens: Sequence[int],
-        images: Sequence[Sequence[int]] = (),
-        start: int = 0,
-    ) -> None:
-        super().load_cache(path, tokens, images, start)
-        if self.head is not None:  # which has not read them; the text begins where it does
+    def _has_loaded(self) -> None:
+        super()._has_loaded()
+        if self.head is not None:  # which has not read it; the text begins where it does
             self.head.skip(self.length)
 
     def close(self) -> None:
@@ -228,11 +191,10 @@ class CacheHead(MtpHead):
         model   reads   a b c d         its last row      rd
         head                            drafts from (e, rd), e being the next token; keeps its place
 
-    In the file of a spec, for the model of another context, whose cache is empty: llama.cpp empties
-    that when it lets this one look into it. Raises as `LlamaContext.open`.
+    The model's cache is empty when it is opened: llama.cpp empties that for it.
     """
 
-    batch_tokens = 1
+    most_tokens = 1
     reads_prompts = False  # there is nothing of them to be read
 
     def follow(self, tokens: Sequence[int], *, reads: bool) -> None:
@@ -270,40 +232,16 @@ class EagleHead(Head):
         head    reads   (b, ga) (c, gb) (d, gc)    drafts from (e, gd), e being the next token
 
     Its graph computes logits for every token of a step. Steps are short, so that these take little.
-
-    It is in the file of `spec`, for the model of another context. `settings` are its own; their
-    sizes of steps do not count. Raises as `LlamaContext.open`.
     """
 
     headless = 1
     shows_all = True  # llama.cpp takes the first rows for those that were asked for
 
-    def __init__(
-        self,
-        model: LlamaContext,
-        spec: ModelSpec,
-        settings: RunConfig,
-        *,
-        progress: Callable[[float], None] | None = None,
-    ) -> None:
-        assert spec.reads is not None, "a head"
-        settings = replace(settings, batch_size=EAGLE_TOKENS, max_nodes=EAGLE_TOKENS)
-        context = HeadContext(settings)
-        try:
-            sizes = {
-                "n_batch": EAGLE_TOKENS,
-                "n_ubatch": EAGLE_TOKENS,
-                "n_outputs_max": EAGLE_TOKENS,
-            }
-            context.open_beside(model, spec.path, progress, **sizes)
-            own = NextRows(context, spec.embedding_size, masked=True)
-            of_model = LayerRows(model, spec.reads.layers)
-            super().__init__(context, of_model, own, EAGLE_TOKENS)
-            self.token_ids = context.drafted
-            context.logits.most_rows = EAGLE_TOKENS  # its encoder has one for each token, too
-        except BaseException:
-            context.close()
-            raise
+    def __init__(self, context: HeadContext, model: LlamaContext, reads: HeadSpec) -> None:
+        own = NextRows(context, context.width, masked=True)
+        of_model = LayerRows(model, reads.layers)
+        super().__init__(context, of_model, own, EAGLE_TOKENS)
+        context.logits.most_rows = EAGLE_TOKENS  # its encoder has one for each token, too
         self._read_by_model = self._batch_of_rows(EAGLE_TOKENS, of_model.width, has_ids=False)
 
     def _fused(self, rows: Rows, at: int) -> Rows:
@@ -327,39 +265,21 @@ class BlockHead(DraftHead):
 
     A row does not depend on what is drafted before it. So tokens that are drawn are drawn from the
     rows as they are, and verified by them.
-
-    It is in the file of `spec`, for the model of another context. `settings` are its own; their
-    sizes of steps do not count. Raises as `LlamaContext.open`.
     """
 
     lag = 0
 
-    def __init__(
-        self,
-        model: LlamaContext,
-        spec: ModelSpec,
-        settings: RunConfig,
-        *,
-        progress: Callable[[float], None] | None = None,
-    ) -> None:
-        assert spec.reads is not None, "a head"
-        nodes = block_nodes(spec.reads)
-        context = HeadContext(replace(settings, batch_size=BLOCK_TOKENS, max_nodes=nodes))
-        try:
-            sizes = {"n_batch": BLOCK_TOKENS, "n_ubatch": BLOCK_TOKENS, "n_outputs_max": nodes}
-            context.open_beside(model, spec.path, progress, **sizes)
-            context.lib.llama_set_causal_attn(context.handle, spec.reads.is_causal)
-            of_model = LayerRows(model, spec.reads.layers)
-            super().__init__(context, of_model)
-            context.logits.most_rows = nodes  # each step has all of them
-        except BaseException:
-            context.close()
-            raise
-        self.block, self.token_ids = nodes - 1, context.drafted
+    def __init__(self, context: HeadContext, model: LlamaContext, reads: HeadSpec) -> None:
+        nodes = context.settings.max_nodes
+        context.lib.llama_set_causal_attn(context.handle, reads.is_causal)
+        of_model = LayerRows(model, reads.layers)
+        super().__init__(context, of_model)
+        context.logits.most_rows = nodes  # each step has all of them
+        self.block = nodes - 1
         self._injected = self._batch_of_rows(BLOCK_TOKENS, of_model.width, has_ids=False)
         self._injected.outputs[:] = 0
         self._masks = Batch(context.lib, nodes, 1, None, 0)
-        self._masks.put(0, [spec.reads.mask_id] * nodes)
+        self._masks.put(0, [reads.mask_id] * nodes)
 
     # -- drafting --------------------------------------------------------------------------
 
@@ -421,15 +341,23 @@ _KINDS: dict[str, Callable[..., DraftHead]] = {
 
 
 def open_head_file(
-    spec: ModelSpec,
-    settings: RunConfig,
+    spec: ModelSpec | None,
+    settings: RunConfig | None,
     model: LlamaContext,
     *,
     progress: Callable[[float], None] | None = None,
 ) -> DraftHead:
-    """The head in the file of `spec`, for the model of another context, whose cache is empty.
+    """The head in the file of `spec`, or in its model's, for the model of another context.
 
-    `settings` are its own; their sizes of steps do not count. Raises as `LlamaContext.open`.
+    That one's cache is empty. `settings` are the head's own; their sizes of steps do not count.
+    Raises as `LlamaContext.open`.
     """
-    assert spec.reads is not None, "a head"
-    return _KINDS[spec.reads.kind](model, spec, settings, progress=progress)
+    reads, path = (None, None) if spec is None else (spec.reads, spec.path)
+    config, changes = head_settings(reads, model.settings, settings or model.settings)
+    context = HeadContext(config)
+    try:
+        context.open_beside(model, path, progress, changes)
+        return _KINDS[MTP if reads is None else reads.kind](context, model, reads)
+    except BaseException:
+        context.close()
+        raise

@@ -37,6 +37,11 @@ _OF_ITEMS = ("items", "additionalItems", "prefixItems")
 _MOST_STEPS = 200_000
 _DEEPEST_PROOF = 4  # levels at which it is looked for what tells branches apart
 _TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
+# A large float may be an integer.
+_TYPE_OF: dict[type, str] = {
+    **{type(None): "null", bool: "boolean", int: "integer", float: "integer"},
+    **{str: "string", list: "array", dict: "object"},
+}
 _LITERAL = ("const", "enum", "default", "examples")
 _MAPPINGS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 # Formats that llguidance has, and one that it refuses by name. JSON Schema lets a reader pass over
@@ -233,18 +238,11 @@ def _types(schema: dict[str, Any]) -> set[str]:
     """The types that its values may have."""
     values = _values(schema)
     if values is not None:
-        return {_type_of(json.loads(value)) for value in values}
+        return {_TYPE_OF[type(json.loads(value))] for value in values}
     named = schema.get("type")
     listed = {one for one in _list(schema, "type") if isinstance(one, str)}
     found = {named} if isinstance(named, str) else listed
     return found | {"integer"} if "number" in found else found or set(_TYPES)
-
-
-def _type_of(value: Any) -> str:
-    if isinstance(value, bool) or value is None:
-        return "null" if value is None else "boolean"
-    kinds = {int: "integer", float: "integer", str: "string", list: "array", dict: "object"}
-    return kinds[type(value)]
 
 
 def _values(schema: dict[str, Any]) -> set[str] | None:

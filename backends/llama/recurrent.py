@@ -110,16 +110,8 @@ class RecurrentBackend(LlamaBackend):
         self._take_back()
         return super().save_cache(path, start, end)
 
-    def load_cache(
-        self,
-        path: str,
-        tokens: Sequence[int],
-        images: Sequence[Sequence[int]] = (),
-        start: int = 0,
-    ) -> None:
-        """As in LlamaBackend; snapshots are not in the file."""
-        super().load_cache(path, tokens, images, start)
-        self._cells, self._back = self._length, 0
+    def _has_loaded(self) -> None:
+        self._cells, self._back = self._length, 0  # snapshots are not in the file
 
     def _decoder(self) -> Callable[[Batch, int], None]:
         return self._decode

@@ -49,20 +49,12 @@ _Loaded = tuple[Any, Adapters | None, dict[str, int]]  # a model, adapters, byte
 _MOST_TYPES = 64  # kinds of memory that llama.cpp tells of
 
 
-def main() -> None:
-    """Answer requests until there are no more."""
-    contexts = _Contexts()
-
-    def answer(request: dict[str, Any]) -> Any:
-        try:
-            if "projector" in request:
-                return _buffers(**request)
-            return {"contexts": contexts.answer(request)}
-        except Exception as problem:
-            no_memory = isinstance(problem, MemoryError) or _NO_MEMORY in f"{problem}"
-            return {"error": _TOO_MUCH if no_memory else f"{problem}"}
-
-    answer_questions(answer)
+def _answer(request: dict[str, Any]) -> Any:
+    try:
+        return _buffers(**request) if "projector" in request else _allocations(**request)
+    except Exception as problem:
+        no_memory = isinstance(problem, MemoryError) or _NO_MEMORY in f"{problem}"
+        return {"error": _TOO_MUCH if no_memory else f"{problem}"}
 
 
 def _buffers(projector: str, most_tokens: int, on_gpu: bool, weight_bytes: int) -> dict[str, int]:
@@ -92,38 +84,30 @@ def _buffers(projector: str, most_tokens: int, on_gpu: bool, weight_bytes: int) 
     return found
 
 
-class _Contexts:
-    """Models that were loaded so far, without their weights, and contexts made of them."""
+_MODELS: dict[str, _Loaded] = {}  # so far, without their weights
 
-    def __init__(self) -> None:
-        self._models: dict[str, _Loaded] = {}
 
-    def answer(self, request: dict[str, Any]) -> list[dict[str, DeviceBytes]]:
-        """Bytes by device of each context; later ones may refer to earlier ones by `beside`."""
-        contexts: list[SimulatedContext] = []
-        with ExitStack() as opened:
-            for one in request["contexts"]:
-                context = self._new_context(request["folder"], one, contexts)
-                opened.callback(context.close)
-                contexts.append(context)
-            return [context.allocated_bytes() for context in contexts]
-
-    def _new_context(
-        self, folder: str, one: dict[str, Any], contexts: list[SimulatedContext]
-    ) -> SimulatedContext:
-        given = one["config"]
-        given["devices"] = tuple(Device(**each) for each in given["devices"])
-        given["overrides"] = tuple(map(tuple, given["overrides"]))
-        given["lora"] = tuple((Path(path), scale) for path, scale in given["lora"])
-        config = RunConfig(**given)
-        context = SimulatedContext(config, one["tied_bytes"])
-        loading = (config.gpu_layers, config.devices, config.overrides, config.kernels, config.head)
-        key = repr((one["skeleton"], one["tied_bytes"], loading, one["adapters"]))
-        if key not in self._models:
-            self._models[key] = context.loaded(f"{folder}/{one['skeleton']}.gguf")
-        beside = None if one["beside"] is None else contexts[one["beside"]]
-        context.make(self._models[key], one["changes"], beside)
-        return context
+def _allocations(folder: str, contexts: list[dict[str, Any]]) -> dict[str, Any]:
+    """Bytes by device of each context; later ones may refer to earlier ones by `beside`."""
+    made: list[SimulatedContext] = []
+    with ExitStack() as opened:
+        for one in contexts:
+            given = one["config"]
+            given["devices"] = tuple(Device(**each) for each in given["devices"])
+            given["overrides"] = tuple(map(tuple, given["overrides"]))
+            given["lora"] = tuple((Path(path), scale) for path, scale in given["lora"])
+            config = RunConfig(**given)
+            context = SimulatedContext(config, one["tied_bytes"])
+            where = config.gpu_layers, config.devices, config.overrides
+            loading = where, config.kernels, config.head, one["adapters"]
+            key = repr((one["skeleton"], one["tied_bytes"], loading))
+            if key not in _MODELS:
+                _MODELS[key] = context.loaded(f"{folder}/{one['skeleton']}.gguf")
+            beside = None if one["beside"] is None else made[one["beside"]]
+            opened.callback(context.close)
+            context.make(_MODELS[key], one["changes"], beside)
+            made.append(context)
+        return {"contexts": [context.allocated_bytes() for context in made]}
 
 
 class SimulatedContext(LlamaContext):
@@ -266,4 +250,4 @@ def _graph(context: LlamaContext) -> int | None:
 
 
 if __name__ == "__main__":
-    main()
+    answer_questions(_answer)

@@ -153,13 +153,11 @@ class LlamaTokenizer:
         threading.Thread(target=find, name="edgespec-vocabulary", daemon=True).start()
 
     def grammar(self, wanted: AnswerFormat) -> LlamaGrammar:
-        """As `MakesGrammars.grammar`."""
         from edgespec.backends.llama.grammar import LlamaGrammar
 
         return LlamaGrammar(self, wanted)
 
     def trial(self, wanted: AnswerFormat) -> Callable[[], object] | None:
-        """As `MakesGrammars.trial`."""
         from edgespec.backends.llama.grammar import trial
 
         return trial(self, wanted)
@@ -224,13 +222,11 @@ class LlamaTokenizer:
 
     @property
     def bos_text(self) -> str:
-        """Name of the begin-of-sequence token, for chat templates."""
         with self.vocabulary():
             return self.token_text(self._bos)
 
     @property
     def eos_text(self) -> str:
-        """Name of the end-of-sequence token, for chat templates."""
         with self.vocabulary():
             return self.token_text(self._eos)
 

@@ -74,7 +74,7 @@ class Vision:
         self._lib, self._in_use = mtmd(), in_use
         self._pieces: OrderedDict[str, list[list[int] | ImageRun]] = OrderedDict()
         self._kept: OrderedDict[tuple[str, int], Embeddings] = OrderedDict()
-        self._lock, self._decoding = threading.Lock(), threading.Lock()
+        self._lock, self._decoding = threading.RLock(), threading.Lock()
         self._threads = threads
         self._most_tokens = 0  # of what was encoded so far, at once
         self._is_on_gpu = on_gpu and bool(library().llama_supports_gpu_offload())
@@ -167,26 +167,23 @@ class Vision:
             if not coming.set_running_or_notify_cancel():
                 return
             try:
-                coming.set_result(self._embeddings(run))
+                coming.set_result(self.embeddings(run))
             except BaseException as problem:  # whoever reads the image is told
                 coming.set_exception(problem)
 
     def embeddings(self, run: ImageRun) -> Embeddings:
         """Of the cells of a run, [n, width]."""
-        with self._lock:
-            return self._embeddings(run)
-
-    def _embeddings(self, run: ImageRun) -> Embeddings:
         key = run.image.digest, run.index
-        if key in self._kept:
-            self._kept.move_to_end(key)
-            return self._kept[key]
-        with self._chunks(run.image, decoded=True) as chunks:
-            found = self._encoded(chunks[run.index], len(run.ids))
-        self._kept[key] = found
-        while sum(one.nbytes for one in self._kept.values()) > KEPT_BYTES:
-            self._kept.popitem(last=False)
-        return found
+        with self._lock:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+                return self._kept[key]
+            with self._chunks(run.image, decoded=True) as chunks:
+                found = self._encoded(chunks[run.index], len(run.ids))
+            self._kept[key] = found
+            while sum(one.nbytes for one in self._kept.values()) > KEPT_BYTES:
+                self._kept.popitem(last=False)
+            return found
 
     def _encoded(self, chunk: Any, count: int) -> Embeddings:
         LIBRARY_LOG.clear()

@@ -131,7 +131,6 @@ class OrtBackend:
         return 1.0  # its threads take work from each other, so they wait less for a busy core
 
     def prefill(self, tokens: Sequence[int]) -> Logits:
-        """Append at most `batch_size` tokens; the logits of the last one, [V]."""
         require_room(self, len(tokens))
         self._tree = None
         rows = self._step(tokens, range(len(tokens)), None, first_row=len(tokens) - 1)
@@ -141,7 +140,6 @@ class OrtBackend:
         return logits
 
     def verify(self, tree: DraftTree) -> Logits:
-        """Logits of all nodes in one step, [n, V]: a view the next step overwrites."""
         count = len(tree)
         if count > self.max_nodes:
             raise UnsupportedError(f"a step has room for {self.max_nodes} nodes, not {count}")
@@ -152,14 +150,12 @@ class OrtBackend:
         return self._step(tree.tokens, tree.depths(), tree)
 
     def commit(self, path: Sequence[int]) -> None:
-        """Keep the nodes of `path`, forget the rest of the last step."""
         tree, self._tree = self._tree, None
         assert tree is not None and path[0] == 0, "commit follows verify and keeps the root"
         self._runner.keep(self.length, path)
         self._tokens += [tree.tokens[node] for node in path]
 
     def truncate(self, length: int) -> int:
-        """Keep at most the first `length` tokens; return how many there are."""
         self._tree = None
         del self._tokens[length:]
         return self.length

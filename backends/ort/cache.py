@@ -26,7 +26,6 @@ from edgespec.backends.ort.backend import OrtBackend
 from edgespec.backends.ort.providers import CPU_PROVIDER, onnxruntime_module
 from edgespec.errors import (
     BackendError,
-    EdgespecError,
     MissingDependencyError,
     ModelFileError,
     ModelNotFoundError,
@@ -39,7 +38,7 @@ from edgespec.models.onnx.graph import GRAPH_VERSION, write_graphs
 from edgespec.models.onnx.writer import WEIGHTS_FILE
 from edgespec.models.processes import do_job, messages_of
 from edgespec.models.spec import ModelSpec, read_model_spec
-from edgespec.models.writing import making, put_in_place, reason, refusing, remove_dead
+from edgespec.models.writing import making, put_in_place, refusing, remove_dead
 
 _DISK_FACTOR = 3.3  # of the GGUF, while the converted and the packed file both exist
 _KEPT_BYTES = 16 << 30
@@ -157,24 +156,14 @@ def _failure(said: dict[str, Any], printed: BinaryIO) -> Exception:
     return BackendError(f"the model cannot be converted: {last}")
 
 
-def _work(job: dict[str, Any], say: Callable[..., None]) -> None:
-    """What the other process does: convert, say how far it is, and what went wrong."""
-    try:
-        _convert(job, lambda part: say(part=part))
-    except EdgespecError as problem:
-        say(problem=str(problem), hint=problem.hint, kind=type(problem).__name__)
-    except OSError as problem:
-        say(problem=reason(problem), errno=problem.errno)
-
-
-def _convert(job: dict[str, Any], progress: Callable[[float], None]) -> None:
-    """Write the graphs and pack them."""
+def _convert(job: dict[str, Any], say: Callable[..., None]) -> None:
+    """What the other process does: write the graphs and pack them, and say how far it is."""
     spec, folder = read_model_spec(job["path"]), Path(job["work"])
     graphs = {name: GraphOptions(**options) for name, options in job["graphs"].items()}
     is_packed = graphs == _CPU_GRAPHS
 
     def report(part: float) -> None:
-        progress(round(part * (1 - _PACKING_SHARE * is_packed), 3))
+        say(part=round(part * (1 - _PACKING_SHARE * is_packed), 3))
 
     facts = read_facts(spec)
     write_graphs(spec, facts, folder if is_packed else folder / "packed", graphs, report)
@@ -273,4 +262,4 @@ def _folder_bytes(folder: Path) -> int:
 
 
 if __name__ == "__main__":
-    do_job(_work)
+    do_job(_convert)

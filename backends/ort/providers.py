@@ -29,7 +29,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from edgespec.errors import BackendError, MissingDependencyError, UnsupportedError
+from edgespec.errors import BackendError, UnsupportedError, imported
 from edgespec.models.onnx.facts import GQA, SPLIT, GraphOptions
 from edgespec.models.onnx.folder import GRAPH_FILE
 from edgespec.models.onnx.graph import bucket_graphs
@@ -83,13 +83,8 @@ CPU_DEVICE = OnnxDevice(CPU_PROVIDER, "cpu")
 
 def onnxruntime_module() -> Any:
     """The library. Raises MissingDependencyError where it is not installed."""
-    try:
-        import onnxruntime
-    except ImportError as error:
-        raise MissingDependencyError(
-            "--backend onnx needs onnxruntime", hint="pip install 'edgespec[onnx]'"
-        ) from error
-    return onnxruntime
+    needed = "--backend onnx needs onnxruntime"
+    return imported("onnxruntime", needed, "pip install 'edgespec[onnx]'")
 
 
 def devices() -> tuple[OnnxDevice, ...]:

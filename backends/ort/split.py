@@ -258,7 +258,6 @@ class GqaRunner:
         widest: most tokens of a step.
     """
 
-    entry = "embeddings"
     max_step: int | None = None
 
     def __init__(
@@ -316,7 +315,6 @@ class GqaRunner:
         return out
 
     def keep(self, length: int, path: Sequence[int]) -> None:
-        """Let the last step's nodes of `path` follow the first `length` tokens."""
         moved = [(place, node) for place, node in enumerate(path) if place != node]
         if moved:
             to = [length + place for place, _ in moved]
@@ -325,7 +323,6 @@ class GqaRunner:
                 cache[0, :, to] = cache[0, :, start]
 
     def memory_bytes(self) -> dict[str, int]:
-        """Bytes of the arrays held here."""
         return {
             "kv_cache": sum(cache.nbytes for cache in self._caches),
             "logits": self._logits.nbytes,

@@ -13,7 +13,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from edgespec.errors import MissingDependencyError, ModelFileError, UnsupportedError
+from edgespec.errors import ModelFileError, UnsupportedError, imported
 from edgespec.models.control_texts import ControlTexts
 from edgespec.models.onnx.folder import TOKENIZER_FILE, end_ids, special_text
 
@@ -71,18 +71,15 @@ class FolderTokenizer:
         return ids[1:] if doubled else ids
 
     def token_bytes(self, token: int) -> bytes:
-        """The bytes of a token; control tokens have none."""
         piece = self._bytes.get(token)
         if piece is None:
             piece = self._bytes[token] = self._piece(token)
         return piece
 
     def token_text(self, token: int) -> str:
-        """The vocabulary's own name of a token, control tokens included."""
         return self._tokenizer.id_to_token(token) or ""
 
     def is_end(self, token: int) -> bool:
-        """Whether the token ends a generation."""
         return token in self._ends
 
     def close(self) -> None:
@@ -104,14 +101,10 @@ class FolderTokenizer:
 
 
 def _load(path: Path) -> Any:
+    needed = "an ONNX model folder needs the tokenizers package"
+    tokenizers = imported("tokenizers", needed, "pip install 'edgespec[onnx]'")
     try:
-        from tokenizers import Tokenizer
-    except ImportError as error:
-        raise MissingDependencyError(
-            "an ONNX model folder needs the tokenizers package", hint="pip install 'edgespec[onnx]'"
-        ) from error
-    try:
-        return Tokenizer.from_file(str(path))
+        return tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the package raises nothing more special
         raise ModelFileError(f"{path} cannot be read: {error}") from error
 

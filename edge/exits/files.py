@@ -14,12 +14,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.errors import MissingDependencyError, UnsupportedError
+from edgespec.errors import UnsupportedError, imported
 from edgespec.exits.target import Hyperparameters
 from edgespec.models.early_exit import (
     CONTEXT,
@@ -27,7 +27,7 @@ from edgespec.models.early_exit import (
     PREFIX,
     VERSION,
     MadeFor,
-    read_made_for,
+    made_for,
     target_hash,
 )
 from edgespec.models.gguf.ggml_types import GGML_NUMBERS
@@ -69,35 +69,29 @@ def choose_tokens(spec: ModelSpec, counts: NDArray[np.int64], size: int) -> NDAr
     return np.sort(order[: max(size, int(needed.sum()))]).astype(np.int32)
 
 
+class Trained(NamedTuple):
+    """What a drafter has of its own. V' tokens can be drafted."""
+
+    token_ids: NDArray[np.int32]  # [V'], ascending: what the head's rows stand for
+    head: NDArray[np.float32]  # [V', width]
+    # By name within the block; of a head's, what stands in front of it, too.
+    block: Mapping[str, NDArray[np.float32]]
+    norm: NDArray[np.float32]  # the final one, [width]
+
+
 def write_exit(
-    target: ModelSpec,
-    path: Path,
-    *,
-    exit_layer: int,
-    token_ids: NDArray[np.int32],
-    head: NDArray[np.float32],
-    block: Mapping[str, NDArray[np.float32]],
-    norm: NDArray[np.float32],
-    report: Mapping[str, Any],
+    target: ModelSpec, path: Path, trained: Trained, report: Mapping[str, Any], *, exit_layer: int
 ) -> None:
-    """Write a drafter for `target`; the file appears only when complete.
+    """Write a drafter for `target` that begins with `exit_layer` of its blocks, and one trained.
 
-    Args:
-        exit_layer: how many of the target's blocks it begins with.
-        token_ids: [V'], ascending: what the head's rows stand for.
-        head: [V', width].
-        block: tensors of the one after them, named as within a block.
-        norm: the final norm, [width].
-
-    Raises MissingDependencyError without the gguf package, UnsupportedError where it cannot be
-    written.
+    The file appears only when complete. Raises MissingDependencyError without the gguf package,
+    UnsupportedError where it cannot be written.
     """
     keys: dict[str, Value] = {
-        **_metadata(target, exit_layer + 1, token_ids),
-        **_target_keys(PREFIX, target),
+        **_metadata(target, exit_layer + 1, trained.token_ids),
+        **_about(PREFIX, target, report),
         f"{PREFIX}.exit_layer": exit_layer,
-        f"{PREFIX}.token_ids": token_ids,
-        f"{PREFIX}.report": json.dumps(dict(report)),
+        f"{PREFIX}.token_ids": trained.token_ids,
     }
     tensors: list[Raw] = []
     for shard in read_gguf_shards(target.path):
@@ -108,17 +102,18 @@ def write_exit(
                 rows = np.ascontiguousarray(raw_rows(shard.path, tensor)).reshape(-1)
                 kind = GGML_NUMBERS[tensor.type.name]
                 tensors.append((tensor.name, tensor.dims, kind, rows.data))
-    tensors += [_trained(f"blk.{exit_layer}.{name}", values) for name, values in block.items()]
-    tensors += [_trained("token_embd.weight", head), _trained("output_norm.weight", norm)]
-    _save(path, keys, tensors)
+    own = {f"blk.{exit_layer}.{name}": values for name, values in trained.block.items()}
+    own |= {"token_embd.weight": trained.head, "output_norm.weight": trained.norm}
+    _save(path, keys, [*tensors, *map(_tensor, own.items())])
 
 
-def _target_keys(prefix: str, target: ModelSpec) -> dict[str, Value]:
-    """The model that a file drafts for."""
+def _about(prefix: str, target: ModelSpec, report: Mapping[str, Any]) -> dict[str, Value]:
+    """The model that a file drafts for, and how it was made."""
     return {
         f"{prefix}.version": VERSION,
         f"{prefix}.target": target_hash(target),
         f"{prefix}.target_name": target.path.name,
+        f"{prefix}.report": json.dumps(dict(report)),
     }
 
 
@@ -178,20 +173,17 @@ def _tokenizer(file: Gguf, token_ids: NDArray[np.int32]) -> dict[str, Value]:
     return keys
 
 
-def _trained(name: str, values: NDArray[np.float32]) -> Raw:
+def _tensor(named: tuple[str, NDArray[np.float32]]) -> Raw:
     """Matrices in 8 bits, which cost nothing and have a kernel of ours; vectors as they are."""
+    name, values = named
     dims = values.shape[::-1]
     if values.ndim == 1:
         return name, dims, GGML_NUMBERS["F32"], values.astype(np.float32).tobytes()
     if values.shape[1] % _BLOCK:
         return name, dims, GGML_NUMBERS["F16"], values.astype(np.float16).tobytes()
-    try:
-        from gguf import GGMLQuantizationType, quants
-    except ImportError as error:
-        raise MissingDependencyError(
-            "writing a drafter needs the gguf package", hint="pip install 'edgespec[train]'"
-        ) from error
-    rows = quants.quantize(values, GGMLQuantizationType.Q8_0)
+    needed = "writing a drafter needs the gguf package"
+    quants = imported("gguf.quants", needed, "pip install 'edgespec[train]'")
+    rows = quants.quantize(values, quants.GGMLQuantizationType.Q8_0)
     return name, dims, GGML_NUMBERS["Q8_0"], rows.tobytes()
 
 
@@ -216,20 +208,14 @@ def read_head(path: Path) -> HeadInfo | None:
 
     Raises ModelNotFoundError and ModelFileError.
     """
-    file, made = read_gguf_shards(path)[0], read_made_for(path)
-    if made is None or file.text("general.architecture") != ARCHITECTURE:
+    file = read_gguf_shards(path)[0]
+    arch, is_ours = file.text("general.architecture"), f"{HEAD_PREFIX}.version" in file.metadata
+    if arch != ARCHITECTURE or not is_ours:
         return None
     layers: array[int] = read_numbers(file.path, file.metadata.get(f"{ARCHITECTURE}.target_layers"))
     ids = read_ids(file, DRAFTED)
     assert ids is not None, "written with one"
-    return HeadInfo(
-        made.target_hash,
-        made.target_name,
-        made.report,
-        file,
-        tuple(layers),
-        np.array(ids, np.int32),
-    )
+    return HeadInfo(*made_for(file, HEAD_PREFIX), file, tuple(layers), np.array(ids, np.int32))
 
 
 def check_made_for(target: ModelSpec, info: HeadInfo) -> None:
@@ -245,46 +231,31 @@ def check_made_for(target: ModelSpec, info: HeadInfo) -> None:
 def write_head(
     target: ModelSpec,
     path: Path,
+    trained: Trained,
+    report: Mapping[str, Any],
     *,
     shape: Hyperparameters,
     layers: Sequence[int],
-    token_ids: NDArray[np.int32],
-    head: NDArray[np.float32],
-    block: Mapping[str, NDArray[np.float32]],
-    norm: NDArray[np.float32],
-    report: Mapping[str, Any],
 ) -> None:
-    """Write a head for `target`; the file appears only when complete.
-
-    Args:
-        layers: of the target, whose inputs it reads.
-        token_ids: [V'], ascending: what the head's rows stand for.
-        head: [V', width].
-        block: tensors of its block, named as within a block, and those in front of it.
-        norm: the final norm, [width].
-
-    Raises MissingDependencyError without the gguf package, UnsupportedError where it cannot be
-    written.
-    """
+    """Write a head for `target`, of which it reads the inputs of `layers`, as `write_exit`."""
     everything = np.arange(target.vocab_size, dtype=np.int32)
     keys: dict[str, Value] = {
         "general.architecture": ARCHITECTURE,
         "general.name": f"head of {target.name}",
-        **_shape(target, shape, block),
+        **_shape(target, shape, trained.block),
         f"{ARCHITECTURE}.target_layers": np.array(layers, np.int32),
         f"{ARCHITECTURE}.target_hidden_size": target.embedding_size,
         f"{ARCHITECTURE}.norm_before_residual": False,
         f"{ARCHITECTURE}.norm_before_fc": True,
         **_tokenizer(read_gguf_shards(target.path)[0], everything),
-        **_target_keys(HEAD_PREFIX, target),
-        f"{HEAD_PREFIX}.report": json.dumps(dict(report)),
+        **_about(HEAD_PREFIX, target, report),
     }
-    tensors = [_trained("output_norm.weight", norm), _trained("output.weight", head)]
-    for name, values in block.items():
-        tensors.append(_trained(name if name in _OUTSIDE else f"blk.0.{name}", values))
-    ids = token_ids.astype(np.int64)
-    tensors.append((DRAFTED, ids.shape, GGML_NUMBERS["I64"], ids.tobytes()))
-    _save(path, keys, tensors)
+    own = {"output_norm.weight": trained.norm, "output.weight": trained.head}
+    for name, values in trained.block.items():
+        own[name if name in _OUTSIDE else f"blk.0.{name}"] = values
+    ids = trained.token_ids.astype(np.int64)
+    drafted = DRAFTED, ids.shape, GGML_NUMBERS["I64"], ids.tobytes()
+    _save(path, keys, [*map(_tensor, own.items()), drafted])
 
 
 def _shape(

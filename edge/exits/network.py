@@ -160,7 +160,6 @@ def target_states(
     spec: ModelSpec,
     texts: Sequence[NDArray[np.int32]],
     layers: Sequence[int],
-    progress: Callable[[float], None] = lambda _part: None,
 ) -> dict[int, list[Tensor]]:
     """The states of each text after so many blocks, [T, width] in bfloat16, by number of blocks.
 
@@ -171,7 +170,6 @@ def target_states(
     blocks = [weights.block(number) for number in range(max(layers))]
     embedding = weights.embedding()
     states: dict[int, list[Tensor]] = {layer: [torch.empty(0)] * len(texts) for layer in layers}
-    done = 0
     with torch.inference_mode():
         for group in groups([len(text) for text in texts], range(len(texts))):
             x = embedding[padded([torch.from_numpy(texts[i].astype(int)) for i in group])]
@@ -181,8 +179,6 @@ def target_states(
                     states[number][index] = x[row, : len(texts[index])].clone()
                 if number < len(blocks):
                     x = run_block(shape, blocks[number], x, angles, causal_attention)
-            done += len(group)
-            progress(done / len(texts))
     return states
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from edgespec.errors import MissingDependencyError, UnsupportedError
+from edgespec.errors import UnsupportedError, imported
 from edgespec.models.gguf.shards import read_gguf_shards
 from edgespec.models.heads import READABLE
 from edgespec.models.spec import ModelSpec
@@ -73,10 +73,4 @@ def hyperparameters_of(spec: ModelSpec) -> Hyperparameters:
 
 def import_torch() -> Any:
     """torch. Raises MissingDependencyError without it."""
-    try:
-        import torch
-    except ImportError as error:
-        raise MissingDependencyError(
-            "training needs torch", hint="pip install 'edgespec[train]'"
-        ) from error
-    return torch
+    return imported("torch", "training needs torch", "pip install 'edgespec[train]'")

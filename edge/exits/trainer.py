@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from edgespec.errors import UnsupportedError
 from edgespec.exits.eagle import first_parameters, head_shape, places_of, unrolled, values_of
-from edgespec.exits.files import read_head, write_exit, write_head
+from edgespec.exits.files import Trained, read_head, write_exit, write_head
 from edgespec.exits.network import (
     Tensor,
     Weights,
@@ -401,12 +401,12 @@ class Trainer(ABC):
         rows = self._head.float() @ self.parameters["lens"].detach()
         return np.asarray(rows.numpy(), np.float32)
 
-    def _trained_tensors(self) -> dict[str, Any]:
+    def _tensors(self) -> Trained:
         """Of either kind of file."""
         block = {name: value.detach().numpy() for name, value in self.parameters.items()}
         del block["lens"]  # the head has it
         norm = block.pop("output_norm.weight")
-        return {"token_ids": self._token_ids, "head": self.head(), "block": block, "norm": norm}
+        return Trained(self._token_ids, self.head(), block, norm)
 
     # -- checkpoints -----------------------------------------------------------------------
 
@@ -473,8 +473,7 @@ class ExitTrainer(Trainer):
         self.go_on_from(values, weights.embedding(), info.token_ids)
 
     def write(self, path: Path, report: Mapping[str, Any]) -> None:
-        trained = self._trained_tensors()
-        write_exit(self._spec, path, exit_layer=self._layers[0], report=report, **trained)
+        write_exit(self._spec, path, self._tensors(), report, exit_layer=self._layers[0])
 
     def _drafted(self, batch: Batch) -> Iterator[Tensor]:
         torch = import_torch()
@@ -516,8 +515,8 @@ class HeadTrainer(Trainer):
         self.go_on_from(values, values["output.weight"], info.token_ids.tolist())
 
     def write(self, path: Path, report: Mapping[str, Any]) -> None:
-        trained, shape = self._trained_tensors(), self.shape
-        write_head(self._spec, path, shape=shape, layers=self._layers, report=report, **trained)
+        trained, shape = self._tensors(), self.shape
+        write_head(self._spec, path, trained, report, shape=shape, layers=self._layers)
 
     def _learnt(self, part: float) -> int:
         """Each token of a chain costs as much as the first one, and is worth little before it."""

@@ -28,34 +28,13 @@ EAGLE_TOKENS = HEAD_ANEW + 1
 BLOCK_TOKENS = 16  # as many as a DFlash head takes in at once
 # What contexts of heads have in llama.cpp that others do not: the type of one for a model's last
 # block (LLAMA_CONTEXT_TYPE_MTP), and one row of logits.
-MTP_CONTEXT = (("ctx_type", 1), ("n_outputs_max", 1), ("n_seq_max", 1))
-
-
-def block_nodes(reads: HeadSpec) -> int:
-    """Tokens of a DFlash head's step, the one that it drafts behind among them.
-
-    As many as other heads' steps have, where it was trained for more.
-    """
-    return min(reads.block, HEAD_NODES)
-
-
-def wanted_block(spec: ModelSpec, target: RunConfig) -> ContextRequest:
-    """The context of the head in a model's own file, beside the model's, which comes first."""
-    return ContextRequest(spec, _block_config(target, target), MTP_CONTEXT, beside=0)
+_MTP_CONTEXT = {"ctx_type": 1, "n_outputs_max": 1, "n_seq_max": 1}
 
 
 def wanted_head(head: ModelSpec, target: RunConfig, config: RunConfig) -> ContextRequest:
-    """The context of a head in a file of its own, beside its model's, which comes first.
-
-    `config` says how the head is loaded; its sizes of steps do not count.
-    """
-    config = _head_config(head.reads, target, config)
-    changes: tuple[tuple[str, int], ...] = MTP_CONTEXT
-    if head.reads is not None and head.reads.kind in (EAGLE, DFLASH):
-        # It reads layers of its model, in small batches, with logits of all their tokens.
-        sizes = (config.batch_size, config.batch_size, config.max_nodes)
-        changes = tuple(zip(("n_batch", "n_ubatch", "n_outputs_max"), sizes, strict=True))
-    return ContextRequest(head, config, changes, beside=0)
+    """The context of a head in this file, beside its model's, which comes first."""
+    config, changes = head_settings(head.reads, target, config)
+    return ContextRequest(head, config, tuple(changes.items()), beside=0)
 
 
 def block_footprint(
@@ -79,34 +58,30 @@ def head_footprint(
     return beside_another("head", head, (part for part in parts if part.nbytes))
 
 
-def _block_config(target: RunConfig, config: RunConfig) -> RunConfig:
-    """Of a model's last block: its batches are those of the model."""
-    return replace(
-        config,
-        context_size=target.context_size,
-        cells=0,
-        batch_size=target.batch_size,
-        max_nodes=HEAD_NODES,
-        users=1,
-        max_leaves=1,
-        head=True,
-        captured_layers=(),
-        lora=(),
-    )
+def head_settings(
+    reads: HeadSpec | None, target: RunConfig, config: RunConfig
+) -> tuple[RunConfig, dict[str, int]]:
+    """How the context of a head is made, and parameters of llama.cpp that others do not have.
 
-
-def _head_config(reads: HeadSpec | None, target: RunConfig, config: RunConfig) -> RunConfig:
-    assert reads is not None, "a head"
+    `config` says how it is loaded; its sizes of steps do not count. Without `reads` it is the last
+    block of its model's own file.
+    """
     config = replace(config, context_size=target.context_size, cells=0, captured_layers=())
-    if reads.kind == MTP:
-        return _block_config(target, config)
-    if reads.kind == EAGLE:
-        return replace(config, batch_size=EAGLE_TOKENS, max_nodes=EAGLE_TOKENS)
-    if reads.kind == DFLASH:
-        return replace(config, batch_size=BLOCK_TOKENS, max_nodes=block_nodes(reads))
-    kinds = target.kv_type_k, target.kv_type_v  # it looks into the model's cache
-    config = replace(config, kv_type_k=kinds[0], kv_type_v=kinds[1])
-    return replace(config, batch_size=1, max_nodes=1, head=True)
+    if reads is not None and reads.kind in (EAGLE, DFLASH):
+        # It reads layers of its model, in small batches, with logits of all their tokens.
+        batch, nodes = EAGLE_TOKENS, EAGLE_TOKENS
+        if reads.kind == DFLASH:  # as many as other heads' steps have, where it is made for more
+            batch, nodes = BLOCK_TOKENS, min(reads.block, HEAD_NODES)
+        changes = {"n_batch": batch, "n_ubatch": batch, "n_outputs_max": nodes}
+        return replace(config, batch_size=batch, max_nodes=nodes), changes
+    config = replace(config, head=True)
+    if reads is not None and reads.kind == ASSISTANT:  # it looks into the model's cache
+        key, value = target.kv_type_k, target.kv_type_v
+        config = replace(config, kv_type_k=key, kv_type_v=value, batch_size=1, max_nodes=1)
+    else:
+        config = replace(config, batch_size=target.batch_size, max_nodes=HEAD_NODES)
+        config = replace(config, max_leaves=1, users=1, lora=())
+    return config, {**_MTP_CONTEXT}
 
 
 def _rows_of_block(spec: ModelSpec, target: RunConfig) -> Iterator[Component]:

@@ -75,29 +75,6 @@ Allocation = Mapping[str, DeviceBytes]  # by label of a device, the host among t
 Simulate = Callable[[Sequence[ContextRequest]], Sequence[Allocation]]
 
 
-def simulated(wanted: Sequence[ContextRequest]) -> tuple[Allocation, ...]:
-    """What llama.cpp would allocate for some contexts that are open at once.
-
-    Raises BackendError where llama.cpp cannot make them, with its own words.
-    """
-    return _simulator.answer(wanted)
-
-
-def simulated_projector(
-    projector: Projector, most_tokens: int | None, *, on_gpu: bool
-) -> tuple[int, int]:
-    """Bytes of the buffers that libmtmd makes when it loads a projector, and for which image.
-
-    By its side in pixels; 0 where it only hears. Raises BackendError where it cannot load it.
-    """
-    return _simulator.projector(projector, most_tokens, on_gpu)
-
-
-def simulating() -> contextlib.AbstractContextManager[None]:
-    """One process answers all questions of the body; it is gone behind it."""
-    return _simulator.opened()
-
-
 class _Skeleton(NamedTuple):
     """The beginning of a file, how many bytes it announces, and a name of its own."""
 
@@ -120,7 +97,7 @@ class _Simulator:
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
-        """Keep the process for further questions; the last one to leave ends it."""
+        """One process answers all questions of the body; the last one to leave ends it."""
         with self._lock:
             self._users += 1
         try:
@@ -132,6 +109,10 @@ class _Simulator:
                     self._end()
 
     def answer(self, wanted: Sequence[ContextRequest]) -> tuple[Allocation, ...]:
+        """What llama.cpp would allocate for some contexts that are open at once.
+
+        Raises BackendError where llama.cpp cannot make them, with its own words.
+        """
         skeletons = [self._skeleton(one.spec) for one in wanted]
         question = [_described(one, bones) for one, bones in zip(wanted, skeletons, strict=True)]
         found = self._remembered(
@@ -142,8 +123,13 @@ class _Simulator:
         return tuple({label: DeviceBytes(*sizes) for label, sizes in one.items()} for one in found)
 
     def projector(
-        self, projector: Projector, most_tokens: int | None, on_gpu: bool
+        self, projector: Projector, most_tokens: int | None, *, on_gpu: bool
     ) -> tuple[int, int]:
+        """Bytes of the buffers that libmtmd makes when it loads a projector, and for which image.
+
+        By its side in pixels; 0 where it only hears. Raises BackendError where it cannot load it.
+        """
+
         def ask() -> dict[str, Any]:
             asked = {"most_tokens": most_tokens or 0, "on_gpu": on_gpu}
             asked["weight_bytes"] = projector.weight_bytes
@@ -274,6 +260,8 @@ def _library() -> str:
 
 
 _simulator = _Simulator()
+simulated, simulated_projector = _simulator.answer, _simulator.projector
+simulating = _simulator.opened
 
 
 def _allocating(one: ContextRequest) -> RunConfig:

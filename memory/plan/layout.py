@@ -34,7 +34,6 @@ from edgespec.memory.bytes.footprint import (
 from edgespec.memory.bytes.head_footprint import (
     block_footprint,
     head_footprint,
-    wanted_block,
     wanted_head,
 )
 from edgespec.memory.bytes.onnx_footprint import onnx_footprint
@@ -316,7 +315,7 @@ class Layout:
         """The contexts that llama.cpp would have at once, by what each is for."""
         found = {"model": ContextRequest(self.spec, config)}
         if config.head:
-            found["block"] = wanted_block(self.spec, config)
+            found["block"] = wanted_head(self.spec, config, config)
         if self.switch_spec is not None:
             snapshots = snapshots_of(self.switch_spec, draft_max)
             small = replace(

@@ -161,7 +161,6 @@ class Gguf:
     """
 
     path: Path
-    version: int
     file_bytes: int
     alignment: int
     data_offset: int
@@ -235,7 +234,7 @@ class _Reader:
 
     def file(self) -> Gguf:
         """Reads everything before the tensor data, and checks that all of the data is there."""
-        version = self._version()
+        self._check_version()
         num_tensors = self._count("tensors", MAX_TENSORS)
         num_keys = self._count("metadata keys", MAX_KEYS)
         metadata: dict[str, GgufValue] = {}
@@ -265,7 +264,6 @@ class _Reader:
         data_offset = -(-header_end // alignment) * alignment if infos else header_end
         return Gguf(
             path=self.path,
-            version=version,
             file_bytes=self.size,
             alignment=alignment,
             data_offset=data_offset,
@@ -303,7 +301,7 @@ class _Reader:
         value: int = _U64.unpack_from(self.data, self._take(8, what))[0]
         return value
 
-    def _version(self) -> int:
+    def _check_version(self) -> None:
         version = self._u32("the version")
         if version & 0xFFFF == 0 and version:
             raise self._bad(
@@ -317,7 +315,6 @@ class _Reader:
                 if version < 2
                 else "a newer edgespec may read it",
             )
-        return version
 
     def _count(self, what: str, limit: int) -> int:
         count = self._u64(f"the number of {what}")
@@ -474,7 +471,6 @@ def _shown(key: str) -> str:
     return key if len(key) <= 80 else f"{key[:80]}..."
 
 
-_LENGTH = struct.Struct("<Q")
 _NUMBERS = {"i32": "i", "u32": "I", "f32": "f"}
 
 
@@ -484,8 +480,8 @@ def read_strings(path: Path, value: GgufValue | None) -> Iterator[bytes]:
         return
     data, place = _bytes(path, value), 0
     for _ in range(value.count):
-        (length,) = _LENGTH.unpack_from(data, place)
-        place += _LENGTH.size + length
+        (length,) = _U64.unpack_from(data, place)
+        place += _U64.size + length
         yield data[place - length : place]
 
 
@@ -495,10 +491,7 @@ def read_numbers(path: Path, value: GgufValue | None) -> array[Any]:
         return array("f" if any(isinstance(number, float) for number in value) else "q", value)
     if not isinstance(value, GgufSpan) or value.element_type not in _NUMBERS:
         return array("i")
-    numbers = array(_NUMBERS[value.element_type], _bytes(path, value))
-    if sys.byteorder == "big":
-        numbers.byteswap()
-    return numbers
+    return _numbers(_NUMBERS[value.element_type], _bytes(path, value))
 
 
 def read_ids(file: Gguf, tensor: str) -> array[int] | None:
@@ -507,7 +500,11 @@ def read_ids(file: Gguf, tensor: str) -> array[int] | None:
     if found is None:
         return None
     with file.path.open("rb") as opened:
-        numbers = array("q", read_part(opened, found.offset, found.data_bytes))
+        return _numbers("q", read_part(opened, found.offset, found.data_bytes))
+
+
+def _numbers(code: str, data: bytes) -> array[Any]:
+    numbers: array[Any] = array(code, data)
     if sys.byteorder == "big":
         numbers.byteswap()
     return numbers

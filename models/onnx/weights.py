@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.errors import MissingDependencyError
+from edgespec.errors import imported
 from edgespec.models.gguf.access import whole
 from edgespec.models.gguf.reader import GgufTensor
 from edgespec.models.onnx.facts import BLOCK
@@ -71,7 +70,7 @@ def raw_rows(path: Path, tensor: GgufTensor) -> NDArray[np.uint8]:
 
 def dequantize(tensor: GgufTensor, rows: NDArray[np.uint8]) -> NDArray[np.float32]:
     """Float32 values of some rows of `raw_rows`, [rows, columns]."""
-    quants = _quants()
+    quants = imported("gguf.quants", "reading weights needs the gguf package", "pip install gguf")
     kind = getattr(quants.GGMLQuantizationType, tensor.type.name)
     values: NDArray[np.float32] = quants.dequantize(np.ascontiguousarray(rows), kind)
     return values.astype(np.float32, copy=False)
@@ -102,13 +101,3 @@ def _quantize(values: NDArray[np.float32]) -> Packed:
     inverse = np.divide(1.0, scales, out=np.zeros_like(scales), where=scales > 0)
     numbers = np.rint(values * inverse[..., None]) + 128.0
     return Packed(numbers.astype(np.uint8), scales.astype(np.float32))
-
-
-def _quants() -> Any:
-    try:
-        from gguf import quants
-    except ImportError as error:
-        raise MissingDependencyError(
-            "reading weights needs the gguf package", hint="pip install gguf"
-        ) from error
-    return quants

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.errors import MissingDependencyError, UnsupportedError
+from edgespec.errors import UnsupportedError, imported
 from edgespec.models.gguf.reader import GgufTensor
 from edgespec.models.onnx.facts import BLOCK, packed_bits
 from edgespec.models.onnx.weights import dequantize, float_rows, packed_rows, raw_rows
@@ -29,14 +29,8 @@ RowOrder = NDArray[np.int64] | None  # rows of the file in the order wanted; Non
 
 def onnx_module() -> Any:
     """The onnx package. Raises MissingDependencyError where it is not installed."""
-    try:
-        import onnx
-    except ImportError as error:
-        raise MissingDependencyError(
-            "converting a GGUF for ONNX Runtime needs the onnx package",
-            hint="pip install 'edgespec[onnx]'",
-        ) from error
-    return onnx
+    needed = "converting a GGUF for ONNX Runtime needs the onnx package"
+    return imported("onnx", needed, "pip install 'edgespec[onnx]'")
 
 
 class WeightsFile:

@@ -289,7 +289,7 @@ def test_one_process_of_llama_cpp_answers_for_all_files(
         return start_module(module, *arguments, **options)
 
     monkeypatch.setattr(processes, "start_module", counted)
-    monkeypatch.setattr(simulation, "_simulator", simulation._Simulator())
+    monkeypatch.setattr(simulation._simulator, "__dict__", vars(simulation._Simulator()))
     monkeypatch.setenv("EDGESPEC_MODELS", str(home))
     for arch in ("llama", "qwen2", "qwen3"):
         write_model(home / f"{arch}.gguf", arch, Q8_0)

@@ -41,7 +41,7 @@ def test_texts_beside_each_other_do_not_see_each_other(source: Path) -> None:
         places = [*range(12), *range(12)]
         context.step([*TEXT[:12], *other[:12]], places, [0] * 12 + [1] * 12)
         np.testing.assert_allclose(context.rows(12), whole[:12], atol=1e-3)
-        context.forget(1)
+        context.remove(1, -1)
         context.step([*TEXT[12:], *TEXT[:3]], [*range(12, 24), *range(3)], [0] * 12 + [1] * 3)
         rows = context.rows(15)
         np.testing.assert_allclose(rows[:12], whole[12:], atol=1e-3)

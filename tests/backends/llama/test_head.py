@@ -29,7 +29,7 @@ from edgespec.drafting.proposal import Drafter
 from edgespec.errors import UnsupportedError
 from edgespec.memory.bytes.config import RunConfig
 from edgespec.memory.bytes.footprint import Component, footprint
-from edgespec.memory.bytes.head_footprint import block_footprint, wanted_block
+from edgespec.memory.bytes.head_footprint import block_footprint, wanted_head
 from edgespec.memory.bytes.simulation import ContextRequest, simulated
 from edgespec.memory.plan.request import Request
 from edgespec.memory.times.curve import CostCurve
@@ -318,7 +318,7 @@ def test_a_plan_has_the_head_in_it(path: Path) -> None:
 
 
 def block_parts(spec: ModelSpec, shape: RunConfig) -> tuple[Component, ...]:
-    (_, answer) = simulated([ContextRequest(spec, shape), wanted_block(spec, shape)])
+    (_, answer) = simulated([ContextRequest(spec, shape), wanted_head(spec, shape, shape)])
     return block_footprint(spec, shape, answer)
 
 

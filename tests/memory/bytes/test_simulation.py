@@ -27,7 +27,7 @@ from edgespec.backends.llama.simulator import SimulatedContext, allocated
 from edgespec.errors import BackendError, EdgespecError
 from edgespec.memory.bytes import simulation
 from edgespec.memory.bytes.config import HOST, Device, RunConfig
-from edgespec.memory.bytes.head_footprint import wanted_block, wanted_head
+from edgespec.memory.bytes.head_footprint import wanted_head
 from edgespec.memory.bytes.projector import projector_parts
 from edgespec.memory.bytes.simulation import (
     ContextRequest,
@@ -50,7 +50,7 @@ pytestmark = pytest.mark.model
 def forgetful(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing was asked before."""
     monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(simulation, "_simulator", simulation._Simulator())
+    monkeypatch.setattr(simulation._simulator, "__dict__", vars(simulation._Simulator()))
 
 
 def really(spec: ModelSpec, config: RunConfig) -> dict[str, DeviceBytes]:
@@ -245,7 +245,7 @@ def test_what_was_asked_before_starts_nothing(
     """In this process, and in a later one."""
     first = simulated([ContextRequest(spec, PLAIN)])
     assert simulated([ContextRequest(spec, PLAIN)]) == first
-    monkeypatch.setattr(simulation, "_simulator", simulation._Simulator())
+    monkeypatch.setattr(simulation._simulator, "__dict__", vars(simulation._Simulator()))
     assert simulated([ContextRequest(spec, PLAIN)]) == first
     assert len(started) == 1
 
@@ -254,7 +254,7 @@ def test_another_build_is_asked_anew(
     spec: ModelSpec, started: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     simulated([ContextRequest(spec, PLAIN)])
-    monkeypatch.setattr(simulation, "_simulator", simulation._Simulator())
+    monkeypatch.setattr(simulation._simulator, "__dict__", vars(simulation._Simulator()))
     monkeypatch.setattr(simulation, "_library", lambda: "another")
     simulated([ContextRequest(spec, PLAIN)])
     assert len(started) == 2
@@ -386,7 +386,7 @@ def survived(file: Path, header: bytes) -> str:
         with_block = replace(shape, head=True)
         simulated([ContextRequest(spec, shape)])
         if spec.num_prediction_layers:
-            simulated([ContextRequest(spec, with_block), wanted_block(spec, with_block)])
+            simulated([ContextRequest(spec, with_block), wanted_head(spec, with_block, with_block)])
     except EdgespecError as problem:
         return f"{problem}"
     return "bytes"
@@ -409,7 +409,7 @@ def test_a_projector_is_asked_about_once(
 ) -> None:
     projector = read_projector(vision_folder / "mmproj-llava.gguf")
     found = [simulated_projector(projector, None, on_gpu=False)]
-    monkeypatch.setattr(simulation, "_simulator", simulation._Simulator())
+    monkeypatch.setattr(simulation._simulator, "__dict__", vars(simulation._Simulator()))
     found.append(simulated_projector(projector, None, on_gpu=False))
     assert found[0] == found[1] and found[0][1] == projector.image_size
     assert len(started) == 1

@@ -10,7 +10,7 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.exits.files import write_exit
+from edgespec.exits.files import Trained, write_exit
 from edgespec.models.onnx.weights import float_rows
 from edgespec.models.spec import ModelSpec, read_model_spec
 
@@ -152,14 +152,6 @@ def write_untrained(
     norm = floats(target, "output_norm.weight")
     tied = "output.weight" not in target.tensors
     head = floats(target, "token_embd.weight" if tied else "output.weight")[ids]
-    write_exit(
-        target,
-        path,
-        exit_layer=exit_layer,
-        token_ids=ids,
-        head=head,
-        block=block,
-        norm=norm,
-        report={"agreement": 0.5} if report is None else report,
-    )
+    report = {"agreement": 0.5} if report is None else report
+    write_exit(target, path, Trained(ids, head, block, norm), report, exit_layer=exit_layer)
     return read_model_spec(path)
