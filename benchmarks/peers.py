@@ -46,7 +46,7 @@ from typing import Any
 from shared import record, running
 
 from edgespec.bench.loaded_model import Answer, Contender, Worker, WorkerContender, order_of
-from edgespec.bench.summary import Timed, decoding, end_to_end, interval_text, rate, ratio_of
+from edgespec.bench.summary import Timed, decoding, end_to_end, interval_text, ratio_of, together
 from edgespec.decode.engine import Prompt
 from edgespec.decode.generation import Counters
 from edgespec.errors import BackendError, UnsupportedError
@@ -493,7 +493,7 @@ def document_of(lines: Sequence[Line], baseline: str | None) -> dict[str, Any]:
 
 
 def _fastest(lines: Sequence[Line], names: Sequence[str]) -> str:
-    return max(names, key=lambda name: rate(_timed(lines, name, decoding)))
+    return max(names, key=lambda name: together(_timed(lines, name, decoding)).per_s)
 
 
 def _over_best(lines: Sequence[Line], settings: Sequence[str]) -> dict[str, Any]:
@@ -521,7 +521,7 @@ def _ratio(
     ours = _timed(lines, name, part)
     ratio = ratio_of(ours, _timed(lines, best, part), [line["task"] for line in lines])
     return {
-        "tokens_per_s": rate(ours),
+        "tokens_per_s": together(ours).per_s,
         "ratio": ratio.value,
         "low": ratio.low,
         "high": ratio.high,

@@ -45,8 +45,8 @@ def profile(
     if is_pair and html is not None:
         raise typer.BadParameter("--html draws a profile of one model, and no pair")
     if html is not None:  # a missing library or folder is found before minutes are spent
-        from edgespec.bench.report import write_profile
-        from edgespec.memory.report.page import require_place, require_plots
+        from edgespec.bench.report import render_profile
+        from edgespec.memory.report.page import require_place, require_plots, write_page
 
         require_plots()
         require_place(html)
@@ -71,7 +71,7 @@ def profile(
     # First what took time: a file that cannot be written must not cost it.
     print(json.dumps(measured) if as_json else text(measured), flush=True)
     if html is not None and measured.get("speed"):  # none before the first answer
-        write_profile(measured, html)
+        write_page(render_profile(measured), html)
         note(f"report: {html}")
     if request.switch is None:
         end_if_interrupted(measured)

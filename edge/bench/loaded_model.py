@@ -126,10 +126,7 @@ class LoadedModel:
     def __init__(
         self, engine: Engine, plan: Plan, drafters: Sequence[str], tracker: MemoryTracker
     ) -> None:
-        self._engine = engine
-        self._plan = plan
-        self._names = drafters
-        self._tracker = tracker
+        self._engine, self._plan, self._names, self._tracker = engine, plan, drafters, tracker
         loaded = engine.drafter
         members = loaded.member if isinstance(loaded, CombinedDrafter) else lambda _name: None
         self._model = members(MODEL) or members(HEAD) or members(WINDOW)
@@ -141,7 +138,6 @@ class LoadedModel:
             engine.history if loaded is not None and name == loaded.name else RoundHistory()
             for name in drafters
         ]
-        self._noise: float | None = None
         for place in range(len(drafters)):
             self.renew(place)
 
@@ -190,9 +186,7 @@ class LoadedModel:
 
     def noise(self) -> float:
         """How far step sizes move gaps between logits here."""
-        if self._noise is None:
-            self._noise = measure_batch_noise(self._engine.backend)
-        return self._noise
+        return measure_batch_noise(self._engine.backend)
 
     def facts(self) -> dict[str, Any]:
         """The plan, step times, and the memory that was predicted, allocated and measured.
@@ -310,9 +304,7 @@ class WorkerContender:
         self, name: str, worker: Worker, place: int, sampling: SamplingParams | None = None
     ) -> None:
         self.name = name
-        self._worker = worker
-        self._place = place
-        self._sampling = sampling
+        self._worker, self._place, self._sampling = worker, place, sampling
 
     def renew(self) -> None:
         self._worker.call("renew", self._place)

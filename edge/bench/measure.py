@@ -6,7 +6,6 @@ identical is asked within each load: against its first drafter, which runs the s
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -87,6 +86,8 @@ def bench(
         if not prompts:
             raise KeyboardInterrupt
         facts = [worker.call("facts") for worker in workers]  # before what comparing allocates
+        tasks, baseline = [prompt.task for prompt in prompts], answered[0]
+        places = {one: [i for i, task in enumerate(tasks) if task == one] for one in tasks}
         taken, loads, variants = iter(answered), list[dict[str, Any]](), list[dict[str, Any]]()
         for number, (worker, (label, _)) in enumerate(zip(workers, settings, strict=True)):
             own = [next(taken) for _ in worker.drafters]
@@ -94,8 +95,12 @@ def bench(
             loads.append({"settings": label, "batch_noise": noise, **facts[number]})
             for drafter, ours in zip(worker.drafters, own, strict=True):
                 head = {"name": _name(drafter, label), "drafter": drafter, "settings": label}
-                numbers = _numbers(prompts, ours, answered[0], noise)
-                variants.append({**head, "load": number, **numbers})
+                overall = summary(ours, baseline, noise, tasks)
+                by_task = {
+                    task: summary([ours[i] for i in chosen], [baseline[i] for i in chosen], noise)
+                    for task, chosen in places.items()
+                }
+                variants.append({**head, "load": number, "overall": overall, "tasks": by_task})
     plain = next((one["overall"] for one in variants if one["drafter"] == "none"), None)
     return {
         "model": model_facts(spec),
@@ -104,7 +109,7 @@ def bench(
             "max_tokens": max_tokens,
             "repeats": repeats if complete else len(answered[0][0].answers),
             "prompts": len(prompts),
-            "tasks": len({prompt.task for prompt in prompts}),
+            "tasks": len(places),
         },
         "complete": complete,
         "busy_neighbours": busy,  # cores that other programs kept meanwhile
@@ -222,18 +227,3 @@ def _compare(
                 gap = worker.call("gap", prompt.text, second, first)
                 one.gap, parted = max(gap, one.gap or 0.0), True
     return float(worker.call("noise")) if parted else 0.0
-
-
-def _numbers(
-    prompts: Sequence[TaskPrompt], ours: list[Prompted], baseline: list[Prompted], noise: float
-) -> dict[str, Any]:
-    places = defaultdict(list)
-    for place, prompt in enumerate(prompts):
-        places[prompt.task].append(place)
-    return {
-        "overall": summary(ours, baseline, noise, [prompt.task for prompt in prompts]),
-        "tasks": {
-            task: summary([ours[i] for i in chosen], [baseline[i] for i in chosen], noise)
-            for task, chosen in places.items()
-        },
-    }

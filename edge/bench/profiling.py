@@ -60,7 +60,10 @@ def profile(
         tracker.mark("load")
         with load_plan(spec, plan, progress=report) as engine:
             half = len(PROMPTS) // 2
-            tokens, step_s = _length_of_answers(engine)
+            curve = engine.curve
+            step_s = 0.02 if curve is None else curve.step_ms(1, 256) / 1e3
+            tokens = int(_SPEED_SECONDS / (3 * half * step_s))
+            tokens = max(_LEAST_TOKENS, min(_MOST_TOKENS, tokens))  # of each answer
             rounds_s = (1 + (plan.drafter != "none")) * half * tokens * step_s
             about_s = _DEPTH_SECONDS + half * tokens * step_s + rounds_s
             report(f"measuring, about {time_text(about_s)} left", 0.0)
@@ -80,7 +83,7 @@ def profile(
                     engine.backend, progress=lambda part: report("comparing step sizes", part)
                 )
                 tracker.mark("answers")
-                speeds, complete = _measure_speed(spec, plan, engine, report)
+                speeds, complete = _measure_speed(spec, plan, engine, tokens, report)
             busy = neighbours.share()
             memory = memory_facts(plan, engine, tracker)
     return {
@@ -132,18 +135,11 @@ def frontier(spec: ModelSpec, request: Request) -> list[dict[str, Any]]:
     points: list[dict[str, Any]] = []
     for step in range(_FRONTIER_STEPS + 1):
         budget = low + (high - low) * step // _FRONTIER_STEPS
-        try:
+        point: dict[str, Any] = {"budget_bytes": budget, "tokens_per_s": None, "context_size": None}
+        with suppress(DoesNotFitError):
             plan = make_run_plan(spec, replace(request, budget_bytes=budget))
-        except DoesNotFitError:
-            points.append({"budget_bytes": budget, "tokens_per_s": None, "context_size": None})
-            continue
-        points.append(
-            {
-                "budget_bytes": budget,
-                "tokens_per_s": plan.tokens_per_s,
-                "context_size": plan.context_size,
-            }
-        )
+            point |= {"tokens_per_s": plan.tokens_per_s, "context_size": plan.context_size}
+        points.append(point)
     return points
 
 
@@ -192,14 +188,14 @@ def _bandwidth(spec: ModelSpec, plan: Plan, curves: Sequence[dict[str, Any]]) ->
 
 
 def _measure_speed(
-    spec: ModelSpec, plan: Plan, engine: Engine, report: Progress
+    spec: ModelSpec, plan: Plan, engine: Engine, tokens: int, report: Progress
 ) -> tuple[list[dict[str, Any]], bool]:
     """Predicted and measured tokens/s, plain and with the plan's drafter; whether all answered.
 
-    Drafts are learned on the first half of the prompts and predicted for the second one.
+    Drafts are learned on the first half of the prompts and predicted for the second one, in answers
+    of so many `tokens`.
     """
     half = len(PROMPTS) // 2
-    tokens, _ = _length_of_answers(engine)
     model = speed_model(spec, plan)
     for number, prompt in enumerate(PROMPTS[:half]):
         report("learning what drafts are worth", number / half)
@@ -208,9 +204,7 @@ def _measure_speed(
         curve = engine.curve.resized(engine.curve.max_nodes)
         curve.level = engine.curve.scale  # what the next plan would take over half of
         model = SpeedModel(curve, True, tuple(engine.history.rounds()) or model.rounds)
-    modes = (
-        [("plain", False), (plan.drafter, True)] if plan.drafter != "none" else [("plain", False)]
-    )
+    modes = [("plain", False)] + [(plan.drafter, True)] * (plan.drafter != "none")
     results: dict[str, list[Any]] = {name: [] for name, _ in modes}
     joules = dict.fromkeys(results, 0.0)
     with energy_meter() as (meter, missing):
@@ -228,32 +222,21 @@ def _measure_speed(
                 joules[name] += meter.joules() - before if meter is not None else 0.0
     rows, complete = [], all(len(counters) == half for counters in results.values())
     for name, speculate in modes:
-        row = _speed_row(name, results[name], model, plan.draft_max if speculate else 0)
+        given = results[name]
+        depth = round(sum(c.prompt_tokens + c.generated_tokens / 2 for c in given) / len(given))
+        decoded = sum(c.accepted_tokens + c.rounds for c in given)
+        row = {
+            "drafter": name,
+            "predicted_tokens_per_s": model.tokens_per_s(plan.draft_max * speculate, depth),
+            "measured_tokens_per_s": decoded / sum(c.decode_s for c in given),
+            "acceptance_length": decoded / sum(c.rounds for c in given),
+            "by_task": {
+                prompt.task: c.tokens_per_s
+                for prompt, c in zip(PROMPTS[half:], given, strict=False)
+            },
+        }
         energy = Energy(missing=missing)
         if meter is not None:
             energy = Energy(meter.source.name, joules=joules[name])
-        count = sum(counters.generated_tokens for counters in results[name])
-        rows.append(row | energy.as_json(count))
+        rows.append(row | energy.as_json(sum(c.generated_tokens for c in given)))
     return rows, complete
-
-
-def _length_of_answers(engine: Engine) -> tuple[int, float]:
-    """Tokens of each answer, and seconds of one of them, plain."""
-    step_s = engine.curve.step_ms(1, 256) / 1e3 if engine.curve is not None else 0.02
-    tokens = int(_SPEED_SECONDS / (3 * (len(PROMPTS) // 2) * step_s))
-    return max(_LEAST_TOKENS, min(_MOST_TOKENS, tokens)), step_s
-
-
-def _speed_row(name: str, counters: list[Any], model: SpeedModel, draft_max: int) -> dict[str, Any]:
-    depth = round(sum(c.prompt_tokens + c.generated_tokens / 2 for c in counters) / len(counters))
-    tokens = sum(c.accepted_tokens + c.rounds for c in counters)
-    return {
-        "drafter": name,
-        "predicted_tokens_per_s": model.tokens_per_s(draft_max, depth),
-        "measured_tokens_per_s": tokens / sum(c.decode_s for c in counters),
-        "acceptance_length": tokens / sum(c.rounds for c in counters),
-        "by_task": {
-            prompt.task: c.tokens_per_s
-            for prompt, c in zip(PROMPTS[len(PROMPTS) // 2 :], counters, strict=False)
-        },
-    }

@@ -6,7 +6,6 @@ What a page looks like is `edgespec.memory.report.page`'s; here is what stands o
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgespec.memory.bytes.config import MEBIBYTE
@@ -24,7 +23,6 @@ from edgespec.memory.report.page import (
     table_of,
     tiles_of,
     timeline_of,
-    write_page,
 )
 
 if TYPE_CHECKING:
@@ -33,18 +31,8 @@ if TYPE_CHECKING:
 Row = Mapping[str, Any]
 
 
-def write_profile(profile: dict[str, Any], path: Path) -> None:
-    """Write the page of a profile to `path`.
-
-    Raises:
-        MissingDependencyError: matplotlib is not installed.
-        UnsupportedError: the file cannot be written.
-    """
-    write_page(render_profile(profile), path)
-
-
 def render_profile(profile: dict[str, Any]) -> str:
-    """The page as text."""
+    """The page of a profile. Raises MissingDependencyError where matplotlib is not installed."""
     require_plots()
     model, memory, speeds = profile["model"], profile["memory"], profile["speed"]
     components = [

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,10 +52,6 @@ class Ratio:
 
 def together(answers: Sequence[Timed]) -> Timed:
     return Timed(sum(a.tokens for a in answers), sum(a.seconds for a in answers))
-
-
-def rate(answers: Sequence[Timed]) -> float:
-    return together(answers).per_s
 
 
 def ratio_of(
@@ -174,11 +170,12 @@ def summary(
     for both in zip(ours, baseline, strict=True):  # the repeats of each prompt that count
         sides = [[answer.counters for answer in one.answers] for one in both]
         places = middle_repeats(*([decoding(counters) for counters in side] for side in sides))
-        first, second = ([side[place] for place in places] for side in sides)
-        pairs.append((first, second))
+        pairs.append([[side[place] for place in places] for side in sides])
     counters = [sides[0][0] for sides in pairs]
-    timed = [_timed(sides, decoding) for sides in pairs]
-    whole = [_timed(sides, end_to_end) for sides in pairs]
+    timed, whole = (
+        [[together(list(map(part, sides[place]))) for sides in pairs] for place in (0, 1)]
+        for part in (decoding, end_to_end)
+    )
     rounds = sum(c.rounds for c in counters)
     accepted = sum(c.accepted_tokens for c in counters)
     gaps = [one.gap for one in ours if one.gap is not None]
@@ -188,10 +185,10 @@ def summary(
     return {
         "prompts": len(pairs),
         "tokens": sum(c.generated_tokens for c in counters),
-        "tokens_per_s": rate([one for one, _ in timed]),
-        **_ratio_json("ratio", ratio_of(*_columns(timed), tasks)),
-        "end_to_end_tokens_per_s": rate([one for one, _ in whole]),
-        **_ratio_json("end_to_end_ratio", ratio_of(*_columns(whole), tasks)),
+        "tokens_per_s": together(timed[0]).per_s,
+        **_ratio_json("ratio", ratio_of(timed[0], timed[1], tasks)),
+        "end_to_end_tokens_per_s": together(whole[0]).per_s,
+        **_ratio_json("end_to_end_ratio", ratio_of(whole[0], whole[1], tasks)),
         "time_to_first_token_s": statistics.median(c.time_to_first_token_s for c in counters),
         "rounds": rounds,
         "drafted_tokens": sum(c.drafted_tokens for c in counters),
@@ -228,17 +225,6 @@ def table_rows(variant: Mapping[str, Any], baseline: Mapping[str, Any]) -> list[
             )
         )
     return rows
-
-
-def _timed(
-    sides: tuple[list[Counters], list[Counters]], part: Callable[[Counters], Timed]
-) -> tuple[Timed, Timed]:
-    first, second = (together([part(one) for one in side]) for side in sides)
-    return first, second
-
-
-def _columns(pairs: Sequence[tuple[Timed, Timed]]) -> tuple[list[Timed], list[Timed]]:
-    return [one for one, _ in pairs], [other for _, other in pairs]
 
 
 def _ratio_json(name: str, ratio: Ratio) -> dict[str, float | None]:

@@ -64,11 +64,26 @@ def calibrate(
     small_spec = read_model_spec(request.switch)
     wishes = {"large_share": large_share, "quality": quality}
     plan = plan_to_load(spec, request, report)
+    traces, results, half = list[Trace](), list[Result](), len(PROMPTS) // 2
     with load_plan(spec, plan, progress=report) as engine:
         assert isinstance(engine, SwitchingEngine)
         curves = curves_of(engine)
-        traces, results = _texts(engine, curves, wishes, report)
+        # As long as there is time for: texts are written by one model and read by both.
+        both_ms = sum(curve.step_ms(1, 128) for curve in curves.values())
+        tokens = round(_SECONDS * 1e3 / (len(PROMPTS) * both_ms))
+        tokens = min(_MOST_TOKENS, max(_LEAST_TOKENS, tokens))
+        for number, prompt in enumerate(PROMPTS[:half]):
+            report("writing with both models", number / half)
+            for model in (LARGE, SMALL):
+                traces.append(_written(engine, SwitchPolicy.always(model), prompt.text, tokens)[0])
+        found = choose(traces, curves, **wishes)
+        for number, prompt in enumerate(PROMPTS[half:]):
+            report("writing in turns", number / half)
+            trace, result = _written(engine, found.policy, prompt.text, tokens)
+            traces.append(trace)
+            results.append(result)
     found = choose(traces, curves, **wishes)
+    written = sum(len(result.token_ids) - 1 for result in results)  # by decoding
     drafted = accepted_drafts(traces, _MOST_DRAFTED)
     kept = Calibrated(found.policy, found.large_share, found.quality, found.turns, drafted)
     keep_switch(spec, small_spec, kept)
@@ -88,35 +103,9 @@ def calibrate(
         "points": [point.as_json() for point in sweep(traces, curves, _SETTINGS)],
         "measured": {
             "large_share": sum(result.large_share for result in results) / len(results),
-            "tokens_per_s": _speed(results),
+            "tokens_per_s": written / sum(result.counters.decode_s for result in results),
         },
     }
-
-
-def _texts(
-    engine: SwitchingEngine,
-    curves: Curves,
-    wishes: dict[str, float | None],
-    report: Progress,
-) -> tuple[list[Trace], list[Result]]:
-    """What both models make of texts by either, and of texts by the policy that this asks for.
-
-    The results are those of the policy's texts.
-    """
-    tokens = _tokens_of_a_text(curves)
-    half = len(PROMPTS) // 2
-    traces, results = list[Trace](), list[Result]()
-    for number, prompt in enumerate(PROMPTS[:half]):
-        report("writing with both models", number / half)
-        for model in (LARGE, SMALL):
-            traces.append(_written(engine, SwitchPolicy.always(model), prompt.text, tokens)[0])
-    found = choose(traces, curves, **wishes)
-    for number, prompt in enumerate(PROMPTS[half:]):
-        report("writing in turns", number / half)
-        trace, result = _written(engine, found.policy, prompt.text, tokens)
-        traces.append(trace)
-        results.append(result)
-    return traces, results
 
 
 def curves_of(engine: SwitchingEngine) -> Curves:
@@ -170,15 +159,3 @@ def _written(
     ids = engine.encode(prompt)
     result = engine.generate(ids, max_tokens=tokens)
     return trace_of(engine, ids, result.token_ids), result
-
-
-def _speed(results: Sequence[Result]) -> float:
-    """Tokens a second of decoding, drafts included."""
-    tokens = sum(len(result.token_ids) - 1 for result in results)
-    return tokens / sum(result.counters.decode_s for result in results)
-
-
-def _tokens_of_a_text(curves: Curves) -> int:
-    """As many as there is time for: texts are written by one model and read by both."""
-    both_ms = sum(curve.step_ms(1, 128) for curve in curves.values())
-    return round(min(_MOST_TOKENS, max(_LEAST_TOKENS, _SECONDS * 1e3 / (len(PROMPTS) * both_ms))))

@@ -79,7 +79,8 @@ def compare(
             break
         # All with the source's history, so that differences are the files'.
         curve = curve_from(step_ms(file.path, threads=threads))
-        row = {**_facts(file), **speed_of(spec, curve)}
+        row: dict[str, Any] = speed_of(spec, curve)
+        row |= {"file": file.path.name, "type": file.file_type, "bytes": file.file_bytes}
         if number:
             lost = score(file.path, reference, threads=threads)
             row["quality"] = asdict(quality_of(reference, lost))
@@ -145,10 +146,6 @@ def _with_time_left(progress: Progress) -> Progress:
         progress(what, part)
 
     return tell
-
-
-def _facts(spec: ModelSpec) -> dict[str, Any]:
-    return {"file": spec.path.name, "type": spec.file_type, "bytes": spec.file_bytes}
 
 
 def curve_from(times: dict[int, float]) -> CostCurve:

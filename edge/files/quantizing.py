@@ -175,7 +175,11 @@ def fit_file(
     key = json.dumps([spec.fingerprint, list(types or ()), text])
     kept = folder / blake2b(key.encode(), digest_size=6).hexdigest()
     pieces = Pieces(spec.path, kept / "pieces", allowed=types)
-    _require_room(pieces, size_bytes, target)
+    require_room(pieces, size_bytes)
+    require_disk(target, size_bytes)
+    is_there = next(folder for folder in pieces.folder.absolute().parents if folder.is_dir())
+    is_same = is_there.stat().st_dev == target.absolute().parent.stat().st_dev
+    pieces.require_disk(size_bytes if is_same else 0)
     try:
         kept.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
@@ -210,15 +214,6 @@ def fit_file(
         with suppress(OSError):  # other sizes, or somebody else's files
             folder.rmdir()
     return replace(found, file_bytes=target.stat().st_size)
-
-
-def _require_room(pieces: Pieces, size_bytes: int, target: Path) -> None:
-    """Raise DoesNotFitError where the size is too small, or a disk has no room for the work."""
-    require_room(pieces, size_bytes)
-    require_disk(target, size_bytes)
-    is_there = next(folder for folder in pieces.folder.absolute().parents if folder.is_dir())
-    is_same = is_there.stat().st_dev == target.absolute().parent.stat().st_dev
-    pieces.require_disk(size_bytes if is_same else 0)
 
 
 def _kept_texts(

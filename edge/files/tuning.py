@@ -21,15 +21,9 @@ from edgespec.memory.device import host
 from edgespec.models.spec import ModelSpec
 from edgespec.models.writing import making, put_in_place
 from edgespec.progress import Progress
-from edgespec.quantize.convert import (
-    Recipe,
-    check_target,
-    convert,
-    predict,
-    require_disk,
-)
+from edgespec.quantize.convert import Recipe, check_target, convert, predict, require_disk
 from edgespec.quantize.pieces import bits_of
-from edgespec.quantize.quality import Reference, quality_of, score
+from edgespec.quantize.quality import quality_of, score
 from edgespec.quantize.step_times import pace, predicted_step_ms, step_ms, step_ms_in_turns
 
 CANDIDATES = (
@@ -63,21 +57,31 @@ def tune(
     """
     if not types:
         raise UnsupportedError("there is no type to try", hint="name some with --types")
+    threads = host.usable_cores()
     with _folder_for(spec, target) as folder:
         recipes = _recipes(spec, types, imatrix, imatrix_name)
-        curve = curve_from(step_ms(spec.path, threads=host.usable_cores()))
+        curve = curve_from(step_ms(spec.path, threads=threads))
         source = {"type": spec.file_type, "bytes": spec.file_bytes, "is_source": True}
         rows: list[dict[str, Any]] = [source | speed_of(spec, curve)]  # measured as it is
         rows += _candidate_rows(spec, recipes, folder, progress)
         reference = held_out(spec, data, progress)
-        judge = _Judge(spec, recipes | {_YARDSTICK: Recipe("Q4_0")}, reference, folder)
+        recipes[_YARDSTICK] = Recipe("Q4_0")
+
+        def kl(kind: str) -> float:
+            """Mean divergence of a type from the source; one file at a time is on the disk."""
+            for old in folder.glob("*.gguf"):
+                old.unlink()
+            path = folder / f"{kind}.gguf"
+            convert(spec.path, path, recipes[kind], threads=threads, synced=False)
+            return quality_of(reference, score(path, reference, threads=threads)).kl.value
+
         if max_kl is None:
             progress(f"measuring what {_YARDSTICK} loses", 0.0)
-            max_kl = _ALLOWANCE * judge.kl(_YARDSTICK)
+            max_kl = _ALLOWANCE * kl(_YARDSTICK)
         fastest = sorted(rows[1:], key=lambda row: -row[_SPEED])
         for number, chosen in enumerate(fastest):
             progress(f"measuring what {chosen['type']} loses", number / len(fastest))
-            chosen["kl"] = judge.kl(chosen["type"])
+            chosen["kl"] = kl(chosen["type"])
             if chosen["kl"] <= max_kl:
                 break
         else:
@@ -86,9 +90,9 @@ def tune(
             raise UnsupportedError(
                 f"no type loses at most {max_kl:.4f}: {said}", hint="allow more with --max-kl"
             )
-        path = judge.file(chosen["type"])
+        path = folder / f"{chosen['type']}.gguf"
         # What both files really take, in turns where both fit into memory.
-        paths, threads = (spec.path, path), host.usable_cores()
+        paths = spec.path, path
         if 2 * (rows[0]["bytes"] + chosen["bytes"]) < host.available_bytes():
             times = step_ms_in_turns(paths, threads=threads)
         else:
@@ -164,35 +168,3 @@ def _candidate_rows(
             rows.append(row | speed_of(spec, curve))
             before = after
     return rows
-
-
-class _Judge:
-    """Writes candidates whole, once each, and says what they lose."""
-
-    def __init__(
-        self,
-        spec: ModelSpec,
-        recipes: dict[str, Recipe],
-        reference: Reference,
-        folder: Path,
-    ) -> None:
-        self._spec, self._recipes, self._reference = spec, recipes, reference
-        self._folder = folder
-        self._known: dict[str, float] = {}
-
-    def file(self, kind: str) -> Path:
-        """The file of a type; others are removed, so that one at a time is on the disk."""
-        path = self._folder / f"{kind}.gguf"
-        if not path.exists():
-            for old in self._folder.glob("*.gguf"):
-                old.unlink()
-            threads = host.usable_cores()
-            convert(self._spec.path, path, self._recipes[kind], threads=threads, synced=False)
-        return path
-
-    def kl(self, kind: str) -> float:
-        """Mean divergence of a type from the source."""
-        if kind not in self._known:
-            scores = score(self.file(kind), self._reference, threads=host.usable_cores())
-            self._known[kind] = quality_of(self._reference, scores).kl.value
-        return self._known[kind]

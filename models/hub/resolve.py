@@ -153,12 +153,16 @@ def _repository_in(folder: Path) -> str:
 
 
 def _snapshots(folder: Path) -> list[Path]:
-    commit = _commit(folder / "refs")
+    commits = list[str]()  # that have a reference: what was fetched by its commit alone has none
+    for name in ("main", "master"):
+        with suppress(OSError, ValueError):
+            commits.append((folder / "refs" / name).read_text(encoding="utf-8").strip())
+    known = next((one for one in commits if re.fullmatch("[0-9a-f]{40}", one)), "")
 
     def order(place: Path) -> tuple[bool, float]:
-        return place.name == commit, place.stat().st_mtime
+        return place.name == known, place.stat().st_mtime
 
-    try:  # what was fetched by its commit alone has no reference
+    try:
         places = [place for place in (folder / "snapshots").iterdir() if place.is_dir()]
         return sorted(places, key=order, reverse=True)
     except OSError:
@@ -169,17 +173,6 @@ def gguf_paths(place: Path) -> list[str]:
     """GGUF files of a repository that lie in a snapshot of it, by their paths in it."""
     files = sorted(place.rglob("*.gguf"))
     return [file.relative_to(place).as_posix() for file in files if file.is_file()]
-
-
-def _commit(refs: Path) -> str:
-    for name in ("main", "master"):
-        try:
-            commit = (refs / name).read_text(encoding="utf-8").strip()
-        except (OSError, ValueError):
-            continue
-        if re.fullmatch("[0-9a-f]{40}", commit):
-            return commit
-    return ""
 
 
 def _of_hub() -> Iterator[Local]:

@@ -9,9 +9,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from edgespec.bench.report import render_profile, write_profile
+from edgespec.bench.report import render_profile
 from edgespec.errors import MissingDependencyError, UnsupportedError
-from edgespec.memory.report.page import require_place
+from edgespec.memory.report.page import require_place, write_page
 
 MIB = 1 << 20
 
@@ -177,13 +177,13 @@ def test_no_drafter_and_no_fitting_budget_are_drawn_too() -> None:
 def test_the_report_is_written_as_utf8(tmp_path: Path) -> None:
     path = tmp_path / "report.html"
     model = {**profile()["model"], "name": "Modèle 模型"}
-    write_profile(profile(model=model), path)
+    write_page(render_profile(profile(model=model)), path)
     assert "Modèle 模型" in path.read_text(encoding="utf-8")
 
 
 def test_a_folder_is_no_file_to_write(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="cannot write") as caught:
-        write_profile(profile(), tmp_path)
+        write_page(render_profile(profile()), tmp_path)
     assert "--html" in caught.value.hint
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edgespec.bench.summary import Ratio, Timed, middle_repeats, rate, ratio_of
+from edgespec.bench.summary import Ratio, Timed, middle_repeats, ratio_of, together
 
 
 def test_a_ratio_weighs_prompts_by_their_time() -> None:
     """10 + 30 tokens in 1 + 1 s over 10 + 30 tokens in 1 + 3 s: 20/s over 10/s."""
     ours, other = [Timed(10, 1.0), Timed(30, 1.0)] * 3, [Timed(10, 1.0), Timed(30, 3.0)] * 3
-    assert rate(ours) == 20.0 and rate(other) == 10.0
+    assert together(ours).per_s == 20.0 and together(other).per_s == 10.0
     ratio = ratio_of(ours, other)
     assert ratio.value == 2.0
     assert ratio.low is not None and ratio.high is not None
