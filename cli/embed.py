@@ -62,22 +62,24 @@ def embed(
     if texts is None and sys.stdin.isatty():
         raise typer.BadParameter("no texts: give them as arguments, or one a line on stdin")
     wanted = LoadOptions(budget_bytes=budget, context_size=ctx, threads=threads)
-    progress = Progress()
     try:
-        path = options.model_path(name)
-        plan = plan_embedding(read_model_spec(path), wanted, pooling)
-        embedder = Embedder(plan, progress=progress)
+        with Progress() as progress:
+            path = options.model_path(name)
+            plan = plan_embedding(read_model_spec(path), wanted, pooling)
+            embedder = Embedder(plan, progress=progress)
     except ModelNotFoundError as problem:
         if " " not in name:
             raise
         hint = f"name a model before the texts, or with -m; {problem.hint}"
         raise ModelNotFoundError(f"{printable(name)[:60]} is no model", hint=hint) from problem
-    finally:
-        progress.clear()
+    given = stdin_lines() if texts is None else texts
     with embedder:
-        made = embedder.embed(
-            texts if texts is not None else _lines(), dimensions=dimensions, truncate=truncate
-        )
+        lines = []
+        for line in given:
+            if isinstance(line, UnsupportedError):  # of stdin, what is no text
+                raise line
+            lines.append(line)
+        made = embedder.embed(lines, dimensions=dimensions, truncate=truncate)
     rows = made.rows.tolist()
     if as_json:
         memory = {**embedding_memory_json(plan), "measured_peak_bytes": peak_resident_bytes()}
@@ -86,13 +88,3 @@ def embed(
         return
     for row in rows:
         print(" ".join(f"{value:.8g}" for value in row))
-
-
-def _lines() -> list[str]:
-    """The lines of stdin. Raises UnsupportedError for what is no text."""
-    found = []
-    for line in stdin_lines():
-        if isinstance(line, UnsupportedError):
-            raise line
-        found.append(line)
-    return found

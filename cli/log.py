@@ -56,7 +56,7 @@ def start_log(verbose: int, log_file: str | None) -> None:
     _ROOT.setLevel(min(one.level for one in handlers))
     NOTES.setLevel(logging.INFO)
     for one in handlers:
-        one.setFormatter(_TextLine())
+        one.setFormatter(_TextLine("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         _ROOT.addHandler(one)
 
 
@@ -101,11 +101,7 @@ def _to_file(path: str, level: int) -> logging.Handler:
 
 
 class _TextLine(logging.Formatter):
-    """Time, level, who says it, what."""
-
-    def __init__(self) -> None:
-        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
+    """Lines without what could steer the terminal of who reads them."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Without what could steer the terminal of who reads it."""
         return printable(super().format(record))

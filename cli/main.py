@@ -59,16 +59,13 @@ def application(*names: str, is_outline: bool = False) -> typer.Typer:
         is_group = name in _GROUPS
         found = getattr(import_module(f"edgespec.cli.{name}"), f"{name}_app" if is_group else name)
         if is_outline:
-            app.command(name, help=found.info.help if is_group else found.__doc__)(_nothing)
+            app.command(name, help=found.info.help if is_group else found.__doc__)(lambda: None)
         elif is_group:
             app.add_typer(found, name=name)
         else:
             app.add()(found)
     app.callback()(_options)
     return app
-
-
-def _nothing() -> None: ...
 
 
 def __getattr__(name: str) -> Any:
@@ -146,7 +143,9 @@ def _open_streams() -> None:
 def _run() -> None:
     try:
         try:
-            application(*_needed(), is_outline=sys.argv[1:] in (["--help"], ["-h"]))()
+            given = sys.argv[1:]
+            needed = {*given[:1]} & {*_COMMANDS, *_GROUPS, version.__name__}
+            application(*needed, is_outline=given in (["--help"], ["-h"]))()
         finally:
             sys.stdout.flush()  # a full disk is told here, not by the interpreter at its end
     except EdgespecError as problem:
@@ -162,12 +161,6 @@ def _run() -> None:
     except Exception as problem:  # a bug: Python prints all of it, the log has no prompt
         NOTES.error("the command failed: %s", places_of(problem))
         raise
-
-
-def _needed() -> tuple[str, ...]:
-    """The command that was asked for, where that is clear."""
-    first = sys.argv[1] if len(sys.argv) > 1 else ""
-    return (first,) if first in (*_COMMANDS, *_GROUPS, version.__name__) else ()
 
 
 def _in_a_sentence(problem: OSError) -> EdgespecError:

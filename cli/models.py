@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -177,11 +176,19 @@ def show(
     as_json: options.JsonOption = False,
 ) -> None:
     """Show what a model file says about itself, without reading its weights."""
+    from edgespec.memory.bytes.snapshots import most_snapshots
+    from edgespec.models.heads import has_head
     from edgespec.models.onnx.folder import read_model
+    from edgespec.models.pairing import heads_for
 
     spec = read_model(model.path())
+    can: dict[str, Any] = {  # do for drafting
+        "most_snapshots": most_snapshots(spec),
+        "has_head": has_head(spec),
+        "heads_beside": {path.name: problem for path, problem in heads_for(spec)},
+    }
     if as_json:
-        told = dataclasses.asdict(spec) | _abilities(spec)
+        told = dataclasses.asdict(spec) | can
         del told["settings"]  # bytes of the header
         print(json.dumps(told, default=str))
         return
@@ -195,40 +202,24 @@ def show(
         ("context", f"trained for {spec.context_length} tokens"),
         ("vocabulary", f"{spec.vocab_size} tokens ({spec.tokenizer_model})"),
         ("KV cache", f"{2 * spec.kv_values_per_token / 1024:.1f} KiB per token in f16"),
-        *_drafting_rows(spec),
-        ("chat template", "yes" if spec.chat_template else "no"),
-        ("fingerprint", spec.fingerprint),
-        *(("note", text) for text in spec.notes),
     ]
-    print(printable(table([(name, str(value)) for name, value in rows])))
-
-
-def _abilities(spec: ModelSpec) -> dict[str, Any]:
-    """What a file can do for drafting."""
-    from edgespec.memory.bytes.snapshots import most_snapshots
-    from edgespec.models.heads import has_head
-    from edgespec.models.pairing import heads_for
-
-    return {
-        "most_snapshots": most_snapshots(spec),
-        "has_head": has_head(spec),
-        "heads_beside": {path.name: problem for path, problem in heads_for(spec)},
-    }
-
-
-def _drafting_rows(spec: ModelSpec) -> Iterator[tuple[str, str]]:
-    """Its recurrent state, and the heads that could draft for it."""
-    can = _abilities(spec)
     if spec.keeps_state:
         layers = f"{sum(spec.is_recurrent_layer)} of {spec.num_layers} layers"
         back = f"drafts of up to {can['most_snapshots']} tokens, each with a copy of it"
         if not can["most_snapshots"]:
             back = "no drafts: llama.cpp cannot take it back"
-        yield "recurrent state", f"in {layers}; {back}"
+        rows.append(("recurrent state", f"in {layers}; {back}"))
     if spec.num_prediction_layers:
-        yield "head inside", "yes" if can["has_head"] else "yes, of a kind that does not draft here"
+        inside = "yes" if can["has_head"] else "yes, of a kind that does not draft here"
+        rows.append(("head inside", inside))
     for name, problem in can["heads_beside"].items():
-        yield "head beside it", f"{name}: {problem or '--draft-model uses it'}"
+        rows.append(("head beside it", f"{name}: {problem or '--draft-model uses it'}"))
+    rows += [
+        ("chat template", "yes" if spec.chat_template else "no"),
+        ("fingerprint", spec.fingerprint),
+        *(("note", text) for text in spec.notes),
+    ]
+    print(printable(table([(name, str(value)) for name, value in rows])))
 
 
 @models_app.add()

@@ -81,40 +81,33 @@ def _own(kind: Any) -> dict[str, _Own]:
 def _parameter(name: str, own: _Own, title: str = "") -> inspect.Parameter:
     """A field as a parameter of a command, as the library of the command line reads it."""
     default, hint, known = own
-    hint = _plain(hint)
+    parts = get_args(hint)
+    if get_origin(hint) is Literal:  # what is none of a closed set is told by its own option
+        hint = str
+    elif NoneType in parts and any(get_origin(one) is Literal for one in parts):
+        hint = str | None
     if known is not None:
         if known.shown or known.none:
             is_default = default is None or not known.none
             hint, default = str, (known.shown or known.none) if is_default else str(default)
         elif known.several:
             hint, default = list[str] | None, None
-        elif known.read or any(get_origin(part) is os.PathLike for part in get_args(hint)):
+        elif known.read or any(get_origin(part) is os.PathLike for part in parts):
             hint = str if default is ... else str | None
             default = None if isinstance(default, tuple) else default
-        hint = Annotated[hint, _described(name, known, title)]
+        more: dict[str, Any] = {"help": known.help, **(known.more or {})}
+        if known.is_argument:
+            told = typer.Argument(rich_help_panel=known.panel or None, **more)
+        else:
+            if known.read is None:
+                is_shown = known.high is not None and known.high <= _MOST_SHOWN
+                low = None if known.low is None else min((known.low, *(known.by_itself or ())))
+                more |= {"min": low, "max": known.high if is_shown else None}
+            panel = known.panel or title or None
+            told = typer.Option(*known.names(name), rich_help_panel=panel, **more)
+        hint = Annotated[hint, told]
     default = inspect.Parameter.empty if default is ... else default
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
-
-
-def _plain(hint: Any) -> Any:
-    """A type without its closed sets: what is none of one is told by the set's own option."""
-    if get_origin(hint) is Literal:
-        return str
-    parts = get_args(hint)
-    is_optional = NoneType in parts and any(get_origin(one) is Literal for one in parts)
-    return str | None if is_optional else hint
-
-
-def _described(name: str, known: Option, title: str) -> Any:
-    """An option or an argument in the words of the library of the command line."""
-    more: dict[str, Any] = {"help": known.help, **(known.more or {})}
-    if known.is_argument:
-        return typer.Argument(rich_help_panel=known.panel or None, **more)
-    if known.read is None:
-        is_shown = known.high is not None and known.high <= _MOST_SHOWN
-        low = min((known.low, *(known.by_itself or ()))) if known.low is not None else None
-        more |= {"min": low, "max": known.high if is_shown else None}
-    return typer.Option(*known.names(name), rich_help_panel=known.panel or title or None, **more)
 
 
 def values_of(known: Mapping[str, Option], texts: Mapping[str, Any]) -> dict[str, Any]:
@@ -281,9 +274,6 @@ class ModelsOptions(_Named):
     def names(self) -> Sequence[str]:
         """What was named; nothing is the embedded model."""
         return self.models or ([] if self.other is None else [self.other])
-
-    def paths(self, plan_options: PlanOptions | None = None) -> list[Path]:
-        return [model_path(one, plan_options) for one in self.names or (None,)]
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from edgespec.option_fields import option
 
 if TYPE_CHECKING:
     from edgespec.memory.plan.embedding import EmbeddingPlan
-    from edgespec.memory.plan.plan import Alternative, Plan
+    from edgespec.memory.plan.plan import Plan
     from edgespec.models.spec import ModelSpec
 
 
@@ -45,15 +45,13 @@ def plan(
     from edgespec.setup.planning import most_prompt_tokens, plan_or_say_what_fits
 
     spec = read_model(model.path(plan_options))
+    named = {"model": str(spec.path), "name": spec.name, "file_type": spec.file_type}
     if embeds(spec):
         asked = plan_options.request()
         embedding = plan_embedding(spec, asked)
         whose = "free" if asked.budget_bytes is None else "budget"
-        document = {
-            **_named(spec),
-            "plan": embedding.as_json(),
-            "memory": embedding_memory_json(embedding),
-        }
+        memory = embedding_memory_json(embedding)
+        document: dict[str, Any] = {**named, "plan": embedding.as_json(), "memory": memory}
         sections = _sections(spec, embedding, embedding.predicted_peak_bytes, whose)
         print(json.dumps(document) if as_json else "\n\n".join(sections))
         return
@@ -67,26 +65,22 @@ def plan(
     )
     with simulating():  # one process for the plan and its alternatives
         made = plan_or_say_what_fits(spec, request)
-        print(json.dumps(_document(spec, made)) if as_json else plan_text(spec, made))
-
-
-def _named(spec: ModelSpec) -> dict[str, str]:
-    return {"model": str(spec.path), "name": spec.name, "file_type": spec.file_type}
-
-
-def _document(spec: ModelSpec, plan: Plan) -> dict[str, Any]:
-    return {
-        **_named(spec),
-        "plan": plan.as_json(),
-        "kv_loss_nats": plan.kv_loss,
-        "memory": memory_json(plan),
-        "predicted_plain_tokens_per_s": plan.plain_tokens_per_s,
-        "predicted_plain_range": plan.plain_range,
-        "predicted_tokens_per_s": plan.tokens_per_s,
-        "predicted_range": plan.speed_range,
-        "speed_source": plan.speed_source,
-        "alternatives": [dataclasses.asdict(other) for other in plan.alternatives],
-    }
+        if not as_json:
+            print(plan_text(spec, made))
+            return
+        document = {
+            **named,
+            "plan": made.as_json(),
+            "kv_loss_nats": made.kv_loss,
+            "memory": memory_json(made),
+            "predicted_plain_tokens_per_s": made.plain_tokens_per_s,
+            "predicted_plain_range": made.plain_range,
+            "predicted_tokens_per_s": made.tokens_per_s,
+            "predicted_range": made.speed_range,
+            "speed_source": made.speed_source,
+            "alternatives": [dataclasses.asdict(other) for other in made.alternatives],
+        }
+        print(json.dumps(document))
 
 
 def plan_text(spec: ModelSpec, plan: Plan) -> str:
@@ -100,8 +94,16 @@ def plan_text(spec: ModelSpec, plan: Plan) -> str:
         f"nothing else computes ({plan.speed_source})"
     )
     sections = [*_sections(spec, plan, budgeted, whose), table([("predicted", speed)])]
-    if alternatives := plan.alternatives:
-        sections.append("you could also have\n" + table([_row(o) for o in alternatives]))
+    if plan.alternatives:
+        others = [
+            (
+                other.name,
+                f"{other.options}: {size_text(other.peak_bytes)}, {other.context_size} tokens of "
+                f"context, about {speed_text((other.tokens_per_s,) * 2)} tokens/s",
+            )
+            for other in plan.alternatives
+        ]
+        sections.append("you could also have\n" + table(others))
     return "\n\n".join(sections)
 
 
@@ -118,11 +120,3 @@ def _sections(
     choices = [(c.name.replace("_", " "), str(c.value), c.reason) for c in plan.choices]
     title = f"{printable(spec.name) or spec.path.name} ({spec.file_type})"
     return [paragraph(title), table(components), table(choices)]
-
-
-def _row(other: Alternative) -> tuple[str, str]:
-    brings = (
-        f"{other.options}: {size_text(other.peak_bytes)}, {other.context_size} tokens of context, "
-        f"about {speed_text((other.tokens_per_s,) * 2)} tokens/s"
-    )
-    return other.name, brings

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -97,22 +98,20 @@ def fit(
 
     spec, progress = _source(source), Progress(has_lines=True)
     try:
-        found = fit_file(
-            spec,
-            target,
-            size,
-            work=work and expanded(work),
-            types=_names(types),
-            data=_text(data),
-            minutes=minutes,
-            progress=progress,
-        )
+        with progress:
+            found = fit_file(
+                spec,
+                target,
+                size,
+                work=work and expanded(work),
+                types=_names(types),
+                data=_text(data),
+                minutes=minutes,
+                progress=progress,
+            )
     except KeyboardInterrupt:
-        progress.clear()
         note("stopped: the same command goes on from here")
         raise
-    finally:
-        progress.clear()
     if not found.has_measured_all:
         note(
             f"time was over: {found.measured} of {len(found.types)} tensors were measured, and the "
@@ -248,9 +247,7 @@ def report_text(report: dict[str, Any]) -> str:
         ("size", f"{size_text(report['target_bytes'])} of {size_text(report['source_bytes'])}"),
     ]
     if "tensor_types" in report:
-        counts: dict[str, int] = {}
-        for kind in report["tensor_types"].values():
-            counts[kind] = counts.get(kind, 0) + 1
+        counts = Counter(report["tensor_types"].values())
         rows += [
             ("tensors", ", ".join(f"{n} in {kind}" for kind, n in sorted(counts.items()))),
             (

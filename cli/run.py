@@ -201,6 +201,7 @@ def run(
 
     One argument with a space in it is a prompt for the embedded model; one word names a model.
     """
+    from edgespec.memory.device.energy import measured_energy
     from edgespec.models.images import Sound
     from edgespec.models.onnx.folder import read_model
     from edgespec.setup.planning import most_prompt_tokens
@@ -221,28 +222,14 @@ def run(
     )
     if wanted.check:
         _require_comparable(request, sampling)
-    shown = images if isinstance(messages, str) else ()
-    _answer(wanted, spec, request, messages, sampling, {"images": shown, **texts})
-
-
-def _answer(
-    wanted: RunOptions,
-    spec: ModelSpec,
-    request: Request,
-    messages: Prompt,
-    sampling: SamplingParams,
-    more: dict[str, Any],
-) -> None:
-    """Load the model, answer, and say what it took; `more` are arguments of `Engine.stream`."""
-    from edgespec.memory.device.energy import measured_energy
-
     cancel = cancel_on_interrupt()
-    arguments = {
+    arguments: dict[str, Any] = {
         "max_tokens": wanted.max_tokens,
         "stop": wanted.stop or (),
         "raw": wanted.raw,
         "cancel": cancel,
-        **more,
+        "images": images if isinstance(messages, str) else (),
+        **texts,
     }
     plan, engine = load_engine(spec, request, cancel, quiet=wanted.as_json)
     with engine:
@@ -255,7 +242,8 @@ def _answer(
                 show_answer(with_progress(stream), wanted.color)
         result, checked = stream.result, None
         if wanted.check and result.finish_reason != "cancelled":
-            checked = _check(engine, messages, sampling, stream.seed, arguments, result)
+            again = dataclasses.replace(sampling, seed=stream.seed)
+            checked = _check(engine, messages, again, arguments, result)
             checked = None if cancel.is_set() else checked  # then it compared only a part
         measured = _report(plan, engine, result, stream.seed, checked)
         if engine.drafter is not None:  # what became of each, or why there is none
@@ -275,40 +263,29 @@ def _answer(
 
 def _require_comparable(request: Request, sampling: SamplingParams) -> None:
     """Raise UnsupportedError where another text than plain decoding's is no mistake."""
+    problem, hint = "", "leave out one of them"
     if sampling.accept_typical:
-        raise UnsupportedError(
-            "--check compares with plain decoding, and --accept typical writes another text",
-            hint="leave out one of them",
-        )
-    if request.draft_model is not None and not sampling.is_greedy:
-        raise UnsupportedError(
-            "--check compares token by token, and drafts that a model draws give the same seed "
-            "another text of the same distribution",
-            hint="use --temperature 0, or leave out --draft-model",
-        )
-    if request.switch is not None:
-        raise UnsupportedError(
-            "--check compares with one model's plain decoding, and with --switch two models write",
-            hint="leave out one of them",
-        )
+        problem = "with plain decoding, and --accept typical writes another text"
+    elif request.draft_model is not None and not sampling.is_greedy:
+        hint = "use --temperature 0, or leave out --draft-model"
+        problem = "token by token, and drafts that a model draws give the same seed another text "
+        problem += "of the same distribution"
+    elif request.switch is not None:
+        problem = "with one model's plain decoding, and with --switch two models write"
+    if problem:
+        raise UnsupportedError(f"--check compares {problem}", hint=hint)
 
 
 # -- running -------------------------------------------------------------------------------
 
 
 def _check(
-    engine: Engine,
-    prompt: Prompt,
-    sampling: SamplingParams,
-    seed: int | None,
-    arguments: Any,
-    result: Result,
+    engine: Engine, prompt: Prompt, sampling: SamplingParams, arguments: Any, result: Result
 ) -> dict[str, Any]:
     """Generate again with plain decoding; where the outputs part, how close the choice was."""
     from edgespec.measure.noise import find_divergence, measure_batch_noise
 
-    again = dataclasses.replace(sampling, seed=seed)
-    plain = engine.generate(prompt, sampling=again, speculate=False, **arguments)
+    plain = engine.generate(prompt, sampling=sampling, speculate=False, **arguments)
     images = arguments["images"]
     ids = engine.encode(prompt, raw=bool(arguments["raw"]), images=images)
     compared = min(len(plain.token_ids), len(result.token_ids))
@@ -398,26 +375,20 @@ def _summary(report: dict[str, Any]) -> str:
         line += f"\nother programs kept cores busy: fewer threads in {contended:.0%} of the steps"
     if "switching" in report:
         line += f"\n{report['switching']['models']}"
-    return line + _check_text(report)
-
-
-def _check_text(report: dict[str, Any]) -> str:
-    """What a second, plain run of the same prompt says: the same text, and how much faster."""
-    checked = report.get("check")
-    if checked is None:
-        return ""
+    if (checked := report.get("check")) is None:
+        return line
+    # What a second, plain run of the same prompt says: the same text, and how much faster.
     if checked["identical"]:
-        line = f"check: identical to plain decoding ({checked['compared_tokens']} tokens)"
+        line += f"\ncheck: identical to plain decoding ({checked['compared_tokens']} tokens)"
     else:
-        line = (
-            f"check: differs from plain decoding at token {checked['position']}, where the two "
+        line += (
+            f"\ncheck: differs from plain decoding at token {checked['position']}, where the two "
             f"best logits are {checked['best_two_logits_gap']:.3f} apart (batch noise here: "
             f"{checked['batch_noise']:.3f})"
         )
-    plain = checked["plain_tokens_per_s"]
-    if not plain:  # an answer of one token has no speed
-        return f"\n{line}"
-    return (
-        f"\n{line}\n{report['tokens_per_s'] / plain:.1f}x of plain decoding: "
-        f"{report['accepted_tokens']} of {report['generated_tokens']} tokens were drafted"
-    )
+    if plain := checked["plain_tokens_per_s"]:  # an answer of one token has no speed
+        line += (
+            f"\n{report['tokens_per_s'] / plain:.1f}x of plain decoding: "
+            f"{report['accepted_tokens']} of {report['generated_tokens']} tokens were drafted"
+        )
+    return line

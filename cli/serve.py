@@ -9,6 +9,7 @@ import socket
 import threading
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -91,7 +92,12 @@ class ServeOptions(options.Group):
         """Who may ask, as arguments of `Server`. Raises UnsupportedError for what is not safe."""
         from edgespec.serve.access import check_exposure, check_tools, checked_keys, checked_origins
 
-        given = [*_given_keys(context, self.api_key), *_keys_of(self.api_key_file)]
+        given, source = self.api_key or [], context.get_parameter_source("api_key")
+        if (source is None or source.name != "COMMANDLINE") and _KEY_VARIABLE in os.environ:
+            # One key with its spaces, of which the library would make several; one that is set and
+            # empty is a blank key, which the library would take for none.
+            given = [os.environ[_KEY_VARIABLE]]
+        given = [*given, *_keys_of(self.api_key_file)]
         keys = checked_keys(given) if given else ()
         check_exposure(self.host, keys)
         origins = checked_origins(self.cors or ())
@@ -139,11 +145,14 @@ def serve(
         if wanted.mcp is not None:
             access["tools"] = start_tools(wanted.mcp, wanted.allow or ())
             opened.callback(access["tools"].close)
-        threading.Thread(target=_import_server, daemon=True).start()
+        # While the model is read.
+        modules = "edgespec.serve.app", "edgespec.serve.running"
+        threading.Thread(target=lambda: [*map(import_module, modules)], daemon=True).start()
         is_pool = pool_options.is_pool(models.names)
         if is_pool and wanted.pooling is not None:
             raise typer.BadParameter("--pooling serves one model")
-        spec = None if is_pool else read_model(models.paths(plan_options)[0])
+        name = next(iter(models.names), None)
+        spec = None if is_pool else read_model(options.model_path(name, plan_options))
         if spec is None or embeds(spec, request.pooling):
             if spec is not None:  # its texts need no engine, and most options mean nothing to it
                 check_options(spec, request)
@@ -170,24 +179,6 @@ def _run(server: Server, listener: socket.socket) -> None:
     server.run(listener)
     end_within(_END_S)  # a thread that reads a request may never end
     note("stopped")
-
-
-def _given_keys(context: typer.Context, keys: list[str] | None) -> list[str]:
-    """Keys of the command line, else of the variable.
-
-    The variable is one key with its spaces, where the library would make several of it; one that
-    is set and empty is a blank key, where the library would take it for none.
-    """
-    source = context.get_parameter_source("api_key")
-    if (source is None or source.name != "COMMANDLINE") and _KEY_VARIABLE in os.environ:
-        return [os.environ[_KEY_VARIABLE]]
-    return keys or []
-
-
-def _import_server() -> None:
-    """While the model is read."""
-    import edgespec.serve.app
-    import edgespec.serve.running  # noqa: F401
 
 
 def _keys_of(file: Path | None) -> list[str]:

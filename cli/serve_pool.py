@@ -14,7 +14,7 @@ from edgespec.errors import DoesNotFitError, EdgespecError, UnsupportedError
 from edgespec.memory.bytes.footprint import RUNTIME_BYTES
 from edgespec.memory.bytes.requests import guests_bytes, requests_bytes
 from edgespec.memory.plan.embedding import EmbeddingPlan, embeds
-from edgespec.memory.plan.machine import Machine, this_machine
+from edgespec.memory.plan.machine import this_machine
 from edgespec.memory.plan.request import Request
 from edgespec.models.hub.resolve import gguf_files, local_models
 from edgespec.models.onnx.folder import read_model
@@ -25,7 +25,7 @@ from edgespec.paths import expanded
 from edgespec.serve.model_file import ModelFile
 from edgespec.serve.parsing import Defaults, Limits
 from edgespec.serve.pool import CHAT, Member, Pool, Shared, keep_alive_of
-from edgespec.setup.model_sets import Capacity, largest_sets, plan_set
+from edgespec.setup.model_sets import largest_sets, plan_set
 from edgespec.setup.planning import prepare_kernels
 
 _ALWAYS = "always"
@@ -44,8 +44,9 @@ def make_pool(
 ) -> Pool:
     """The model pool of a command. Those that it names, and pinned ones, are planned now.
 
-    Raises ModelNotFoundError, ModelFileError or DoesNotFitError for one that it names, and
-    UnsupportedError for options that fit no model.
+    Says what each of these adds, and which sets fit together. Raises ModelNotFoundError,
+    ModelFileError or DoesNotFitError for one that it names, also where pinned ones do not fit
+    together, and UnsupportedError for options that fit no model.
     """
     for name, known in options_of(Request).items():
         if known.for_one and getattr(request, name):
@@ -63,21 +64,48 @@ def make_pool(
     for one, (_, _, is_named) in zip(members, found, strict=True):
         if is_named or one.is_pinned:  # on the command line: it has to be there
             eager.append(one)
-        ranks[id(one)] = -1 if is_named else _rank(one)
-    capacity = _plan(eager, request, machine)
+        try:  # what was named, then what has a chat format
+            talks = is_named or (one.model.kind == CHAT and bool(one.model.spec.chat_template))
+            ranks[id(one)] = -int(is_named) if talks else 1
+        except EdgespecError as problem:
+            one.problem, ranks[id(one)] = str(problem), 2
+            note(f"{printable(one.name)} cannot be loaded: {printable(str(problem))}", WARNING)
+    specs = [read_model(one.model.path) for one in eager]
+    for spec in specs:
+        if not embeds(spec, request.pooling):
+            prepare_kernels(spec, request)
+    pinned = [number for number, one in enumerate(eager) if one.is_pinned]
+    planned, capacity = plan_set(specs, request, machine, pinned)
+    for one, plan in zip(eager, planned, strict=True):
+        if plan.problem is not None:
+            raise plan.problem
+        assert plan.plan is not None
+        one.model.planned = plan
+        size = f"{plan.plan.context_size} tokens of context"
+        if isinstance(plan.plan, EmbeddingPlan):
+            size = f"embeddings of up to {plan.plan.context_size} tokens"
+        pinned_too = ", pinned" if one.is_pinned else ""
+        note(
+            f"{printable(one.name)} {plan.spec.file_type}: {size}, "
+            f"{size_text(sum(plan.sizes.values()))}{pinned_too}"
+        )
+    if not capacity.fits([planned[number].sizes for number in pinned]):
+        held = sum(sum(planned[number].sizes.values()) for number in pinned)
+        raise DoesNotFitError(
+            f"pinned models take {size_text(held)}, and there are "
+            f"{size_text(capacity.host_bytes - capacity.shared_bytes)} for models",
+            hint="pin fewer, or raise --budget",
+        )
+    if len(eager) > 1:
+        for together in list(largest_sets([one.sizes for one in planned], capacity))[:_SETS]:
+            at_once = " + ".join(printable(eager[number].name) for number in together)
+            note(f"at once: {at_once}")
+    if not capacity.shared_bytes:  # nothing was planned yet
+        once = request.interface_bytes + requests_bytes(0) + guests_bytes(_LARGE_VOCABULARY, 0)
+        capacity = replace(capacity, shared_bytes=RUNTIME_BYTES + once)
     # The first one is the default: of what was not named, one that holds conversations.
     members.sort(key=lambda one: ranks[id(one)])
     return Pool(members, capacity, shared=shared, any_model=any_model)
-
-
-def _rank(member: Member) -> int:
-    """0 where it has a chat format, 1 without one, 2 where it cannot be read, which is told."""
-    try:
-        return int(member.model.kind != CHAT or member.model.spec.chat_template is None)
-    except EdgespecError as problem:
-        member.problem = str(problem)
-        note(f"{printable(member.name)} cannot be loaded: {printable(str(problem))}", WARNING)
-        return 2
 
 
 def _found(
@@ -144,45 +172,3 @@ def _split_named(found: Sequence[Member], text: str, option: str, form: str) -> 
             hint=f"write {option} {form}, with one of {names}",
         )
     return one, value
-
-
-def _plan(eager: Sequence[Member], request: Request, machine: Machine) -> Capacity:
-    """Plan the models that have to be there; what there is for all.
-
-    Says what each adds, and which sets fit together. Raises as `make_run_plan`, and DoesNotFitError
-    where pinned ones do not fit together.
-    """
-    specs = [read_model(one.model.path) for one in eager]
-    for spec in specs:
-        if not embeds(spec, request.pooling):
-            prepare_kernels(spec, request)
-    pinned = [number for number, one in enumerate(eager) if one.is_pinned]
-    planned, capacity = plan_set(specs, request, machine, pinned)
-    for one, plan in zip(eager, planned, strict=True):
-        if plan.problem is not None:
-            raise plan.problem
-        assert plan.plan is not None
-        one.model.planned = plan
-        size = f"{plan.plan.context_size} tokens of context"
-        if isinstance(plan.plan, EmbeddingPlan):
-            size = f"embeddings of up to {plan.plan.context_size} tokens"
-        pinned_too = ", pinned" if one.is_pinned else ""
-        note(
-            f"{printable(one.name)} {plan.spec.file_type}: {size}, "
-            f"{size_text(sum(plan.sizes.values()))}{pinned_too}"
-        )
-    if not capacity.fits([planned[number].sizes for number in pinned]):
-        held = sum(sum(planned[number].sizes.values()) for number in pinned)
-        raise DoesNotFitError(
-            f"pinned models take {size_text(held)}, and there are "
-            f"{size_text(capacity.host_bytes - capacity.shared_bytes)} for models",
-            hint="pin fewer, or raise --budget",
-        )
-    if len(eager) > 1:
-        for together in list(largest_sets([one.sizes for one in planned], capacity))[:_SETS]:
-            names = " + ".join(printable(eager[number].name) for number in together)
-            note(f"at once: {names}")
-    if not capacity.shared_bytes:  # nothing was planned yet
-        once = request.interface_bytes + requests_bytes(0) + guests_bytes(_LARGE_VOCABULARY, 0)
-        capacity = replace(capacity, shared_bytes=RUNTIME_BYTES + once)
-    return capacity

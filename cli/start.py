@@ -184,15 +184,12 @@ def pull(repository: str, tag: str, request: Request | None) -> Path:
         return path
     note(f"{wanted.name}: {size_text(wanted.file_bytes)}, from the hub")
     fetching.check(wanted, None if request is None else lambda spec: _tell_plan(spec, request))
-    progress = Progress()
     try:
-        path = fetching.fetch(wanted, progress)
+        with Progress() as progress:
+            path = fetching.fetch(wanted, progress)
     except KeyboardInterrupt:
-        progress.clear()
         note("stopped; the same command goes on from there")
         raise
-    finally:
-        progress.clear()
     files, chosen = wanted.repository.files, wanted.paths[0]
     if choice.is_model(chosen):  # what is beside it is offered
         for head in choice.heads_of(files, chosen):

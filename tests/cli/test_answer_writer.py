@@ -20,10 +20,10 @@ from edgespec.cli.answer_writer import (
     DRAFTED,
     MODEL,
     NONE,
-    Tint,
     Wrap,
     repeats,
     show_answer,
+    tinted,
     with_progress,
 )
 from edgespec.cli.render import Progress, note
@@ -327,9 +327,9 @@ def test_what_is_tinted(
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
     chunk = Chunk("two \x07words", (1, 2), 1, 3, model=model)
-    assert Tint(color).text(chunk) == shown
+    assert tinted(chunk, color) == shown
     monkeypatch.setenv("NO_COLOR", "1")
     underlined = shown.replace(CYAN, "\x1b[4m").replace(PLAIN, "\x1b[24m")
-    assert Tint(color).text(chunk) == underlined
+    assert tinted(chunk, color) == underlined
     monkeypatch.setenv("TERM", "dumb")
-    assert Tint(color).text(chunk) == "two words"
+    assert tinted(chunk, color) == "two words"
