@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from datetime import datetime, timezone
 from functools import partial
 from time import perf_counter
@@ -30,56 +30,24 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from edgespec.decode.generation import ToolCall
 from edgespec.log import REQUEST_ID
 from edgespec.memory.bytes.requests import AT_ONCE, LARGE_BYTES, LARGEST_BYTES
-from edgespec.serve import ollama
+from edgespec.serve import (
+    chat,
+    completions,
+    embeddings,
+    llama_server,
+    messages,
+    ollama,
+    parsing,
+    responses,
+    status,
+)
 from edgespec.serve.access import CACHE_SALT, HISTORY, AuthSettings, history_of, host_name
-from edgespec.serve.chat import (
-    apply_template,
-    count_chat,
-    prepare_chat,
-    read_chat,
-    read_template,
-)
-from edgespec.serve.completions import prepare_completion, read_completion
-from edgespec.serve.embeddings import embeddings, read_embeddings, read_rerank, rerank
-from edgespec.serve.llama_server import (
-    detokenize,
-    prepare_infill,
-    prepare_llama,
-    read_ids,
-    read_infill,
-    read_llama,
-    read_text,
-    tokenize,
-)
-from edgespec.serve.messages import prepare_message, read_messages
 from edgespec.serve.page import HEADERS as PAGE_HEADERS
 from edgespec.serve.page import page_files
-from edgespec.serve.parsing import (
-    COME_AGAIN,
-    EMBEDDINGS_AT_ONCE,
-    LOGGER,
-    OLLAMA,
-    ApiError,
-    Fields,
-    ServedModel,
-    anthropic_error,
-    api_error_of,
-    error_form,
-    json_bytes,
-    openai_error,
-    read_json,
-    scales_of,
-)
+from edgespec.serve.parsing import OLLAMA, ApiError, Fields, ServedModel, api_error_of, error_form
 from edgespec.serve.pool import ANY, CHAT, EMBED, Lease, Member, Pool, Shared, keep_alive_of
-from edgespec.serve.responses import (
-    ResponsesSerializer,
-    count_response,
-    prepare_response,
-    read_response,
-)
 from edgespec.serve.serializers import new_id
 from edgespec.serve.service import AnswerJob, Underway
-from edgespec.serve.status import adapters, metrics, props, status
 
 # For everybody: they tell nothing of anybody.
 _OPEN_PATHS = {"/health", "/v1/health", *page_files()}
@@ -214,7 +182,7 @@ class _Exchange:
         """Say what was asked and how it ended; those that were refused with their address."""
         peer = (self._scope.get("client") or ("?",))[0]
         is_refused = self.status in _REFUSED
-        LOGGER.log(
+        parsing.LOGGER.log(
             logging.WARNING if is_refused else logging.INFO,
             "%s %s %s %s %.0f ms%s",
             self.request_id,
@@ -255,7 +223,8 @@ def _shown(text: str) -> str:
 
 
 Made = TypeVar("Made")
-_THREADS = {CHAT: 8, EMBED: EMBEDDINGS_AT_ONCE}  # that read requests; those of texts wait in theirs
+# That read requests; those of texts wait in theirs.
+_THREADS = {CHAT: 8, EMBED: parsing.EMBEDDINGS_AT_ONCE}
 
 
 class Admission:
@@ -325,11 +294,9 @@ class Admission:
         Large ones wait for their turn, and the largest ones for each other.
         """
         kind = kind or CHAT
-        async with AsyncExitStack() as taken:
-            if size > LARGE_BYTES:
-                await taken.enter_async_context(self._large[kind])
-            if size > LARGEST_BYTES:
-                await taken.enter_async_context(self._largest[kind])
+        large = self._large[kind] if size > LARGE_BYTES else nullcontext()
+        largest = self._largest[kind] if size > LARGEST_BYTES else nullcontext()
+        async with large, largest:
             yield
 
     async def run(self, kind: str, work: Callable[[], Made]) -> Made:
@@ -482,7 +449,7 @@ class Answer(Underway):
         most = self._admission.most_bytes(kind)
         # Bytes that it may come to: of a compressed one that is not known before.
         size = len(body) if encoding.strip().lower() in ("", "identity") else most
-        read = partial(read_json, body, self._pool.limits, encoding, most)
+        read = partial(parsing.read_json, body, self._pool.limits, encoding, most)
         async with self._admission.turn(kind, size):
             wanted = await self._admission.run(kind, lambda: self._begin(read()))
         if wanted is None:
@@ -518,6 +485,7 @@ class Answer(Underway):
     def _read(self, document: Any, member: Member) -> Any:
         """What a request asks for. What nobody took of it is ignored, and the log names it."""
         fields = Fields(document)
+        fields.ignore("model")  # by which it was found
         asked = self._endpoint.read(fields, member.model.setup)
         fields.end()
         return asked
@@ -654,18 +622,18 @@ def _give_back(waits: asyncio.Future[Lease]) -> None:
 
 
 async def send_error(
-    send: Send, error: ApiError, tell: Callable[[ApiError], dict[str, Any]] = openai_error
+    send: Send, error: ApiError, tell: Callable[[ApiError], dict[str, Any]]
 ) -> None:
     """An error object, in the form of an interface."""
-    status = _ANTHROPIC_STATUS.get(error.status) if tell is anthropic_error else None
+    status = _ANTHROPIC_STATUS.get(error.status) if tell is parsing.anthropic_error else None
     await send_json(send, status or error.status, tell(error))
 
 
 async def send_json(send: Send, status: int, document: Any) -> None:
     """A whole response: a document, or the bytes of one."""
-    body = document if isinstance(document, bytes) else json_bytes(document)
+    body = document if isinstance(document, bytes) else parsing.json_bytes(document)
     headers = [_JSON, (b"content-length", str(len(body)).encode())]
-    if status in COME_AGAIN:
+    if status in parsing.COME_AGAIN:
         headers.append((b"retry-after", b"1"))
     if status in _CUT:  # what is left of the body is not read
         headers.append((b"connection", b"close"))
@@ -675,11 +643,11 @@ async def send_json(send: Send, status: int, document: Any) -> None:
 
 def _event(document: dict[str, Any], named: bool) -> bytes:
     head = f"event: {document['type']}\n" if named and "type" in document else ""
-    return head.encode() + b"data: " + json_bytes(document) + b"\n\n"
+    return head.encode() + b"data: " + parsing.json_bytes(document) + b"\n\n"
 
 
 def _line(document: dict[str, Any], _named: bool) -> bytes:
-    return json_bytes(document) + b"\n"
+    return parsing.json_bytes(document) + b"\n"
 
 
 # -- routes --------------------------------------------------------------------------------
@@ -695,35 +663,35 @@ def _told(answer: Callable[[Any, Any], Any]) -> Callable[[Any, Any, Underway], A
 # What takes a document. Each path is also there without /v1, but for those of Ollama's interface,
 # whose streams are lines.
 _ASKED: dict[str, tuple[str, Read, Prepare]] = {
-    "/v1/chat/completions": (CHAT, read_chat, prepare_chat),
-    "/v1/completions": (CHAT, read_completion, prepare_completion),
-    "/v1/responses": (CHAT, read_response, prepare_response),
-    "/v1/messages": (CHAT, read_messages, prepare_message),
-    "/completion": (CHAT, read_llama, prepare_llama),
-    "/infill": (CHAT, read_infill, prepare_infill),
-    "/tokenize": (CHAT, read_text, _told(tokenize)),
-    "/detokenize": (CHAT, read_ids, _told(detokenize)),
-    "/apply-template": (CHAT, read_template, _told(apply_template)),
-    "/v1/messages/count_tokens": (CHAT, partial(read_messages, counts=True), _told(count_chat)),
-    "/v1/chat/completions/input_tokens": (CHAT, read_chat, _told(count_chat)),
-    "/v1/responses/input_tokens": (CHAT, read_response, _told(count_response)),
+    "/v1/chat/completions": (CHAT, chat.read_chat, chat.prepare_chat),
+    "/v1/completions": (CHAT, completions.read_completion, completions.prepare_completion),
+    "/v1/responses": (CHAT, responses.read_response, responses.prepare_response),
+    "/v1/messages": (CHAT, messages.read_messages, messages.prepare_message),
+    "/completion": (CHAT, llama_server.read_llama, llama_server.prepare_llama),
+    "/infill": (CHAT, llama_server.read_infill, llama_server.prepare_infill),
+    "/tokenize": (CHAT, llama_server.read_text, _told(llama_server.tokenize)),
+    "/detokenize": (CHAT, llama_server.read_ids, _told(llama_server.detokenize)),
+    "/apply-template": (CHAT, chat.read_template, _told(chat.apply_template)),
+    "/v1/messages/count_tokens": (CHAT, messages.read_counted, _told(chat.count_chat)),
+    "/v1/chat/completions/input_tokens": (CHAT, chat.read_chat, _told(chat.count_chat)),
+    "/v1/responses/input_tokens": (CHAT, responses.read_response, _told(responses.count_response)),
     "/api/chat": (CHAT, ollama.read_talk, partial(ollama.prepare, is_chat=True)),
     "/api/generate": (CHAT, ollama.read_prompt, partial(ollama.prepare, is_chat=False)),
     "/api/embed": (EMBED, ollama.read_embed, ollama.embed),
     "/api/embeddings": (EMBED, ollama.read_embed, ollama.embed),
-    "/v1/embeddings": (EMBED, read_embeddings, embeddings),
-    "/v1/rerank": (EMBED, read_rerank, rerank),
+    "/v1/embeddings": (EMBED, embeddings.read_embeddings, embeddings.embeddings),
+    "/v1/rerank": (EMBED, embeddings.read_rerank, embeddings.rerank),
 }
 # What fails before there is an answer, as an event, where it is another one.
 _FAILING: dict[str, Callable[[ApiError], dict[str, Any]]] = {
-    "/v1/responses": lambda problem: ResponsesSerializer("", {}).failed(problem)
+    "/v1/responses": lambda problem: responses.ResponsesSerializer("", {}).failed(problem)
 }
 # What is told at once, from the models that there are.
 _TELLING: dict[str, Callable[[Pool, Member], Any]] = {
-    "/props": props,
-    "/status": status,
-    "/lora-adapters": adapters,
-    "/metrics": metrics,
+    "/props": status.props,
+    "/status": status.status,
+    "/lora-adapters": status.adapters,
+    "/metrics": status.metrics,
     "/api/version": ollama.versions,
     "/api/tags": ollama.tags,
     "/api/ps": ollama.running,
@@ -822,9 +790,9 @@ class Routes:
         """Scales of a model's adapters for requests that say none, from now on."""
         _, values = await self._named(request)
         member = self._pool.find(request.query_params.get("model"), CHAT)
-        count = len(adapters(self._pool, member))
+        count = len(status.adapters(self._pool, member))
         given = {"body": values if isinstance(values, list) else [values]}
-        found = scales_of(Fields(given), "body")
+        found = parsing.scales_of(Fields(given), "body")
         if unknown := [one for one in found if one >= count]:
             raise ApiError(f"there is no adapter {unknown[0]} of {count}", param="id")
         member.loaded.lora = found
@@ -854,7 +822,8 @@ class Routes:
         """The model that a request's document names, and that document."""
         with self._admission.holding() as count:
             body = await self._admission.receive(ANY, request, count)
-            document = await self._admission.run(ANY, lambda: read_json(body, self._pool.limits))
+            read = partial(parsing.read_json, body, self._pool.limits)
+            document = await self._admission.run(ANY, read)
         return wanted_model(self._pool, document, ANY)[0], document
 
     async def _show(self, request: Request) -> Response:

@@ -168,11 +168,13 @@ def _inline_refs(value: Any, schema: dict[str, Any], name: str, definitions: dic
 
 def parse_tools(fields: Fields, limits: Limits) -> Tools:
     """The fields `tools`, `tool_choice` and `parallel_tool_calls`. Raises ApiError."""
-    offered = tuple(
-        _function(one.object("function") if "function" in one else one)
-        for one in fields.objects("tools", limits.tools)
-        if _is_function(one)
-    )
+    offered = []
+    for one in fields.objects("tools", limits.tools):
+        if (kind := one.text("type", "function")) == "function":
+            offered.append(_function(one.object("function") if "function" in one else one))
+        else:  # that another server would run, as a search of the web: the model does without
+            note_ignored(f"tools[].type {kind[:40]}")
+            one.take()
     names = [one["function"]["name"] for one in offered]
     choice = fields.pop("tool_choice", "auto")
     parallel = fields.flag("parallel_tool_calls", True)
@@ -195,23 +197,10 @@ def parse_tools(fields: Fields, limits: Limits) -> Tools:
         fields.refuse(
             "tool_choice", f"must be auto, none, required or a function, not {shown(choice)}"
         )
-    tools = Tools(offered, tuple(required), parallel)
+    tools = Tools(tuple(offered), tuple(required), parallel)
     for name in required:  # an answer has to keep to their schemas
         schema_text(tools.schemas[name], f"the schema of {name}", limits)
     return tools
-
-
-def _is_function(fields: Fields) -> bool:
-    """Whether a tool is of the kind that clients run.
-
-    One that another server would run, such as a search of the web, is left out of a request, and
-    the log names it: the model does without.
-    """
-    kind = fields.text("type", "function")
-    if kind != "function":
-        note_ignored(f"tools[].type {kind[:40]}")
-        fields.take()
-    return kind == "function"
 
 
 def _function(fields: Fields) -> dict[str, Any]:
@@ -259,16 +248,19 @@ class ChatRequest(Output):
 
 def read_chat(fields: Fields, setup: ServedModel) -> ChatRequest:
     """What a request wants. Raises ApiError for a field that is wrong or not supported."""
-    fields.ignore("model")  # by which this one was found
     messages = parse_messages(fields, setup.limits)
     output = parse_output(fields, setup.limits)
     names = "max_completion_tokens", "max_tokens"
     most = parse_max_tokens(fields, setup.defaults.max_tokens, setup.context_size, *names)
-    prewarms = takes_prewarm(fields)
+    prewarms, best = takes_prewarm(fields), None  # the best tokens to be told at each place
+    if fields.flag("logprobs"):
+        best = fields.whole("top_logprobs", 0, 0, setup.limits.logprobs)
+    elif fields.whole("top_logprobs", 0, 0, setup.limits.logprobs):
+        fields.refuse("top_logprobs", "needs logprobs: ask for them as well")
     options = parse_options(
         *(fields, setup, most),
         ahead=prewarms,
-        logprobs=_logprobs(fields, setup.limits),
+        logprobs=best,
         prediction=parse_prediction(fields),
     )
     tools = parse_tools(fields, setup.limits)
@@ -285,15 +277,6 @@ def read_chat(fields: Fields, setup: ServedModel) -> ChatRequest:
         think_budget=budget,
         writes=most > 0 and not prewarms,
     )
-
-
-def _logprobs(fields: Fields, limits: Limits) -> int | None:
-    """Best tokens to be told at each place; None for no logprobs at all."""
-    is_asked = fields.flag("logprobs")
-    count = fields.whole("top_logprobs", 0, 0, limits.logprobs)
-    if count and not is_asked:
-        fields.refuse("top_logprobs", "needs logprobs: ask for them as well")
-    return count if is_asked else None
 
 
 def parse_prediction(fields: Fields) -> str:
@@ -360,14 +343,8 @@ def _effort(fields: Fields, field: str) -> str:
 # Kinds of parts: texts, by OpenAI's two interfaces, and thoughts of an assistant's message.
 _TEXTS = ("text", "input_text", "output_text")
 _THOUGHTS = ("thinking", "reasoning")
-_ROLES = {
-    "system": "system",
-    "developer": "system",
-    "user": "user",
-    "assistant": "assistant",
-    "tool": "tool",
-    "function": "tool",
-}
+_ROLES = {one: one for one in ("system", "developer", "user", "assistant", "tool", "function")}
+_ROLES |= {"developer": "system", "function": "tool"}  # by older names and newer ones
 
 
 def parse_messages(fields: Fields, limits: Limits) -> list[dict[str, Any]]:

@@ -60,7 +60,6 @@ class CompletionRequest(Output):
 
 def read_completion(fields: Fields, setup: ServedModel) -> CompletionRequest:
     """What a request wants. Raises ApiError for a field that is wrong or not supported."""
-    fields.ignore("model")  # by which this one was found
     prompts = parse_prompts(fields, setup.limits)
     output = parse_output(fields, setup.limits)
     if output["choices"] * len(prompts) > setup.limits.choices:
@@ -124,9 +123,16 @@ def prepare_completion(service: Service, asked: CompletionRequest, request: Unde
             ids = fill_ids(tokenizer, Gap(prompt, asked.suffix), None, "suffix")[0]
         else:
             ids = service.engine.encode(prompt, raw=True)
-        if asked.scores:
-            options, echo = _scoring(service, asked, ids), text_of(ids[:1])
-            ids = ids[:1]
+        if asked.scores:  # all but the first token are an answer that is known already
+            if len(ids) >= (size := service.setup.context_size):
+                problem = f"the prompt has {len(ids)} tokens and the context {size}"
+                raise ApiError(problem, param="prompt", code="context_length_exceeded")
+            if any(map(service.engine.backend.tokenizer.is_end, ids[1:])):
+                problem = "a prompt with a token that ends answers has no logprobs"
+                raise ApiError(problem, param="prompt")
+            most = max(1, len(ids) - 1 + (options.max_tokens if asked.writes else 0))
+            options = replace(options, begun=ids[1:], max_tokens=most)
+            ids, echo = ids[:1], text_of(ids[:1])
         elif asked.echo:
             echo = prompt if isinstance(prompt, str) else text_of(prompt)
         generations += service.generations(request, "", ids, options, asked.choices)
@@ -136,21 +142,6 @@ def prepare_completion(service: Service, asked: CompletionRequest, request: Unde
     )
     writes = asked.writes or asked.echo
     return AnswerJob(generations, serializer, asked.streams, writes=writes)
-
-
-def _scoring(service: Service, asked: CompletionRequest, ids: list[int]) -> GenerationOptions:
-    """How a prompt is scored: all but its first token are an answer that is known already."""
-    size, is_end = service.setup.context_size, service.engine.backend.tokenizer.is_end
-    if len(ids) >= size:
-        raise ApiError(
-            f"the prompt has {len(ids)} tokens and the context {size}",
-            param="prompt",
-            code="context_length_exceeded",
-        )
-    if any(map(is_end, ids[1:])):
-        raise ApiError("a prompt with a token that ends answers has no logprobs", param="prompt")
-    most = asked.options.max_tokens if asked.writes else 0
-    return replace(asked.options, begun=ids[1:], max_tokens=max(1, len(ids) - 1 + most))
 
 
 class Echo(NamedTuple):

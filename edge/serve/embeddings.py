@@ -116,7 +116,6 @@ def read_embeddings(fields: Fields, _setup: ServedModel) -> Vectors:
 
 def parse_vectors(fields: Fields, field: str, form: str, *, truncate: bool) -> Vectors:
     """Texts of a field; whether they are `truncate`d where a request does not say so."""
-    fields.ignore("model")  # by which this one was found
     texts = _texts(fields, field)
     dimensions = fields.whole("dimensions", 0, 1, 1 << 20) if "dimensions" in fields else None
     return Vectors(texts, dimensions, form, fields.flag("truncate", truncate))
@@ -142,24 +141,22 @@ def rerank(service: EmbeddingService, asked: Scores, request: Underway) -> dict[
         made = embedder.rerank(query, documents, truncate=truncate, cancel=request.cancel)
     scores = made.rows[:, 0].tolist()
     best = sorted(range(len(scores)), key=lambda index: -scores[index])[:most]
-    told = [
-        {"index": index, "relevance_score": scores[index]}
-        | ({"document": {"text": documents[index]}} if tells else {})
-        for index in best
-    ]
-    return {
-        "object": "list",
-        "model": service.name,
-        "results": told,
-        "usage": _usage(made.num_tokens),
-    }
+    told: list[dict[str, Any]] = [{"index": one, "relevance_score": scores[one]} for one in best]
+    for one in told if tells else ():
+        one["document"] = {"text": documents[one["index"]]}
+    usage = _usage(made.num_tokens)
+    return {"object": "list", "model": service.name, "results": told, "usage": usage}
 
 
 def read_rerank(fields: Fields, _setup: ServedModel) -> Scores:
     """Query, documents, how many are told, whether with their texts, and whether they are cut."""
-    fields.ignore("model")  # by which this one was found
     query = fields.text("query")
-    documents = [_document(fields, one) for one in fields.list("documents", _MOST_TEXTS)]
+    given = fields.list("documents", _MOST_TEXTS)
+    documents: list[Any] = [one.get("text") if isinstance(one, dict) else one for one in given]
+    for value, text in zip(given, documents, strict=True):
+        if not isinstance(text, str):
+            problem = f"must be texts, or objects with a text, not {shown(value)}"
+            fields.refuse("documents", problem)
     if not documents:
         fields.refuse("documents", "must have a document", code="missing_required_parameter")
     most = fields.whole("top_n", len(documents), 1, 1 << 30)
@@ -168,8 +165,7 @@ def read_rerank(fields: Fields, _setup: ServedModel) -> Scores:
 
 
 def _usage(num_tokens: Sequence[int]) -> dict[str, int]:
-    total = sum(num_tokens)
-    return {"prompt_tokens": total, "total_tokens": total}
+    return dict.fromkeys(("prompt_tokens", "total_tokens"), sum(num_tokens))
 
 
 def _texts(fields: Fields, field: str) -> list[Text]:
@@ -194,11 +190,3 @@ def _texts(fields: Fields, field: str) -> list[Text]:
 
 def _is_id(value: Any) -> bool:
     return type(value) is int
-
-
-def _document(fields: Fields, value: Any) -> str:
-    """A document's text."""
-    text = value.get("text") if isinstance(value, dict) else value
-    if not isinstance(text, str):
-        fields.refuse("documents", f"must be texts, or objects with a text, not {shown(value)}")
-    return text

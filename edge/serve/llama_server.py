@@ -77,7 +77,6 @@ def read_infill(fields: Fields, setup: ServedModel) -> LlamaRequest:
 def _asked(
     fields: Fields, setup: ServedModel, prompts: list[str | list[int]], gap: Gap | None
 ) -> LlamaRequest:
-    fields.ignore("model")  # by which this one was found
     limits = setup.limits
     count = fields.whole("n_probs" if "n_probs" in fields else "logprobs", 0, 0, limits.logprobs)
     usual, size = setup.defaults.max_tokens, setup.context_size
@@ -255,7 +254,6 @@ def tokenize(service: Service, asked: tuple[str, bool, bool, bool]) -> Any:
 
 def read_text(fields: Fields, _setup: ServedModel) -> tuple[str, bool, bool, bool]:
     """A text to tokenize, and how: `add_special`, `with_pieces`, `parse_special`."""
-    fields.ignore("model")  # by which this one was found
     text = fields.text("content")
     flags = fields.flag("add_special"), fields.flag("with_pieces")
     return text, *flags, fields.flag("parse_special", True)
@@ -275,7 +273,6 @@ def detokenize(service: Service, asked: tuple[Fields, list[Any]]) -> dict[str, A
 
 def read_ids(fields: Fields, _setup: ServedModel) -> tuple[Fields, list[Any]]:
     """Ids to make a text of, and the request that has them."""
-    fields.ignore("model")
     return fields, fields.list("tokens", MOST_VALUES)
 
 

@@ -20,14 +20,15 @@ _NOT_THERE = {
 _CHOICES = {"any": "required"}  # of tools, where a chat has another word
 
 
-def read_messages(fields: Fields, setup: ServedModel, *, counts: bool = False) -> ChatRequest:
-    """What a request wants. Raises ApiError for a field that is wrong or not supported.
-
-    Args:
-        counts: only the tokens of its prompt are asked for.
-    """
-    if not counts and "max_tokens" not in fields:
+def read_messages(fields: Fields, setup: ServedModel) -> ChatRequest:
+    """What a request wants. Raises ApiError for a field that is wrong or not supported."""
+    if "max_tokens" not in fields:
         fields.refuse("max_tokens", "is missing", code="missing_required_parameter")
+    return read_counted(fields, setup)
+
+
+def read_counted(fields: Fields, setup: ServedModel) -> ChatRequest:
+    """The same, where only the tokens of its prompt are asked for."""
     fields.refuse_set(_NOT_THERE)
     return read_chat(fields.within(as_chat(fields.take())), setup)
 

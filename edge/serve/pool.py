@@ -23,6 +23,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -152,7 +153,7 @@ class Member:
     must_leave: bool = False  # as soon as it is idle, pinned or not
     problem: str = ""  # why it could not be loaded the last time
     holders: int = 0
-    tickets: dict[asyncio.Future[None], float] = field(default_factory=dict)  # since when they wait
+    tickets: dict[Future[None], float] = field(default_factory=dict)  # since when they wait
     lives_s: float = inf
     idle_since_s: float = 0.0
     last_use: int = 0  # larger than that of any use before it
@@ -330,28 +331,28 @@ class Pool:
         found = self.lease_now(member, keep_alive_s)
         if found is not None:
             return found
-        future, most = asyncio.get_running_loop().create_future(), self.limits.waiting
+        ticket, most = Future[None](), self.limits.waiting
         with self._change:
             if self._num_waiting >= most:
                 raise _full(f"the queue is full ({most} wait for models): try again in a second")
-            member.tickets[future] = self._clock()
+            member.tickets[ticket] = self._clock()
             self._change.notify_all()
         try:
-            await asyncio.wait_for(future, self.limits.model_s)
-        except asyncio.TimeoutError as problem:
+            await asyncio.wait_for(asyncio.wrap_future(ticket), self.limits.model_s)
+        except BaseException as problem:
+            if not ticket.cancel() and ticket.exception() is None:
+                self.release(member)  # it had it already
+            if not isinstance(problem, asyncio.TimeoutError):
+                raise
             raise ApiError(
                 f"{member.name} was not loaded within {self.limits.model_s:.0f} s: other models "
                 "are answering; try again later",
                 status=503,
                 code="model_busy",
             ) from problem
-        except asyncio.CancelledError:
-            if future.done() and not future.cancelled() and future.exception() is None:
-                self.release(member)  # it had it already
-            raise
         finally:
             with self._change:
-                member.tickets.pop(future, None)
+                member.tickets.pop(ticket, None)
         return Lease(self, member, keep_alive_s)
 
     def release(self, member: Member, keep_alive_s: float | None = None) -> None:
@@ -397,20 +398,17 @@ class Pool:
             with self._change:
                 now = self._clock()
                 task = None if self.is_closed else self._task(now)
-                if task is None and not self.is_closed:
-                    self._change.wait(self._pause_s(now))
+                if task is None and not self.is_closed:  # until something is told, or may be due
+                    idle = (one for one in self.members if one.is_idle)
+                    ends = [one.idle_since_s + one.lives_s - now for one in idle]
+                    # A step may be under way that nobody waits for any more.
+                    busy = (one for one in self.members if one.loaded is not None)
+                    if self._num_waiting or any(not (o.holders or o.is_idle) for o in busy):
+                        ends.append(_LOOK_S)
+                    soonest = min(ends, default=inf)
+                    self._change.wait(None if soonest == inf else max(_LOOK_S, soonest))
             if task is not None:
                 task()
-
-    def _pause_s(self, now: float) -> float | None:
-        """Until something may be due without being told."""
-        ends = [one.idle_since_s + one.lives_s - now for one in self.members if one.is_idle]
-        # A step may be under way that nobody waits for any more.
-        ending = (not (one.loaded is None or one.holders or one.is_idle) for one in self.members)
-        if any(ending) or self._num_waiting:
-            ends.append(_LOOK_S)
-        soonest = min(ends, default=inf)
-        return None if soonest == inf else max(_LOOK_S, soonest)
 
     def _task(self, now: float) -> Callable[[], None] | None:
         for one in self.members:
@@ -566,33 +564,16 @@ class Pool:
     def _grant(self, member: Member) -> None:
         """Let all requests that wait for a model have it."""
         tickets, member.tickets = member.tickets, {}
-        for future in tickets:
-            self._hold(member)
-            self._tell(member, future)
+        for ticket in tickets:
+            if ticket.set_running_or_notify_cancel():
+                self._hold(member)
+                ticket.set_result(None)
 
     def _fail(self, member: Member, problem: ApiError) -> None:
         tickets, member.tickets = member.tickets, {}
-        for future in tickets:
-            self._tell(member, future, problem)
-
-    def _tell(
-        self, member: Member, future: asyncio.Future[None], problem: ApiError | None = None
-    ) -> None:
-        """Tell who waits that it has the model now, or why not, in its loop."""
-
-        def tell() -> None:
-            if problem is not None and not future.done():
-                future.set_exception(problem)
-            elif problem is None and future.done():  # nobody waits any more
-                self.release(member)
-            elif problem is None:
-                future.set_result(None)
-
-        try:
-            future.get_loop().call_soon_threadsafe(tell)
-        except RuntimeError:  # that has ended
-            if problem is None:
-                self.release(member)
+        for ticket in tickets:
+            if ticket.set_running_or_notify_cancel():
+                ticket.set_exception(problem)
 
 
 def _full(message: str) -> ApiError:

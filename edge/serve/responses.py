@@ -199,7 +199,7 @@ class ResponsesSerializer(Serializer):
         }
         self._number = 0
         self._done: list[dict[str, Any]] = []  # items of the output
-        self._open: dict[str, Any] | None = None  # the item that is being written
+        self._open = dict[str, Any]()  # the item that is being written
         self._text = ""  # of it
 
     def begin(self, index: int) -> list[Event]:
@@ -249,7 +249,7 @@ class ResponsesSerializer(Serializer):
     def _write(self, kind: str, text: str) -> list[Event]:
         """Text of an item, which is opened where another one was written."""
         events = []
-        if self._open is None or self._open["type"] != kind:
+        if self._open.get("type") != kind:
             events = self._close_item()
             item: dict[str, Any] = {"id": new_id("msg_"), "type": "message", "role": "assistant"}
             if kind == "reasoning":
@@ -266,13 +266,11 @@ class ResponsesSerializer(Serializer):
 
     def _name(self) -> str:
         """How events of the item that is written begin."""
-        assert self._open is not None
         if self._open["type"] == "message":
             return "response.output_text"
         return f"response.reasoning_{'summary_' * self._summarises}text"
 
     def _part_event(self, kind: str) -> Event:
-        assert self._open is not None
         is_summary = self._summarises and self._open["type"] == "reasoning"
         name = "reasoning_summary_part" if is_summary else "content_part"
         return self._event(f"response.{name}.{kind}", **self._place(), part=self._part())
@@ -283,7 +281,7 @@ class ResponsesSerializer(Serializer):
 
     def _close_item(self, status: str = "completed") -> list[Event]:
         """The end of the item that is written, which a limit on tokens may have cut off."""
-        if self._open is None:
+        if not self._open:
             return []
         is_summary = self._summarises and self._open["type"] == "reasoning"
         field = "summary" if is_summary else "content"
@@ -294,14 +292,14 @@ class ResponsesSerializer(Serializer):
 
     def _item_done(self, item: dict[str, Any]) -> Event:
         self._done.append(item)
-        self._open = None
+        self._open = {}
         number = len(self._done) - 1
         return self._event("response.output_item.done", output_index=number, item=item)
 
     def _call(self, call: ToolCall) -> list[Event]:
         """A call, or more of the one whose arguments are written."""
         events, name = [], "response.function_call_arguments"
-        if self._open is None or self._open.get("call_id") != call.id:
+        if self._open.get("call_id") != call.id:
             item = {
                 "id": new_id("fc_"),
                 "type": "function_call",
@@ -312,7 +310,6 @@ class ResponsesSerializer(Serializer):
             }
             events = [*self._close_item(), self._begin(item)]
         self._text += call.arguments
-        assert self._open is not None
         place = {"item_id": self._open["id"], "output_index": len(self._done)}
         events.append(self._event(f"{name}.delta", **place, delta=call.arguments))
         if call.is_open:
@@ -323,13 +320,11 @@ class ResponsesSerializer(Serializer):
         return [*events, done, self._item_done(whole)]
 
     def _place(self) -> dict[str, Any]:
-        assert self._open is not None
         is_summary = self._summarises and self._open["type"] == "reasoning"
         index = "summary_index" if is_summary else "content_index"
         return {"item_id": self._open["id"], "output_index": len(self._done), index: 0}
 
     def _part(self) -> dict[str, Any]:
-        assert self._open is not None
         if self._open["type"] == "reasoning":
             kind = "summary_text" if self._summarises else "reasoning_text"
             return {"type": kind, "text": self._text}

@@ -267,30 +267,28 @@ class Executor:
     def __init__(
         self, most: int, on_end: Callable[[Generation, Result], None], users: int = 1
     ) -> None:
-        self._most, self._users, self._on_end = most, users, on_end
-        self.waiting: list[Generation] = []
-        self.running: list[Generation] = []
+        self._most, self._on_end = most + users, on_end
+        self.waiting, self.running = list[Generation](), list[Generation]()
         self._lock = threading.Lock()
         self.is_closed = False
         self._threads = ThreadPoolExecutor(users, "edgespec-engine")
 
     @property
     def is_full(self) -> bool:
-        return len(self.waiting) + len(self.running) >= self._most + self._users
+        return len(self.waiting) + len(self.running) >= self._most
 
     def submit(self, generations: Sequence[Generation]) -> None:
         """Put them at the end of the queue. Raises ApiError where they do not all fit."""
         with self._lock:
             if self.is_closed:
                 raise ApiError("the server stops", status=503, code="stopping")
-            there = len(self.waiting) + len(self.running)
-            if there + len(generations) > self._most + self._users:
+            others = [*self.running, *self.waiting]
+            if len(others) + len(generations) > self._most:
                 raise ApiError(
                     f"the queue is full ({len(self.waiting)} wait): try again in a second",
                     status=429,
                     code="queue_full",
                 )
-            others = [*self.running, *self.waiting]
             if all(one.yields for one in generations) and not all(one.yields for one in others):
                 left = generations
             else:
@@ -327,16 +325,14 @@ class Executor:
                 return
             self.waiting.remove(generation)
             self.running.append(generation)
-        problem: Exception | None = None
         try:
-            try:
-                for chunk in generation.stream:
-                    generation.put(chunk)
-                    if not threading.main_thread().is_alive():  # Python ends, and waits for this
-                        generation.cancel()
-                self._on_end(generation, generation.stream.result)
-            except Exception as caught:  # its client is told; the next one gets its turn
-                problem = caught
+            for chunk in generation.stream:
+                generation.put(chunk)
+                if not threading.main_thread().is_alive():  # Python ends, and waits for this
+                    generation.cancel()
+            self._on_end(generation, generation.stream.result)
+            generation.end(generation.stream.result)
+        except Exception as problem:  # its client is told; the next one gets its turn
             generation.end(generation.stream.result, problem)
         finally:
             with self._lock:

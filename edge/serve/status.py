@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -12,15 +13,6 @@ from edgespec.sampling.params import FIELD_NAMES
 from edgespec.serve.pool import Member, Pool
 from edgespec.serve.serializers import fingerprint
 from edgespec.serve.service import Service
-
-# What llama.cpp's server has no name for.
-_HELP = {
-    "generations": "Answers that ended.",
-    "cancelled": "Answers whose client went away.",
-    "read_ahead": "Tokens of prompts that were read before anybody asked.",
-    "read_ahead_used": "Tokens of these that prompts began with.",
-    "time_to_first_token_s": "Seconds from arrival to first tokens, waiting included.",
-}
 
 
 def props(_pool: Pool, member: Member) -> dict[str, Any]:
@@ -114,34 +106,37 @@ def _queue(pool: Pool) -> tuple[int, int]:
 
 def metrics(pool: Pool, _member: Member) -> str:
     """Numbers as Prometheus reads them."""
-    totals = pool.shared.totals
-    running, waiting = _queue(pool)
-    lines = []
-    for name, about in _HELP.items():
-        unit = f"{name.removesuffix('_s')}_seconds" if name.endswith("_s") else name
-        lines += _metric(f"{unit}_total", "counter", about, {"": totals.sums[name]})
-    for kind in ("drafted", "accepted"):
-        counts = getattr(totals, f"{kind}_by").copy()
-        values = {f'{{drafter="{name}"}}': count for name, count in sorted(counts.items())}
-        lines += _metric(f"{kind}_by_total", "counter", f"Tokens {kind}, by drafter.", values)
-    statuses = {f'{{status="{one}"}}': n for one, n in sorted(totals.statuses.copy().items())}
-    lines += _metric("requests_total", "counter", "Requests by their status.", statuses)
-    loads = {f"{{model={json.dumps(one.name)}}}": one.loads for one in pool.members}
-    lines += _metric("model_loads_total", "counter", "Times a model was loaded.", loads)
-    held = resident_bytes()
-    lines += _metric("resident_memory_bytes", "gauge", "Memory of the process.", {"": held})
+    totals, (running, waiting) = pool.shared.totals, _queue(pool)
+    sums, loads = totals.sums, {one.name: one.loads for one in pool.members}
+    ahead, used = sums["read_ahead"], sums["read_ahead_used"]
+    first_s = sums["time_to_first_token_s"]
+    # By name what it is, and a number or several. llama.cpp's server has none for these:
+    own: dict[str, tuple[str, Any]] = {
+        "generations_total": ("Answers that ended.", sums["generations"]),
+        "cancelled_total": ("Answers whose client went away.", sums["cancelled"]),
+        "read_ahead_total": ("Tokens of prompts that were read before anybody asked.", ahead),
+        "read_ahead_used_total": ("Tokens of these that prompts began with.", used),
+        "time_to_first_token_seconds_total": (
+            "Seconds from arrival to first tokens, waiting included.",
+            first_s,
+        ),
+        "drafted_by_total": ("Tokens drafted, by drafter.", _by("drafter", totals.drafted_by)),
+        "accepted_by_total": ("Tokens accepted, by drafter.", _by("drafter", totals.accepted_by)),
+        "requests_total": ("Requests by their status.", _by("status", totals.statuses)),
+        "model_loads_total": ("Times a model was loaded.", _by("model", loads)),
+        "resident_memory_bytes": ("Memory of the process.", resident_bytes()),
+    }
     if (energy := pool.shared.energy) is not None:
         about = "Energy since the server began, idle time included, as the counter counts it."
-        counted = {f'{{counter="{energy.source.name}"}}': round(energy.joules(), 3)}
-        lines += _metric("energy_joules_total", "counter", about, counted)
-        about, ahead = "Energy while prompts were read ahead.", totals.sums["read_ahead_joules"]
-        lines += _metric("read_ahead_joules_total", "counter", about, {"": round(ahead, 3)})
-    sums = totals.sums
+        counted = _by("counter", {energy.source.name: round(energy.joules(), 3)})
+        own["energy_joules_total"] = about, counted
+        about = "Energy while prompts were read ahead."
+        own["read_ahead_joules_total"] = about, round(sums["read_ahead_joules"], 3)
     cached, accepted = sums["cached_tokens"], sums["accepted_tokens"]
     read, decoded = sums["prompt_tokens"] - cached, accepted + sums["rounds"]
     decode_rate = _rate(decoded, sums["decode_s"])
-    # What llama.cpp's server has a name for, so that its dashboards show it.
-    named = {
+    # It has for these, so that its dashboards show them:
+    named: dict[str, tuple[str, Any]] = {
         "prompt_tokens_total": ("Tokens of prompts that were read.", read),
         "prompt_tokens_cached_total": ("Tokens of prompts that were in the cache.", cached),
         "prompt_seconds_total": ("Seconds of reading prompts.", sums["prompt_s"]),
@@ -155,19 +150,21 @@ def metrics(pool: Pool, _member: Member) -> str:
         "requests_processing": ("Answers under way.", running),
         "requests_deferred": ("Answers in the queue.", waiting),
     }
-    for name, (about, value) in named.items():
-        kind = "counter" if name.endswith("_total") else "gauge"
-        lines += _metric(name, kind, about, {"": value}, "llamacpp:")
+    lines = []
+    for prefix, metrics in (("edgespec_", own), ("llamacpp:", named)):
+        for name, (about, value) in metrics.items():
+            kind = "counter" if name.endswith("_total") else "gauge"
+            lines += [f"# HELP {prefix}{name} {about}", f"# TYPE {prefix}{name} {kind}"]
+            values = value if isinstance(value, dict) else {"": value}
+            lines += [f"{prefix}{name}{label} {number}" for label, number in values.items()]
     return "\n".join([*lines, ""])
+
+
+def _by(label: str, counts: Mapping[Any, float]) -> dict[str, float]:
+    """Numbers by their labels; other threads count on meanwhile."""
+    sorted_ = sorted(dict(counts).items())
+    return {f"{{{label}={json.dumps(str(value))}}}": count for value, count in sorted_}
 
 
 def _rate(count: float, seconds: float) -> float:
     return count / seconds if seconds else 0.0
-
-
-def _metric(
-    name: str, kind: str, about: str, values: dict[str, Any], prefix: str = "edgespec_"
-) -> list[str]:
-    name = f"{prefix}{name}"
-    head = [f"# HELP {name} {about}", f"# TYPE {name} {kind}"]
-    return head + [f"{name}{labels} {value}" for labels, value in values.items()]

@@ -88,13 +88,8 @@ class ToolFormat:
 _MORE_MARKERS = {
     "gemma": ('<|"|>',),
     "harmony": (
-        "<|channel|>",
-        "<|message|>",
-        "<|start|>",
-        "<|end|>",
-        "<|constrain|>",
-        "<|call|>",
-        "<|return|>",
+        *("<|channel|>", "<|message|>", "<|start|>", "<|end|>"),
+        *("<|constrain|>", "<|call|>", "<|return|>"),
     ),
 }
 HERMES = ToolFormat("hermes", "json", "<tool_call>\n", closing="\n</tool_call>")
@@ -302,10 +297,9 @@ def _of_json(call: str) -> ToolFormat | None:
 
 def _json_at(text: str, place: int) -> tuple[Any, int] | None:
     try:
-        document, end = json.JSONDecoder().raw_decode(text, place)
+        return json.JSONDecoder().raw_decode(text, place)
     except (ValueError, RecursionError):
         return None
-    return document, end
 
 
 def _fields(item: Any) -> tuple[str, str] | None:
