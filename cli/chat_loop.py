@@ -149,45 +149,31 @@ class Chat:
         self._show(ask)
         for rounds_left in reversed(range(_MOST_ROUNDS)):
             assert self.last is not None, "there is an answer"
-            if self.tools is None or not (calls := self.last.tool_calls):
+            if (tools := self.tools) is None or not (calls := self.last.tool_calls):
                 break
-            results = [call.result(self.result(call)) for call in calls]
+            results = [call.result(self.result(call, tools)) for call in calls]
             # With the last round there is nothing to do with further calls.
             choice: dict[str, Any] = {} if rounds_left else {"tool_choice": "none"}
             self._show(partial(self.session.stream, results, **choice))
 
-    def result(self, call: ToolCall) -> str:
+    def result(self, call: ToolCall, tools: ToolServers) -> str:
         """What a call gives: shown, asked for where it has to be, made. Never raises for it."""
         shown = f"{call.name}({call.arguments})"
         shown = shown if len(shown) <= _SHOWN_CHARS else f"{shown[:_SHOWN_CHARS]}..."
         note(f"[calls {printable(shown)}]")
-        assert self.tools is not None, "it has tools"
-        if not self.tools.may_call(call.name) and not self._agrees(call.name):
+        said = "y" if tools.may_call(call.name) else _said()
+        if said in ("a", "always"):  # until the chat ends
+            tools.allowed.add(call.name)
+        elif said not in ("y", "yes"):
             note("[not called: --allow NAME lets a tool be called without asking]")
             return "error: the user does not want this call"
         try:
-            text = self.tools.result(call, self.engine.backend.context_size)
+            text = tools.result(call, self.engine.backend.context_size)
         except KeyboardInterrupt:
             text = "error: it was stopped"
         if text.startswith("error: "):
             note(f"[{printable(text[:_SHOWN_CHARS])}]", WARNING)
         return text
-
-    def _agrees(self, name: str) -> bool:
-        """Ask whether a tool may be called; "always" holds until the chat ends."""
-        assert self.tools is not None, "it has tools"
-        if not (sys.stdin.isatty() and sys.stderr.isatty()):
-            return False
-        try:
-            print(
-                "call it? y once, a always, anything else: no ", end="", file=sys.stderr, flush=True
-            )
-            said = input().strip().lower()
-        except (EOFError, KeyboardInterrupt):
-            note("")
-            return False
-        self.tools.allowed |= {name} if said in ("a", "always") else set()
-        return said in ("y", "yes", "a", "always")
 
     def _show(self, ask: Callable[..., Turn]) -> None:
         """An answer, as it comes."""
@@ -274,6 +260,18 @@ class Chat:
         while len("  ".join(parts)) > columns:
             parts.pop()  # half a number would be another one, and a number alone says nothing
         return "  ".join(parts)
+
+
+def _said() -> str:
+    """What a person says to a call; "" where nobody is there to be asked."""
+    asked = "call it? y once, a always, anything else: no "
+    try:
+        if sys.stdin.isatty() and sys.stderr.isatty():
+            print(asked, end="", file=sys.stderr, flush=True)
+            return input().strip().lower()
+    except (EOFError, KeyboardInterrupt):
+        note("")
+    return ""
 
 
 def ending_of(result: Result) -> str:

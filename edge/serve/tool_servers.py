@@ -16,6 +16,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
+
 from edgespec.errors import BackendError, MissingDependencyError, UnsupportedError
 from edgespec.memory.device.track import resident_bytes
 from edgespec.models.processes import (
@@ -28,8 +30,6 @@ from edgespec.models.processes import (
 from edgespec.paths import read_text
 
 if TYPE_CHECKING:
-    import psutil
-
     from edgespec.decode.generation import ToolCall
 
 # A client has 65 MiB of data, and ends a call that takes 24 MiB more.
@@ -90,8 +90,7 @@ class ToolServers:
         server, name = self._by_name[call.name]
         # A character is a quarter of a token or more, and two results shall fit.
         found = server.ask(name=name, values=values, most_chars=context_size)
-        text: str = found["text"] if "text" in found else f"error: {found['problem']}"
-        return text
+        return str(found["text"] if "text" in found else f"error: {found['problem']}")
 
     def close(self) -> None:
         for server in self._servers:
@@ -108,8 +107,6 @@ class _Server:
 
     def ask(self, **question: Any) -> dict[str, Any]:
         """What the guest answers; `problem` says why there is nothing, and the server has ended."""
-        import psutil
-
         try:
             found: dict[str, Any] = self._guest.ask({"server": self._how, **question})
         except (GuestEndedError, BackendError) as problem:
@@ -126,8 +123,6 @@ class _Server:
 
     def end(self) -> None:
         """End the guest and the server, whose input ends with the guest, or which is ended then."""
-        import psutil
-
         if (pid := self._guest.pid) is not None:
             with suppress(psutil.Error):  # while another thread waits for its answer
                 psutil.Process(pid).kill()
@@ -142,16 +137,14 @@ class _Server:
 
 def _servers_in(file: Path) -> dict[str, dict[str, Any]]:
     """The servers that a file names, but for disabled ones. Raises UnsupportedError."""
+    text = read_text(file)
     try:
-        document = json.loads(read_text(file))
-        servers = document["mcpServers"]
-        for name, how in servers.items():
-            if not isinstance(how.get("command", how.get("url")), str):
-                raise UnsupportedError(f"{file}: {name} has neither command nor url", hint=_HINT)
-    except UnsupportedError:
-        raise
+        servers = json.loads(text)["mcpServers"]
+        named = {name: how.get("command", how.get("url")) for name, how in servers.items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise UnsupportedError(f"{file} is no file of MCP servers", hint=_HINT) from None
+    if wrong := [name for name, what in named.items() if not isinstance(what, str)]:
+        raise UnsupportedError(f"{file}: {wrong[0]} has neither command nor url", hint=_HINT)
     return {name: how for name, how in servers.items() if not how.get("disabled")}
 
 
@@ -220,10 +213,8 @@ async def _transport(how: dict[str, Any]) -> AsyncIterator[Any]:
     from mcp.client.streamable_http import create_mcp_http_client, streamable_http_client
 
     if "command" not in how:
-        async with (
-            create_mcp_http_client(how.get("headers")) as http,
-            streamable_http_client(how["url"], http_client=http) as streams,
-        ):
+        http = create_mcp_http_client(how.get("headers"))
+        async with http, streamable_http_client(how["url"], http_client=http) as streams:
             yield streams
         return
     given = {name: how[name] for name in ("command", "args", "env", "cwd") if name in how}

@@ -123,7 +123,7 @@ def test_calls_are_shown_asked_for_and_made(
         answers = iter(["n", "y", "", "a"])
         monkeypatch.setattr("builtins.input", lambda: next(answers))
         call = ToolCall("c1", "weather", '{"city": "Rome"}')
-        made = [talk.result(call) == "Rain in Rome" for _ in range(5)]
+        made = [talk.result(call, tools) == "Rain in Rome" for _ in range(5)]
         assert made == [False, True, False, True, True]
 
         def result(*_: object) -> str:

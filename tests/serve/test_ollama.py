@@ -19,9 +19,9 @@ from edgespec.decode.engine import Engine
 from edgespec.serve.parsing import Limits
 from edgespec.serve.server import Server
 
-TIMES = {"total_duration", "load_duration", "prompt_eval_duration", "eval_duration"}
-COUNTS = {"prompt_eval_count", "eval_count"}
-END = {"done", "done_reason", *TIMES, *COUNTS}
+NUMBERS = {f"{name}_duration" for name in ("total", "load", "prompt_eval", "eval")}
+NUMBERS |= {"prompt_eval_count", "eval_count"}
+PARTS = ("thinking", "content")
 
 
 def lines(address: str, path: str, **body: Any) -> list[dict[str, Any]]:
@@ -80,17 +80,17 @@ def test_lines_have_the_fields_of_its_documents(
 ) -> None:
     monkeypatch.setattr(Speaker, "memory_bytes", lambda _: {"weights": 5, "kv_cache": 2})
     address, head = serve(Speaker("Hello!")), {"model", "created_at", "done"}
-    asked: Any = {
-        "chat": ({"messages": HELLO}, "message", "Hello!", "stop"),
-        "generate": ({"prompt": "Hi", "options": {"num_predict": 3}}, "response", "Hel", "length"),
-    }
-    for path, (body, field, text, reason) in asked.items():
+    short = {"prompt": "Hi", "options": {"num_predict": 3}}
+    for path, body, field, text, reason in (
+        ("chat", {"messages": HELLO}, "message", "Hello!", "stop"),
+        ("generate", short, "response", "Hel", "length"),
+    ):
         *parts, last = lines(address, f"/api/{path}", **body)
         assert all(one.keys() == head | {field} for one in parts)
         told = [one[field] if path == "generate" else one[field]["content"] for one in parts]
-        assert "".join(told) == text and last.keys() == head | {field} | END
+        assert "".join(told) == text and last.keys() == head | {field, "done_reason"} | NUMBERS
         assert (last["done"], last["done_reason"]) == (True, reason)
-        assert all(type(last[name]) is int and last[name] >= 0 for name in TIMES | COUNTS)
+        assert all(type(last[name]) is int and last[name] >= 0 for name in NUMBERS)
         assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+Z", last["created_at"])
     assert last["eval_count"] == 3
     card = {"name", "model", "modified_at", "size", "digest", "details"}
@@ -98,39 +98,33 @@ def test_lines_have_the_fields_of_its_documents(
         (model,) = httpx.get(f"{address}/api/{path}").json()["models"]
         assert model.keys() == card | more
         assert model["size"] == 7  # without a plan, what was allocated
-    unloaded = httpx.post(f"{address}/api/generate", json={"keep_alive": 0}).json()
-    assert unloaded["done_reason"] == "load"  # the only model stays
     told = httpx.post(f"{address}/api/show", json={"model": "edgespec"}).json()
     assert told.keys() >= {"modelfile", "parameters", "template", "details", "model_info"}
     version = httpx.get(f"{address}/api/version").json()["version"]
     assert tuple(map(int, version.split("."))) >= (0, 6, 4)  # the least that Copilot takes
+    told = httpx.get(f"{serve(Speaker(), keys=['secret'])}/api/tags").json()
+    assert told == {"error": "the API key is missing or wrong"}
 
 
 @pytest.mark.parametrize("streams", [False, True])
-def test_calls_come_whole_and_go_back(serve: Serve, streams: bool) -> None:
-    backend = Speaker(f"I look.\n{CALL}")
-    asked: Any = {"model": "edgespec", "tools": [WEATHER], "stream": streams}
-    with ollama.Client(host=serve(backend)) as api:
+def test_thoughts_are_apart_and_calls_come_whole_and_go_back(serve: Serve, streams: bool) -> None:
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}<think></think>"
+    backend = Speaker(f"<think>Hm.</think>I look.\n{CALL}")
+    asked: Any = {"model": "edgespec", "tools": [WEATHER], "stream": streams, "think": True}
+    with ollama.Client(host=serve(backend, chat_template=template)) as api:
         told = api.chat(messages=HELLO, **asked)
         messages = [one.message for one in told] if streams else [told.message]
-        assert "".join(one.content for one in messages) == "I look."
+        thought, text = ("".join(getattr(one, name) or "" for one in messages) for name in PARTS)
+        assert (thought, text) == ("Hm.", "I look.")
         (call,) = (call for one in messages for call in one.tool_calls or ())
         assert (call.function.name, call.function.arguments) == ("weather", {"city": "Rome"})
+        assert api.generate("edgespec", "Hi").thinking == "Hm."
+        assert "thinking" not in api.show("edgespec").capabilities  # of no file
         backend.ids = [*b"Take a coat."]
         said = {"role": "assistant", "content": "", "tool_calls": [call]}
         rest = {"role": "tool", "tool_name": "weather", "content": "Rain"}
         last = api.chat("edgespec", [*HELLO, said, rest], options={"num_predict": 12})
         assert last.message.content == "Take a coat."
-
-
-def test_a_thought_is_beside_the_answer(serve: Serve) -> None:
-    template = "{% for m in messages %}{{ m.content }}{% endfor %}<think></think>"
-    address = serve(Speaker("<think>Hm.</think>Yes."), chat_template=template)
-    with ollama.Client(host=address) as api:
-        message = api.chat("edgespec", HELLO, think=True).message
-        assert (message.thinking, message.content) == ("Hm.", "Yes.")
-        assert api.generate("edgespec", "Hi").thinking == "Hm."
-        assert "thinking" not in api.show("edgespec").capabilities  # of no file
 
 
 @pytest.mark.parametrize(
@@ -158,16 +152,6 @@ def test_what_is_wrong_is_an_error_of_the_interface(
     told = httpx.post(f"{serve(Speaker())}/api/{path}", json=body)
     assert told.status_code in (400, 404)
     assert problem in told.json()["error"] and told.json().keys() == {"error"}
-
-
-def test_keys_are_asked_for_as_elsewhere(serve: Serve) -> None:
-    address = serve(Speaker(), keys=("secret",))
-    for path in ("tags", "ps", "version"):
-        told = httpx.get(f"{address}/api/{path}")
-        assert told.status_code == 401
-        assert told.json() == {"error": "the API key is missing or wrong"}
-    with ollama.Client(host=address, headers={"Authorization": "Bearer secret"}) as api:
-        assert api.list().models[0].model == "edgespec"
 
 
 def test_what_fails_in_a_stream_is_its_last_line(serve: Serve) -> None:

@@ -59,9 +59,8 @@ def test_tools_are_listed_and_called(tmp_path: Path, capsys: pytest.CaptureFixtu
         assert call(servers, "read_file", path=str(tmp_path / "a.txt")) == "hello"
         assert call(servers, "read_file", path="nothing").startswith("error: ")
         assert call(servers, "owl") == "error: there is no such tool"
-        for wrong in ("{", "[]"):
-            told = servers.result(ToolCall("", "weather", wrong), 100)
-            assert told == "error: the arguments are no object, or cut off"
+        wrong = [servers.result(ToolCall("", "weather", one), 100) for one in ("{", "[]")]
+        assert wrong == 2 * ["error: the arguments are no object, or cut off"]
         assert [servers.may_call(one) for one in ("weather", "read_file")] == [False, True]
         servers.allowed = {"*"}
         assert servers.may_call("weather")

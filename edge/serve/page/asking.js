@@ -37,12 +37,11 @@ export function request(messages, model) {
   return body;
 }
 
-let ofServer = { tools: [], allowed: [] };
 /** The tools of MCP servers beside the server, and the names of those that need no asking. */
+export let ofServer = { tools: [], allowed: [] };
 export async function findTools() {
   const response = await fetch("tools", { headers: headers() });
   if (response.ok) ofServer = await response.json();
-  return ofServer;
 }
 /** The text that a call of one of them gives. */
 export async function callTool({ name, arguments: values }, model) {

@@ -16,7 +16,6 @@ const HINT = "Message. Enter sends, Shift-Enter begins a line, Escape stops.";
 const state = {
   chat: new Chat(), run: null, images: [], files: [], model: "", status: null,
   sees: false, hears: false, loading: null, unsaved: false, full: false, isIdle: false, defaults: "",
-  tools: { tools: [], allowed: [] },
 };
 
 // -- what is shown ---------------------------------------------------------------------------------
@@ -75,7 +74,7 @@ function hint() {
 function offerCall(isNew) {
   const { chat } = state, { head } = chat, [call] = state.run ? [] : openCalls(), path = chat.path();
   const rounds = path.slice(path.findLastIndex((one) => one.role === "user")).filter((one) => one.calls);
-  offer(call, state.tools, state.model, isNew && rounds.length <= MOST_ROUNDS, (content) => {
+  offer(call, state.model, isNew && rounds.length <= MOST_ROUNDS, (content) => {
     if (chat === state.chat && chat.head === head && !state.run) giveResult(content);
   });
 }
@@ -472,7 +471,7 @@ async function look() {
     status(now);
     if (state.status !== true) {
       problem("");
-      state.tools = await findTools();
+      await findTools();
       offerCall(false);
     }
     state.status = true;

@@ -1,23 +1,20 @@
 // Calls of tools that the server has (`serve --mcp`): made when the person agrees.
 
-import { callTool } from "./asking.js";
+import { callTool, ofServer } from "./asking.js";
 import { $, button, element } from "./dom.js";
 
 const always = new Set();
 
-/** Ask whether a call is made; `give` gets its result. Nobody is asked where that `may` be.
- *
- * `tools` are those of the server, with the names that need no asking.
- */
-export function offer(call, { tools, allowed }, model, may, give) {
+/** Ask whether a call is made; `give` gets its result. Nobody is asked where that `may` be. */
+export function offer(call, model, may, give) {
   const place = $("may-call");
   place.replaceChildren();
-  if (!call || !tools.some((one) => one.function.name === call.name)) return;
+  if (!call || !ofServer.tools.some((one) => one.function.name === call.name)) return;
   const make = async () => {
     place.replaceChildren(element("span", "", `Calling ${call.name}`));
     give(await callTool(call, model));
   };
-  const free = [...allowed, ...always];
+  const free = [...ofServer.allowed, ...always];
   if (may && (free.includes(call.name) || free.includes("*"))) return void make();
   place.replaceChildren(
     button(`Call ${call.name}`, make),

@@ -5,16 +5,17 @@ What is no adapter of a model is refused by name; requests say how much of each 
 
 from __future__ import annotations
 
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import gguf
 import httpx
 import numpy as np
 import pytest
-from lora_gguf import write_adapter, write_merged
-from random_gguf import F32, Q8_0, write_model
+from random_gguf import F32, Q8_0, finish, write_model
 from serving_cases import HELLO, TEMPLATE
 
 import edgespec
@@ -26,7 +27,40 @@ from edgespec.models.spec import read_model_spec
 pytestmark = pytest.mark.model
 TEXT = [5, 9, 40, 3, 77, 12, 9, 40, 3]
 ASKED: Any = {"context_size": 256, "threads": 1}
+RANK, ALPHA = 4, 8.0
+CHANGED = ("attn_q.weight", "attn_output.weight", "ffn_down.weight")
 Made = dict[str, Path]
+
+
+def write_adapter(path: Path, model: Path, seed: int = 3, **changes: Any) -> Path:
+    """Random matrices of some of each block.
+
+    With `changes`: the `arch` and `kind` that it says, tensors to `leave` out by the ends of their
+    names, a `row` more in those of a name.
+    """
+    spec, source = read_model_spec(model), np.random.default_rng(seed)
+    writer = gguf.GGUFWriter(path, changes.get("arch", spec.arch))
+    writer.add_type("adapter")
+    writer.add_string("adapter.type", changes.get("kind", "lora"))
+    writer.add_float32("adapter.lora.alpha", ALPHA)
+    for name in filter(lambda one: one.endswith(CHANGED), spec.tensors):
+        columns, rows = spec.tensors[name].dims
+        rows += name == changes.get("row")
+        for end, shape in ((".lora_a", (RANK, columns)), (".lora_b", (rows, RANK))):
+            if not (name + end).endswith(changes.get("leave", "nothing")):
+                writer.add_tensor(name + end, source.normal(0.0, 0.15, shape).astype(np.float32))
+    finish(writer)
+    return path
+
+
+def write_merged(path: Path, model: Path, adapter: Path, scale: float) -> Path:
+    """The model, in F32, with what the adapter adds in its weights."""
+    shutil.copy(model, path)
+    parts = {one.name: one.data for one in gguf.GGUFReader(adapter).tensors}
+    for tensor in gguf.GGUFReader(path, "r+").tensors:
+        if (a := parts.get(f"{tensor.name}.lora_a")) is not None:
+            tensor.data[...] += scale * ALPHA / RANK * (parts[f"{tensor.name}.lora_b"] @ a)
+    return path
 
 
 @pytest.fixture(scope="module")

@@ -20,6 +20,7 @@ from edgespec.models.control_texts import ControlTexts
 from edgespec.serve.answer_reader import AnswerReader
 from edgespec.serve.serializers import Delta, Serializer
 from edgespec.serve.tool_formats import HERMES
+from edgespec.serve.tool_servers import ToolServers
 from edgespec.testing import ByteTokenizer
 
 if TYPE_CHECKING:
@@ -163,17 +164,13 @@ WEATHER: Any = {
 }
 
 
-class Tools:
-    """Servers of tools that need no process: one tool, and the calls of it that were made."""
+class Tools(ToolServers):
+    """One tool that needs no server, and the calls of it that were made."""
 
-    def __init__(self, *allowed: str) -> None:
-        self.tools, self.allowed, self.made = [WEATHER], set(allowed), list[Any]()
-
-    def may_call(self, name: str) -> bool:
-        return name in self.allowed
+    def __init__(self) -> None:
+        self.tools, self.allowed, self.made = [WEATHER], set[str](), list[Any]()
+        self._servers, self._by_name = [], dict.fromkeys(["weather"])  # type: ignore[assignment]
 
     def result(self, call: ToolCall, _context_size: int) -> str:
         self.made.append(call.values)
         return "Rain in Rome"
-
-    def close(self) -> None: ...
