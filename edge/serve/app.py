@@ -591,15 +591,13 @@ class Answer(Underway):
 
 
 _SALT_CHARS = 256
-_LATEST = ":latest"  # what clients of Ollama write behind a name without a tag
 
 
 def wanted_model(pool: Pool, document: Any, kind: str = CHAT) -> tuple[Member, float | None]:
     """The model that a request means, and how long it wants it kept, which is taken out of it.
 
-    So is its `cache_salt`, which from here on is a part of the one that its cells have, and the
-    `:latest` of a name that no model has. Raises ApiError, and UnsupportedError for what is no
-    time.
+    So is its `cache_salt`, which from here on is a part of the one that its cells have. Raises
+    ApiError, and UnsupportedError for what is no time.
     """
     if not isinstance(document, dict):
         return pool.find(None, kind), None
@@ -610,10 +608,7 @@ def wanted_model(pool: Pool, document: Any, kind: str = CHAT) -> tuple[Member, f
             raise ApiError(problem, param="cache_salt")
         CACHE_SALT.set(f"{CACHE_SALT.get()}/{salt}")
     keep_alive_s = None if keep_alive is None else keep_alive_of(keep_alive)
-    name = document.get("model")
-    if isinstance(name, str) and name.endswith(_LATEST) and not pool.has(name):
-        document["model"] = name = name.removesuffix(_LATEST)
-    return pool.find(name, kind), keep_alive_s
+    return pool.find(document.get("model"), kind), keep_alive_s
 
 
 def _give_back(waits: asyncio.Future[Lease]) -> None:

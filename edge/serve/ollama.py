@@ -118,11 +118,8 @@ def prepare(
     serializer = OllamaSerializer(service, request.began_s, is_chat=is_chat)
     if found is None:  # who asked for the model alone
         leaves = request.keep_alive_s == 0 and not request.member.is_pinned
-        return {
-            **serializer.part(Delta()),
-            "done": True,
-            "done_reason": "unload" if leaves else "load",
-        }
+        why = "unload" if leaves else "load"
+        return {**serializer.part(Delta()), "done": True, "done_reason": why}
     asked, gap, raw = found
     has_format = is_chat or service.prompts.template(with_tools=False) is not None
     if has_format and not raw and not gap.suffix:
@@ -246,9 +243,8 @@ def running(pool: Pool, _member: Member) -> dict[str, Any]:
             idle_s = monotonic() - one.idle_since_s if one.is_idle else 0.0
             until_s = time() + min(one.lives_s - idle_s, _FAR_S)
             gpu = sum(size for name, size in (one.model.sizes or {}).items() if "gpu" in name)
-            more = {"expires_at": _time(until_s), "size": one.nbytes, "size_vram": gpu}
-            more["context_length"] = one.model.about["context_length"]
-            models.append(_card(one, pool) | more)
+            models.append({**_card(one, pool), "expires_at": _time(until_s), "size": one.nbytes})
+            models[-1] |= {"size_vram": gpu, "context_length": one.model.about["context_length"]}
     return {"models": models}
 
 

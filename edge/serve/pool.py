@@ -279,12 +279,10 @@ class Pool:
         there = (one for one in self.members if one.loaded is not None)
         return [one.loaded for one in there if one.model.kind == CHAT]
 
-    def has(self, name: str) -> bool:
-        """Whether a model has exactly that name."""
-        return name in self._by_name
-
     def find(self, name: Any, kind: str = CHAT) -> Member:
         """The model that a request means. Raises ApiError where there is none of that name."""
+        if isinstance(name, str) and name not in self._by_name:
+            name = name.removesuffix(":latest")  # as clients of Ollama write names without a tag
         found = self._by_name.get(name) if isinstance(name, str) else None
         if found is not None and kind in (ANY, found.model.kind):
             return found

@@ -152,9 +152,7 @@ def test_another_file_is_refused(tmp_path: Path, text: str, problem: str) -> Non
 
 def test_no_page_of_the_internet_calls_tools(serve: Serve) -> None:
     """One that may come in without a key is refused from the start."""
-    asked: Any = {"--cors": {"origins": ["*"]}, "--allowed-host": {"hosts": ["*"]}}
-    for option, how in asked.items():
-        with pytest.raises(UnsupportedError, match=option) as caught:
-            serve(Speaker(), tools=Tools(), **how)
-        assert "--api-key" in caught.value.hint
-        serve(Speaker(), tools=Tools(), keys=["secret"], **how)
+    for option, how in ("--cors", "origins"), ("--allowed-host", "hosts"):
+        with pytest.raises(UnsupportedError, match=option):
+            serve(Speaker(), tools=Tools(), **{how: ["*"]})
+        serve(Speaker(), tools=Tools(), keys=["secret"], **{how: ["*"]})
