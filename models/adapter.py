@@ -61,9 +61,6 @@ def _mismatch(path: Path, spec: ModelSpec) -> str | None:
         is_table = name.startswith("token_embd.")
         fits = len(a) > 1 < len(b) and (a[0], a[1], b[1]) == (its.dims[0], b[0], its.dims[1])
         if not (is_table or fits):
-            return f"has matrices of {_by(a)} and {_by(b)} for {name} of {_by(its.dims)}"
+            shown = [" x ".join(map(str, one)) for one in (a, b, its.dims)]
+            return f"has matrices of {shown[0]} and {shown[1]} for {name} of {shown[2]}"
     return None if names else "changes nothing"
-
-
-def _by(dims: Sequence[int]) -> str:
-    return " x ".join(map(str, dims))

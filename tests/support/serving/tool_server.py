@@ -13,12 +13,12 @@ from mcp.server.mcpserver import MCPServer
 server = MCPServer("tools")
 
 
-@server.tool()
 def weather(city: str) -> str:
     """The weather of a city."""
     return f"Rain in {city}"
 
 
+server.add_tool(weather)
 server.add_tool(lambda path: Path(path).read_text(encoding="utf-8"), "read_file")
 server.add_tool(lambda: time.sleep(600), "hang")
 server.add_tool(lambda: os._exit(1), "die")
