@@ -41,15 +41,11 @@ from edgespec.switching.engine import SwitchingEngine
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One answer and its numbers.
-
-    Attributes:
-        joules: that the machine took meanwhile; None where nothing counts them.
-    """
+    """One answer and its numbers."""
 
     token_ids: tuple[int, ...]
     counters: Counters
-    joules: float | None = None
+    joules: float | None = None  # that the machine took meanwhile; None where nothing counts them
 
 
 class Contender(Protocol):
@@ -297,20 +293,20 @@ class Worker:
         self.close(at_once=kind is not None)
 
 
+@dataclass(slots=True)
 class WorkerContender:
     """One drafter of a worker's model, as a contender."""
 
-    def __init__(
-        self, name: str, worker: Worker, place: int, sampling: SamplingParams | None = None
-    ) -> None:
-        self.name = name
-        self._worker, self._place, self._sampling = worker, place, sampling
+    name: str
+    worker: Worker
+    place: int
+    sampling: SamplingParams | None = None
 
     def renew(self) -> None:
-        self._worker.call("renew", self._place)
+        self.worker.call("renew", self.place)
 
     def answer(self, prompt: Prompt, max_tokens: int) -> Answer:
-        answer = self._worker.call("answer", self._place, prompt, max_tokens, self._sampling)
+        answer = self.worker.call("answer", self.place, prompt, max_tokens, self.sampling)
         assert isinstance(answer, Answer)
         return answer
 

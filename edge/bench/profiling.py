@@ -18,6 +18,7 @@ from typing import Any
 from edgespec.backends.base import Backend
 from edgespec.bench.loaded_model import memory_facts
 from edgespec.decode.engine import Engine
+from edgespec.decode.generation import Counters
 from edgespec.errors import DoesNotFitError
 from edgespec.measure.noise import largest_invariant_step
 from edgespec.measure.prompts import PROMPTS
@@ -205,7 +206,7 @@ def _measure_speed(
         curve.level = engine.curve.scale  # what the next plan would take over half of
         model = SpeedModel(curve, True, tuple(engine.history.rounds()) or model.rounds)
     modes = [("plain", False)] + [(plan.drafter, True)] * (plan.drafter != "none")
-    results: dict[str, list[Any]] = {name: [] for name, _ in modes}
+    results: dict[str, list[Counters]] = {name: [] for name, _ in modes}
     joules = dict.fromkeys(results, 0.0)
     with energy_meter() as (meter, missing):
         for number, prompt in enumerate(PROMPTS[half:]):
@@ -222,14 +223,13 @@ def _measure_speed(
                 joules[name] += meter.joules() - before if meter is not None else 0.0
     rows, complete = [], all(len(counters) == half for counters in results.values())
     for name, speculate in modes:
-        given = results[name]
-        depth = round(sum(c.prompt_tokens + c.generated_tokens / 2 for c in given) / len(given))
-        decoded = sum(c.accepted_tokens + c.rounds for c in given)
+        given, total = results[name], Counters.total(results[name])
+        depth = round((total.prompt_tokens + total.generated_tokens / 2) / len(given))
         row = {
             "drafter": name,
             "predicted_tokens_per_s": model.tokens_per_s(plan.draft_max * speculate, depth),
-            "measured_tokens_per_s": decoded / sum(c.decode_s for c in given),
-            "acceptance_length": decoded / sum(c.rounds for c in given),
+            "measured_tokens_per_s": total.tokens_per_s,
+            "acceptance_length": total.acceptance_length,
             "by_task": {
                 prompt.task: c.tokens_per_s
                 for prompt, c in zip(PROMPTS[half:], given, strict=False)
@@ -238,5 +238,5 @@ def _measure_speed(
         energy = Energy(missing=missing)
         if meter is not None:
             energy = Energy(meter.source.name, joules=joules[name])
-        rows.append(row | energy.as_json(sum(c.generated_tokens for c in given)))
+        rows.append(row | energy.as_json(total.generated_tokens))
     return rows, complete

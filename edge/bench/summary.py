@@ -12,15 +12,14 @@ four values misses the median behind them one time in eight.
 from __future__ import annotations
 
 import statistics
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from edgespec.bench.loaded_model import Answer
-from edgespec.decode.generation import Counters, host_share
+from edgespec.decode.generation import Counters
 
 _RESAMPLES = 2000
 _BLOCK = 200  # resamples at once: what they take together stays below some MiB
@@ -176,28 +175,27 @@ def summary(
         [[together(list(map(part, sides[place]))) for sides in pairs] for place in (0, 1)]
         for part in (decoding, end_to_end)
     )
-    rounds = sum(c.rounds for c in counters)
-    accepted = sum(c.accepted_tokens for c in counters)
+    total = Counters.total(counters)
     gaps = [one.gap for one in ours if one.gap is not None]
     given = [answer for one in ours for answer in one.answers]
     joules = [one.joules for one in given if one.joules is not None]
     tokens = sum(one.counters.generated_tokens for one in given)
     return {
         "prompts": len(pairs),
-        "tokens": sum(c.generated_tokens for c in counters),
+        "tokens": total.generated_tokens,
         "tokens_per_s": together(timed[0]).per_s,
         **_ratio_json("ratio", ratio_of(timed[0], timed[1], tasks)),
         "end_to_end_tokens_per_s": together(whole[0]).per_s,
         **_ratio_json("end_to_end_ratio", ratio_of(whole[0], whole[1], tasks)),
         "time_to_first_token_s": statistics.median(c.time_to_first_token_s for c in counters),
-        "rounds": rounds,
-        "drafted_tokens": sum(c.drafted_tokens for c in counters),
-        "accepted_tokens": accepted,
-        "acceptance_length": (accepted + rounds) / rounds if rounds else 1.0,
-        "drafted_by": _total(c.drafted_by for c in counters),
-        "accepted_by": _total(c.accepted_by for c in counters),
-        "draft_s": sum(c.draft_s for c in counters),
-        "host_share": host_share(counters),
+        "rounds": total.rounds,
+        "drafted_tokens": total.drafted_tokens,
+        "accepted_tokens": total.accepted_tokens,
+        "acceptance_length": total.acceptance_length,
+        "drafted_by": dict(total.drafted_by),
+        "accepted_by": dict(total.accepted_by),
+        "draft_s": total.draft_s,
+        "host_share": total.host_share,
         # Of the whole machine, prompts included; None where nothing counts them.
         "j_per_token": sum(joules) / tokens if tokens and len(joules) == len(given) else None,
         "identical": len(pairs) - len(gaps),
@@ -229,7 +227,3 @@ def table_rows(variant: Mapping[str, Any], baseline: Mapping[str, Any]) -> list[
 
 def _ratio_json(name: str, ratio: Ratio) -> dict[str, float | None]:
     return {name: ratio.value, f"{name}_low": ratio.low, f"{name}_high": ratio.high}
-
-
-def _total(counts: Iterable[Counter[str]]) -> dict[str, int]:
-    return dict(sum(counts, Counter()))

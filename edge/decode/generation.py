@@ -6,7 +6,7 @@ import codecs
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
 
 from edgespec.backends.tree import DraftTree
@@ -91,16 +91,19 @@ class Counters:
 
     @property
     def host_share(self) -> float:
-        return host_share([self])
+        """Part of the decoding that was spent outside the steps of models."""
+        steps_s = self.step_s + self.draft_s + self.catch_up_s
+        return max(0.0, 1.0 - steps_s / self.decode_s) if self.decode_s else 0.0
 
-
-def host_share(counters: Iterable[Counters]) -> float:
-    """Part of the decoding of some generations that was spent outside the steps of models."""
-    total_s = steps_s = 0.0
-    for one in counters:
-        total_s += one.decode_s
-        steps_s += one.step_s + one.draft_s + one.catch_up_s
-    return max(0.0, 1.0 - steps_s / total_s) if total_s else 0.0
+    @staticmethod
+    def total(several: Iterable[Counters]) -> Counters:
+        """The sums of several generations."""
+        sums = Counters()
+        for one in several:
+            for known in fields(Counters):
+                value = getattr(sums, known.name) + getattr(one, known.name)
+                setattr(sums, known.name, value)
+        return sums
 
 
 LARGE, SMALL = "large", "small"  # their names

@@ -7,7 +7,6 @@ import math
 import secrets
 import time
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -138,14 +137,13 @@ def fingerprint() -> str:
 def usage(choices: Sequence[Choice], of_one_prompt: int) -> dict[str, Any]:
     """Tokens read and written; a prompt counts once for its `of_one_prompt` answers."""
     counters = [choice.result.counters for choice in choices]
-    prompt = sum(one.prompt_tokens for one in counters[::of_one_prompt])
-    cached = sum(one.reused_tokens for one in counters[::of_one_prompt])
+    prompts = Counters.total(counters[::of_one_prompt])
     generated = sum(one.generated_tokens for one in counters)
     return {
-        "prompt_tokens": prompt,
+        "prompt_tokens": prompts.prompt_tokens,
         "completion_tokens": generated,
-        "total_tokens": prompt + generated,
-        "prompt_tokens_details": {"cached_tokens": cached},
+        "total_tokens": prompts.prompt_tokens + generated,
+        "prompt_tokens_details": {"cached_tokens": prompts.reused_tokens},
         "completion_tokens_details": {
             "reasoning_tokens": sum(choice.thought_tokens for choice in choices)
         },
@@ -154,31 +152,24 @@ def usage(choices: Sequence[Choice], of_one_prompt: int) -> dict[str, Any]:
 
 def timings(choices: Sequence[Choice]) -> dict[str, Any]:
     """Speed, under the names that llama.cpp's server gives it, and where tokens came from."""
-    several = [choice.result.counters for choice in choices]
-    read = sum(one.prompt_tokens - one.reused_tokens for one in several)
-    prompt_s = sum(one.prompt_s for one in several)
-    decode_s = sum(one.decode_s for one in several)
-    drafted, accepted = Counter[str](), Counter[str]()
-    for one in several:
-        drafted.update(one.drafted_by)
-        accepted.update(one.accepted_by)
-    rounds = sum(one.rounds for one in several)
-    decoded = sum(one.accepted_tokens for one in several) + rounds
+    total = Counters.total(choice.result.counters for choice in choices)
+    prompt_ms, decode_ms = total.prompt_s * 1e3, total.decode_s * 1e3
+    read, decoded = total.prompt_tokens - total.reused_tokens, total.accepted_tokens + total.rounds
     return {
-        "cache_n": sum(one.reused_tokens for one in several),
+        "cache_n": total.reused_tokens,
         "prompt_n": read,
-        "prompt_ms": prompt_s * 1e3,
-        "prompt_per_token_ms": prompt_s * 1e3 / read if read else 0.0,
-        "prompt_per_second": read / prompt_s if prompt_s else 0.0,
-        "predicted_n": sum(one.generated_tokens for one in several),
-        "predicted_ms": decode_s * 1e3,
-        "predicted_per_token_ms": decode_s * 1e3 / decoded if decoded else 0.0,
-        "predicted_per_second": decoded / decode_s if decode_s else 0.0,
-        "draft_n": sum(one.drafted_tokens for one in several),
-        "draft_n_accepted": sum(one.accepted_tokens for one in several),
-        "drafted_by": dict(drafted),
-        "accepted_by": dict(accepted),
-        "acceptance_length": decoded / rounds if rounds else 1.0,
+        "prompt_ms": prompt_ms,
+        "prompt_per_token_ms": prompt_ms / read if read else 0.0,
+        "prompt_per_second": read / total.prompt_s if prompt_ms else 0.0,
+        "predicted_n": total.generated_tokens,
+        "predicted_ms": decode_ms,
+        "predicted_per_token_ms": decode_ms / decoded if decoded else 0.0,
+        "predicted_per_second": total.tokens_per_s,
+        "draft_n": total.drafted_tokens,
+        "draft_n_accepted": total.accepted_tokens,
+        "drafted_by": dict(total.drafted_by),
+        "accepted_by": dict(total.accepted_by),
+        "acceptance_length": total.acceptance_length,
     }
 
 
