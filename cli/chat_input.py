@@ -44,10 +44,9 @@ def read_messages(chat: Chat, ahead: ReadAhead) -> Iterator[str]:
 
     Raises KeyboardInterrupt when Ctrl-C was typed twice.
     """
-    return _typed(chat, ahead) if _is_typed() else _lines()
-
-
-def _lines() -> Iterator[str]:
+    if _is_typed():
+        yield from _typed(chat, ahead)
+        return
     failed = False
     for line in stdin_lines():
         if isinstance(line, UnsupportedError):

@@ -52,7 +52,6 @@ class Totals:
 
     answers: int = 0
     tokens: int = 0
-    rounds: int = 0
     decode_s: float = 0.0
     read_ahead: int = 0  # tokens that were read before a message was sent
     read_in_vain: int = 0  # of these, the ones that no message had
@@ -61,7 +60,6 @@ class Totals:
     def add(self, result: Result) -> None:
         self.answers += 1
         self.tokens += len(result.token_ids)
-        self.rounds += result.counters.rounds
         self.decode_s += result.counters.decode_s
 
 

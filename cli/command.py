@@ -169,7 +169,7 @@ class Command(TyperCommand):
     ) -> Any:
         """As usual; a wrong value names the variable it is of. Raises UnsupportedError.
 
-        That is for bytes that are no text.
+        That is for bytes of the command line that are no text, nor a file's name.
         """
         given = {arg.partition("=")[0] for arg in args}
         try:
@@ -181,7 +181,10 @@ class Command(TyperCommand):
             for kind, said in _KINDS.items():
                 problem.message = problem.message.replace(f"a valid {kind}", said)
             raise
-        _require_text(context.params)
+        for place, value in context.params.items():
+            for one in value if isinstance(value, list) else [value]:
+                if isinstance(one, str) and not one.isascii() and not os.path.exists(one):
+                    text_of(os.fsencode(one), f"the argument for {place.replace('_', '-')}")
         return context
 
     def invoke(self, ctx: Any) -> Any:
@@ -206,14 +209,6 @@ class Command(TyperCommand):
             if records:
                 with formatter.section(title):
                     formatter.write_dl(records, col_max=30 if formatter.width >= _NARROW else 4)
-
-
-def _require_text(values: dict[str, Any]) -> None:
-    """Raise UnsupportedError for bytes of the command line that are no text, nor a file's name."""
-    for name, value in values.items():
-        for one in value if isinstance(value, list) else [value]:
-            if isinstance(one, str) and not one.isascii() and not os.path.exists(one):
-                text_of(os.fsencode(one), f"the argument for {name.replace('_', '-')}")
 
 
 def _readable(names: str, is_argument: bool) -> str:

@@ -358,19 +358,15 @@ class PlanOptions(Given):
                 values[name] = read(values[name])
         if not values.get("mmproj"):
             values["mmproj"] = None if sees or more.get("images") else "none"
-        return Request(**{**values, **self._experts(values.get("override_tensor"))}, **more)
-
-    def _experts(self, named: tuple[str, ...] | None) -> dict[str, Any]:
-        """Tensors on devices of their own, where experts are kept on the host.
-
-        The first pattern that fits counts, so that those of --override-tensor go before.
-        """
-        layers = self.given.get("n_cpu_moe")
+        # The first pattern that fits counts, so that those of --override-tensor go before.
+        layers, named = self.given.get("n_cpu_moe"), values.get("override_tensor") or ()
         if self.given.get("cpu_moe"):
-            return {"override_tensor": (*(named or ()), experts_on_host())}
-        if layers:
-            return {"override_tensor": (*(named or ()), experts_on_host(min(layers, _MOST_LAYERS)))}
-        return {} if layers is None else {"override_tensor": named or ()}
+            values["override_tensor"] = (*named, experts_on_host())
+        elif layers:
+            values["override_tensor"] = (*named, experts_on_host(min(layers, _MOST_LAYERS)))
+        elif layers is not None:
+            values["override_tensor"] = named
+        return Request(**values, **more)
 
 
 def drafters_of(text: str) -> str:

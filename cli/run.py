@@ -29,7 +29,6 @@ from edgespec.paths import read_stdin, read_text
 if TYPE_CHECKING:
     from edgespec.decode.engine import Engine, Prompt
     from edgespec.decode.generation import Result
-    from edgespec.measure.noise import Divergence
     from edgespec.memory.plan.plan import Plan
     from edgespec.memory.plan.request import Request
     from edgespec.models.chat import ChatMessage
@@ -289,7 +288,7 @@ def _check(
     images = arguments["images"]
     ids = engine.encode(prompt, raw=bool(arguments["raw"]), images=images)
     compared = min(len(plain.token_ids), len(result.token_ids))
-    divergence: Divergence | None = find_divergence(
+    divergence = find_divergence(
         engine.backend,
         ids,
         plain.token_ids[:compared],

@@ -18,18 +18,11 @@ _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]
 
 @dataclass(frozen=True, slots=True)
 class AuthSettings:
-    """Who may use a server.
+    """Who may use a server; without a key everybody who reaches it."""
 
-    Args:
-        keys: as `checked_keys` returns them; without one everybody who reaches the server may use
-            it.
-        origins: of web pages that browsers may let use it, besides its own; "*" is all.
-        hosts: names it is reached by besides those of this machine; None takes any name.
-    """
-
-    keys: Sequence[str] = ()
-    origins: Sequence[str] = ()
-    hosts: Sequence[str] | None = None
+    keys: Sequence[str] = ()  # as `checked_keys` returns them
+    origins: Sequence[str] = ()  # of web pages that browsers may let use it besides its own, or "*"
+    hosts: Sequence[str] | None = None  # besides those of this machine; None takes any name
 
     def has_key(self, sent: str) -> bool:
         """Whether it is one of the keys. All are compared, so that the time says nothing."""

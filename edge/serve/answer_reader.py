@@ -21,7 +21,7 @@ import math
 import re
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, TypeVar
 
 from edgespec.decode.generation import Chunk, Result, ToolCall, joined_calls
@@ -69,17 +69,11 @@ _LONGEST_HEADER = 512  # characters, from the marker of a call to its arguments 
 
 @dataclass(frozen=True, slots=True)
 class _Notation:
-    """What counts where the end of a value is looked for.
+    """What counts where the end of a value is looked for."""
 
-    Args:
-        outside: brackets, quotes, and what can only stand in a text.
-        inside: by quote, its end and what is none though it looks like it.
-        size: characters of the longest of these.
-    """
-
-    outside: re.Pattern[str]
-    inside: Mapping[str, re.Pattern[str]]
-    size: int
+    outside: re.Pattern[str]  # brackets, quotes, and what can only stand in a text
+    inside: Mapping[str, re.Pattern[str]]  # by quote, its end and what is none though it looks so
+    size: int  # characters of the longest of these
 
 
 _QUOTE_ENDS = {quote: re.compile(rf"\\.|{quote}", re.DOTALL) for quote in ('"', "'")}
@@ -88,40 +82,27 @@ _PYTHON = _Notation(re.compile(r"[\"'{}\[\]()`]"), _QUOTE_ENDS, 2)
 _GEMMA = _Notation(re.compile(r'<\|"\|>|[{}\[\]]'), {'<|"|>': re.compile(r'<\|"\|>')}, 5)
 
 
+@dataclass(eq=False)
 class AnswerReader:
     """Reads one answer; without any arguments all of it but a thought is text.
 
     An answer that begins with JSON is looked at when it is complete: calls alone, or a text. So is
     one that is a block of code with JSON, as Qwen2.5 Coder writes its calls.
-
-    Args:
-        formats: the ways calls are written.
-        schemas: of the arguments of the tools that were offered, by their names.
-        most: calls that are taken; further ones are left out.
-        is_calls: the answer is calls and nothing else, as its grammar makes it: it has no thought.
-        tags: of a thought, with which an answer may begin.
-        within: the prompt ended within a thought.
-        is_marked: what is JSON alone is no call.
-        is_text: the prompt goes on in the text of an answer, where others have a header.
     """
 
-    def __init__(
-        self,
-        formats: Sequence[ToolFormat] = (),
-        schemas: Mapping[str, Mapping[str, Any]] | None = None,
-        *,
-        most: int = 0,
-        is_calls: bool = False,
-        tags: ThinkTags = THINK,
-        within: bool = False,
-        is_text: bool = False,
-        is_marked: bool = False,
-    ) -> None:
-        self._schemas, self._most, self._is_calls = schemas or {}, most, is_calls
-        self._formats, self._tags, self._within = formats, tags, within
-        self._is_text, self._is_marked = is_text, is_marked
+    formats: Sequence[ToolFormat] = ()  # the ways calls are written
+    # Of the arguments of the tools that were offered, by their names.
+    schemas: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    most: int = 0  # calls that are taken; further ones are left out
+    is_calls: bool = False  # and nothing else, as its grammar makes it: it has no thought
+    tags: ThinkTags = THINK  # of a thought, with which an answer may begin
+    within: bool = False  # the prompt ended within a thought
+    is_text: bool = False  # the prompt goes on in the text of an answer, where others have a header
+    is_marked: bool = False  # what is JSON alone is no call
+
+    def __post_init__(self) -> None:
         # The first one of several formats that begin alike.
-        self._openings = {text: how for how in reversed(formats) for text in openings(how)}
+        self._openings = {text: how for how in reversed(self.formats) for text in openings(how)}
         self._text, self._place = "", 0  # what is held, and how much of it was dealt with
         self._is_whole = False  # no more text comes
         self._said: dict[str, list[str]] = {TEXT: [], THOUGHT: []}
@@ -131,7 +112,7 @@ class AnswerReader:
         self._sent = 0  # how much of the text was given as these
         self._steps = self._read()
         self._deltas = list[Delta]()  # all that was found so far
-        self._thinks = within
+        self._thinks = self.within
         self._num_tokens = self._thought_tokens = 0
 
     def read(self, chunks: Sequence[Chunk]) -> Delta:
@@ -172,8 +153,8 @@ class AnswerReader:
         return delta
 
     def _read(self) -> Steps[None]:
-        if HARMONY in self._formats:  # messages, each on its channel
-            kind: str = TEXT if self._is_text else (yield from self._header())
+        if HARMONY in self.formats:  # messages, each on its channel
+            kind: str = TEXT if self.is_text else (yield from self._header())
             self._thinks = kind == THOUGHT
             while (marker := (yield from self._until(_ENDS, kind))) is not None:
                 self._place = yield from self._skip(self._place)
@@ -181,9 +162,9 @@ class AnswerReader:
                 kind = yield from self._header()
                 self._thinks = kind == THOUGHT
             return
-        if not self._is_calls:
+        if not self.is_calls:
             yield from self._thought()
-        if self._schemas and not self._is_marked:
+        if self.schemas and not self.is_marked:
             yield from self._alone()
         while True:
             self._forget()
@@ -300,12 +281,12 @@ class AnswerReader:
     # -- calls -----------------------------------------------------------------------------
 
     def _give(self, calls: Sequence[ToolCall]) -> None:
-        self._calls += calls[: max(0, self._most - self._found)]
+        self._calls += calls[: max(0, self.most - self._found)]
         self._found += len(calls)
 
     def _begin(self, name: str, place: int) -> OpenCall:
         """A call whose arguments are given as they are written, from a place on."""
-        self._open, self._sent = OpenCall(name, is_left_out=self._found >= self._most), place
+        self._open, self._sent = OpenCall(name, is_left_out=self._found >= self.most), place
         self._found += 1
         return self._open
 
@@ -325,7 +306,7 @@ class AnswerReader:
         """The name of an offered tool that a model means."""
         short = name.removeprefix("functions.")
         return next(
-            (one for one in (name, short, re.sub(r":\d+$", "", short)) if one in self._schemas),
+            (one for one in (name, short, re.sub(r":\d+$", "", short)) if one in self.schemas),
             None,
         )
 
@@ -335,8 +316,8 @@ class AnswerReader:
         for opening in self._openings:
             if (yield from self._has(opening, start)):
                 return
-        if self._is_calls and self._text[start : start + 1] in ("{", "["):
-            self._place = yield from self._json_calls(replace(self._formats[0], closing=""), start)
+        if self.is_calls and self._text[start : start + 1] in ("{", "["):
+            self._place = yield from self._json_calls(replace(self.formats[0], closing=""), start)
             return
         is_code = yield from self._has(_CODE_FENCE, start)
         is_fenced = not is_code and (yield from self._has(_JSON_FENCE, start))
@@ -583,7 +564,7 @@ class AnswerReader:
 
     def _tagged(self, how: ToolFormat, name: str, place: int) -> Steps[int]:
         """The place after a call whose arguments stand between tags."""
-        schema = self._schemas[name]
+        schema = self.schemas[name]
         properties = schema.get("properties")
         known = properties if isinstance(properties, dict) else {}
         arguments, is_whole = dict[str, Any](), True
@@ -633,13 +614,13 @@ class AnswerReader:
     def _thought(self) -> Steps[None]:
         """A thought at the beginning, without the white space around it."""
         place = yield from self._skip(0)
-        if not self._within:
-            if not (yield from self._has(self._tags.opening, place)):
+        if not self.within:
+            if not (yield from self._has(self.tags.opening, place)):
                 return
-            place += len(self._tags.opening)
+            place += len(self.tags.opening)
         self._thinks = True
         self._place = yield from self._skip(place)
-        closing, markers = self._tags.closing, list(self._openings) if self._schemas else []
+        closing, markers = self.tags.closing, list(self._openings) if self.schemas else []
         while marker := (yield from self._until([closing, *markers], THOUGHT)):
             place = self._text.index(marker, self._place)
             # Some models forget the tag before a call. In a thought that ends later it is thought.
@@ -669,7 +650,7 @@ class AnswerReader:
             return self._no_header()
         self._place = len(header) + len(_MESSAGE)
         recipient = _RECIPIENT.search(header)
-        if recipient and recipient[1] in self._schemas:
+        if recipient and recipient[1] in self.schemas:
             start = yield from self._skip(self._place)
             self._place = yield from self._braced(HARMONY, recipient[1], start)
             return TEXT
@@ -751,21 +732,21 @@ class JsonRepair:
     )
 
     def __init__(self) -> None:
-        self._held, self._is_text = "", False
+        self._held, self.is_text = "", False
         self._last, self._comma = "", ""  # the last token, and what waits for the next value
 
     def push(self, text: str, *, is_last: bool = False) -> str:
         """More of it. A word or an escape that may go on waits, and a comma for what follows it."""
         text, place, made = self._held + text, 0, list[str]()
-        while found := (self._PART if self._is_text else self._TOKEN).match(text, place):
+        while found := (self._PART if self.is_text else self._TOKEN).match(text, place):
             token, end = found[0], found.end()
             if not is_last and (
                 self._BEGUN.match(text, place)
-                if self._is_text
+                if self.is_text
                 else end == len(text) and token not in '"{}[],:' and not token.isspace()
             ):
                 break
-            made.append(self._in_text(token) if self._is_text else self._outside(token))
+            made.append(self._in_text(token) if self.is_text else self._outside(token))
             place = end
         self._held = text[place:]
         return "".join(made)
@@ -775,7 +756,7 @@ class JsonRepair:
 
     def _in_text(self, token: str) -> str:
         if token == '"':
-            self._is_text = False
+            self.is_text = False
         elif token[0] == "\\" and len(token) < 12:
             if re.match(r"\\u[dD][89a-fA-F]", token):
                 return "\ufffd"
@@ -797,7 +778,7 @@ class JsonRepair:
             self._comma = "" if last in ("{", "[") else ","
             return before
         before += self._comma.replace(",", "") if ends else self._comma
-        self._comma, self._is_text = "", token == '"'
+        self._comma, self.is_text = "", token == '"'
         return before + (token if token in '"{}[]:' else _literal(token))
 
 

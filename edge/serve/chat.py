@@ -220,17 +220,6 @@ def _function(fields: Fields) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def instructions(tools: Sequence[dict[str, Any]]) -> str:
-    """What a model is told of tools whose template knows of none: Hermes' way to call them."""
-    lines = "\n".join(json.dumps(one, ensure_ascii=False) for one in tools)
-    return (
-        "You may call functions to help with the request. Their signatures are within <tools>:\n"
-        f"<tools>\n{lines}\n</tools>\n"
-        "For each call write a JSON object with name and arguments within <tool_call>:\n"
-        '<tool_call>\n{"name": "...", "arguments": {...}}\n</tool_call>'
-    )
-
-
 # -- a request -----------------------------------------------------------------------------
 
 
@@ -596,7 +585,14 @@ def _without_tools(messages: Sequence[Message], tools: Tools) -> list[dict[str, 
         made.append(dict(message))
     if not tools.offered:
         return made
-    about = instructions(tools.offered)
+    # What a model is told of tools whose template knows of none: Hermes' way to call them.
+    lines = "\n".join(json.dumps(one, ensure_ascii=False) for one in tools.offered)
+    about = (
+        "You may call functions to help with the request. Their signatures are within <tools>:\n"
+        f"<tools>\n{lines}\n</tools>\n"
+        "For each call write a JSON object with name and arguments within <tool_call>:\n"
+        '<tool_call>\n{"name": "...", "arguments": {...}}\n</tool_call>'
+    )
     if made[0]["role"] == "system":
         made[0]["content"] += f"\n\n{about}"
         return made

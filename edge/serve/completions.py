@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import nan
 from typing import Any, NamedTuple
 
-from edgespec.backends.base import FillsIn, FillTokens, Tokenizer
+from edgespec.backends.base import FillsIn, Tokenizer
 from edgespec.decode.generation import Chunk
 from edgespec.decode.options import GenerationOptions
 from edgespec.sampling.chain import TokenLogprob
@@ -266,8 +266,15 @@ def fill_ids(
         return tokenizer.encode(text, add_special=False) if text else []
 
     begin = tokenizer.encode("")
-    before, after = ids_of(gap.prefix), ids_of(gap.suffix)
-    others = _files(gap.files, tokens, ids_of)
+    before, after, others = ids_of(gap.prefix), ids_of(gap.suffix), list[int]()
+    if gap.files and tokens.repository >= 0:
+        others += [tokens.repository, *ids_of(f"{_REPOSITORY}\n")]
+    # Behind the last of the other files it is said that the gap is in another one.
+    for name, text in [*gap.files, (_CURRENT, "")] if gap.files else ():
+        if tokens.file >= 0:
+            others += [tokens.file, *ids_of(f"{name or _NAMELESS}\n{text}")]
+        else:
+            others += ids_of(f"{text}\n\n")
     whole = len(before) + len(after) + len(others)
     left = whole if room is None else max(0, room - len(begin) - 3)
     # The text before the gap has its part first, then that after it, then other files.
@@ -277,20 +284,3 @@ def fill_ids(
     ids = [*begin, *others[len(others) - num_others :], tokens.prefix]
     ids += [*before[len(before) - num_before :], tokens.suffix, *after[:num_after], tokens.middle]
     return ids, num_after + num_before + num_others < whole
-
-
-def _files(
-    files: Sequence[tuple[str, str]], tokens: FillTokens, ids_of: Callable[[str], list[int]]
-) -> list[int]:
-    """Ids of other files, and of what says that the gap is in another one."""
-    if not files:
-        return []
-    ids: list[int] = []
-    if tokens.repository >= 0:
-        ids += [tokens.repository, *ids_of(f"{_REPOSITORY}\n")]
-    for name, text in [*files, (_CURRENT, "")]:
-        if tokens.file >= 0:
-            ids += [tokens.file, *ids_of(f"{name or _NAMELESS}\n{text}")]
-        else:
-            ids += ids_of(f"{text}\n\n")
-    return ids

@@ -14,6 +14,7 @@ from edgespec.serve.parsing import (
     ApiError,
     Fields,
     ServedModel,
+    api_error_of,
     json_bytes,
     shown,
 )
@@ -26,11 +27,7 @@ _MOST_TEXTS = 4096  # of a request
 
 
 class EmbeddingService:
-    """An embedder that answers requests; it is closed with this.
-
-    Args:
-        name: what answers call the model.
-    """
+    """An embedder that answers requests in the name of a model; it is closed with this."""
 
     def __init__(self, embedder: Embedder, name: str = "edgespec") -> None:
         self.embedder, self.name, self.plan = embedder, name, embedder.chosen
@@ -67,8 +64,7 @@ class EmbeddingService:
         try:
             yield self.embedder
         except ContextFullError as problem:
-            message = f"{problem} ({problem.hint})"
-            raise ApiError(message, param="input", code="context_length_exceeded") from problem
+            raise api_error_of(problem, "input") from problem
         finally:
             with self._lock:
                 self._running -= 1

@@ -27,15 +27,10 @@ _MAX_TOKENS = ("n_predict", "max_completion_tokens", "max_tokens")
 _MOST = 1 << 31
 _MOST_PATHS, _MOST_PATH_CHARS = 64, 256  # of `response_fields`
 # What would change an answer, by the values that ask for nothing.
-_NOTHING: tuple[tuple[str, tuple[Any, ...]], ...] = (
-    ("adaptive_target", (-1, -1.0)),
-    ("grammar_lazy", (False,)),
-    ("image_data", ([],)),
-    ("min_keep", (0,)),
-    ("penalize_nl", (False,)),
-    ("post_sampling_probs", (False,)),
-    ("tfs_z", (1, 1.0)),
-)
+_NOTHING: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("grammar_lazy", "penalize_nl", "post_sampling_probs"), (False,)),
+    **{"adaptive_target": (-1, -1.0), "image_data": ([],), "min_keep": (0,), "tfs_z": (1, 1.0)},
+}
 # What changes no token: where the cache is, how contexts are shifted (they never are here), what
 # else is told. `n_indent` and `t_max_prompt_ms`, which editors send, would only stop sooner.
 _IGNORED = (
@@ -101,38 +96,27 @@ def _asked(
         most_s=most_ms / 1e3 if most_ms > 0 else None,
         paths=paths,
     )
-    for name, values in _NOTHING:
+    for name, values in _NOTHING.items():
         fields.only(name, *values)
     fields.ignore(*_IGNORED)
     return asked
 
 
+@dataclass(frozen=True, slots=True)
 class LlamaSerializer(Serializer):
-    """Answers to one request.
-
-    Args:
-        asked: what is told, and what is not.
-        tokens: tells logprobs, where there are any.
-        generations: by answer.
-        is_cut: whether texts of the prompt were left out.
-    """
+    """Answers to one request."""
 
     names_events = True
 
-    def __init__(
-        self,
-        model: str,
-        asked: LlamaRequest,
-        tokens: ToldTokens,
-        generations: Sequence[Generation],
-        is_cut: bool,
-    ) -> None:
-        self._model, self._tokens, self._asked = model, tokens, asked
-        self._generations, self._is_cut = generations, is_cut
+    model: str
+    asked: LlamaRequest  # what is told, and what is not
+    tokens: ToldTokens  # tells logprobs, where there are any
+    generations: Sequence[Generation]  # by answer
+    is_cut: bool  # texts of the prompt were left out
 
     def add(self, index: int, delta: Delta, chunks: Sequence[Chunk]) -> list[dict[str, Any]]:
         ids = [token for chunk in chunks for token in chunk.token_ids]
-        if self._asked.only_reads or not (delta.content or ids):
+        if self.asked.only_reads or not (delta.content or ids):
             return []
         told = self._probabilities([one for chunk in chunks for one in chunk.logprobs])
         return [{"index": index, "content": delta.content, "tokens": ids, "stop": False, **told}]
@@ -148,13 +132,13 @@ class LlamaSerializer(Serializer):
         return told[0] if len(told) == 1 else told
 
     def _probabilities(self, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
-        told = logprobs and not self._asked.only_reads
-        return {"completion_probabilities": self._tokens.entries(logprobs)} if told else {}
+        told = logprobs and not self.asked.only_reads
+        return {"completion_probabilities": self.tokens.entries(logprobs)} if told else {}
 
     def _final(self, choice: Choice, content: str, **more: Any) -> dict[str, Any]:
-        if self._asked.only_reads:
+        if self.asked.only_reads:
             choice, content = unwritten(choice), ""
-        if not self._generations[choice.index].ran_out:
+        if not self.generations[choice.index].ran_out:
             choice.check_complete()
         result, counters = choice.result, choice.result.counters
         ends = "eos" if result.finish_reason == "stop" else "limit"
@@ -162,20 +146,20 @@ class LlamaSerializer(Serializer):
             "index": choice.index,
             "content": content,
             "stop": True,
-            "model": self._model,
+            "model": self.model,
             "tokens_predicted": counters.generated_tokens,
             "tokens_evaluated": counters.prompt_tokens,
-            "truncated": self._is_cut or result.finish_reason == "context_full",
+            "truncated": self.is_cut or result.finish_reason == "context_full",
             "stop_type": ends if result.stop_string is None else "word",
             "stopping_word": result.stop_string or "",
             "tokens_cached": counters.prompt_tokens + max(0, counters.generated_tokens - 1),
             "timings": timings([choice]),
             **more,
         }
-        if not self._asked.paths:
+        if not self.asked.paths:
             return document
         found: dict[str, Any] = {}
-        for path in self._asked.paths:  # "a/b" is b of a; what is not there is left out
+        for path in self.asked.paths:  # "a/b" is b of a; what is not there is left out
             value: Any = document
             for name in path.split("/"):
                 value = value.get(name) if isinstance(value, dict) else None

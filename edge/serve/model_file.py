@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -24,33 +25,19 @@ from edgespec.setup.model_sets import Planned, Sizes, beside, plan_beside
 from edgespec.setup.planning import prepare_kernels
 
 
+@dataclass(eq=False)
 class ModelFile:
-    """One that can be loaded: it answers chats, or makes embeddings.
+    """One that can be loaded: it answers chats, or makes embeddings."""
 
-    Args:
-        names: as clients ask for it.
-        path: of the file, or of a folder.
-        request: how it is loaded.
-        machine: as it is before any model is loaded.
-        shared: what all models of a server have in common.
-        defaults: settings of answers, by what the file says.
-    """
-
+    names: Sequence[str]  # as clients ask for it
+    path: Path  # of the file, or of a folder
+    request: Request  # how it is loaded
+    machine: Machine  # as it is before any model is loaded
+    # What all models of a server have in common.
+    shared: Shared = field(default_factory=lambda: Shared(Limits()))
+    defaults: Callable[[ModelSpec], Defaults] = lambda _: Defaults()  # by what the file says
     planned: Planned | None = None  # with others already, or alone when it is asked for
     _spec: ModelSpec | None = None
-
-    def __init__(
-        self,
-        names: Sequence[str],
-        path: Path,
-        request: Request,
-        machine: Machine,
-        shared: Shared | None = None,
-        defaults: Callable[[ModelSpec], Defaults] = lambda _: Defaults(),
-    ) -> None:
-        self.names, self.path = tuple(names), path
-        self._request, self._machine, self._shared = request, machine, shared or Shared(Limits())
-        self._defaults = defaults
 
     @property
     def spec(self) -> ModelSpec:
@@ -62,16 +49,16 @@ class ModelFile:
     def kind(self) -> str:
         """What the file says; a chat where it cannot be read, which its load will tell."""
         try:
-            return EMBED if embeds(self.spec, self._request.pooling) else CHAT
+            return EMBED if embeds(self.spec, self.request.pooling) else CHAT
         except EdgespecError:
             return CHAT
 
     @property
     def setup(self) -> ServedModel:
         """What requests are held against. Raises as `read_model`."""
-        spec, limits = self.spec, self._shared.limits
+        spec, limits = self.spec, self.shared.limits
         size = self.about.get("context_length") or spec.context_length
-        return ServedModel(self.names, size, self._defaults(spec), limits)
+        return ServedModel(tuple(self.names), size, self.defaults(spec), limits)
 
     @property
     def sizes(self) -> Sizes | None:
@@ -81,9 +68,9 @@ class ModelFile:
     def plan(self, pinned: Sequence[Sizes]) -> None:
         """Plan it for a process in which these stay. Raises as `make_run_plan`."""
         self._spec = spec = read_model(self.path)
-        if not embeds(spec, self._request.pooling):
-            prepare_kernels(spec, self._request)
-        made, _ = plan_beside(spec, self._request, self._machine, pinned)
+        if not embeds(spec, self.request.pooling):
+            prepare_kernels(spec, self.request)
+        made, _ = plan_beside(spec, self.request, self.machine, pinned)
         self.planned = Planned.of(spec, made)
 
     @property
@@ -102,7 +89,7 @@ class ModelFile:
     @cached_property
     def _may_take(self) -> Mapping[str, bool] | None:
         """What its projector takes, as far as files tell before it is planned."""
-        asked = self._request.mmproj
+        asked = self.request.mmproj
         path = projector_beside(self.path) if asked is None else Path(asked)
         if path is None or str(asked) == "none":
             return None
@@ -125,10 +112,10 @@ class ModelFile:
             return Service(
                 engine,
                 names=self.names,
-                defaults=self._defaults(one.spec),
+                defaults=self.defaults(one.spec),
                 plan=one.plan,
                 file_name=self.path.name,
-                shared=self._shared,
+                shared=self.shared,
                 owns_engine=True,
             )
         except BaseException:

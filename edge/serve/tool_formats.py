@@ -38,37 +38,22 @@ _PIECE = re.compile(r"(?<!<)(?=<)|(?=\[[A-Z_/]{2,40}\])")  # before a marker
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """One way to write calls; white space at the ends of markers is as good as none.
+    """One way to write calls; white space at the ends of markers is as good as none."""
 
-    Args:
-        name: of the family, or of the kind where it was read out of a template.
-        kind: see above.
-        opening: what comes before a call, or before the first one of several.
-        begin: what comes before each call besides, or "".
-        after: what stands between the name and the arguments.
-        key: what comes before the key of an argument.
-        value: what stands between key and value.
-        value_end: what comes after a value.
-        closing: what comes after each call.
-        last: what comes after the last call besides.
-        fields: of the name and of the arguments, in JSON; the name itself is a key where "".
-        is_list: calls in JSON are the items of one list.
-        text: what comes before a text, where one has a header as calls have.
-    """
-
-    name: str
-    kind: str
-    opening: str
-    begin: str = ""
-    after: str = ""
-    key: str = ""
-    value: str = ""
-    value_end: str = ""
-    closing: str = ""
-    last: str = ""
+    name: str  # of the family, or of the kind where it was read out of a template
+    kind: str  # see above
+    opening: str  # what comes before a call, or before the first one of several
+    begin: str = ""  # what comes before each call besides
+    after: str = ""  # what stands between the name and the arguments
+    key: str = ""  # what comes before the key of an argument
+    value: str = ""  # what stands between key and value
+    value_end: str = ""  # what comes after a value
+    closing: str = ""  # what comes after each call
+    last: str = ""  # what comes after the last call besides
+    # Of the name and of the arguments, in JSON; the name itself is a key where "".
     fields: tuple[str, str] = ("name", "arguments")
-    is_list: bool = False
-    text: str = ""
+    is_list: bool = False  # calls in JSON are the items of one list
+    text: str = ""  # what comes before a text, where one has a header as calls have
 
     @property
     def markers(self) -> frozenset[str]:

@@ -174,25 +174,24 @@ def read_beginning(repository: Repository, path: str, start: int, end: int) -> b
     return part.getvalue()
 
 
+@dataclass
 class _Limited:
     """A file as `http_get` writes it: tells how far it is, and takes no more than was announced."""
 
-    def __init__(
-        self, file: IO[bytes], most_bytes: int, tell: Callable[[int], None] | None = None
-    ) -> None:
-        self._file, self._most_bytes, self._tell = file, most_bytes, tell
+    file: IO[bytes]
+    most_bytes: int
+    told: Callable[[int], object] = lambda _: None
 
     def write(self, data: bytes) -> int:
-        written = self._file.write(data)
-        position = self._file.tell()
-        if position > self._most_bytes:
+        written = self.file.write(data)
+        position = self.file.tell()
+        if position > self.most_bytes:
             raise DownloadError("the server sends more than was asked for", hint=_ALONE)
-        if self._tell is not None:
-            self._tell(position)
+        self.told(position)
         return written
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._file, name)
+        return getattr(self.file, name)
 
 
 def _get(
