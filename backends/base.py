@@ -223,6 +223,14 @@ class KeepsStates(Protocol):
 
 
 @runtime_checkable
+class KeepsLogits(Protocol):
+    """A sequence whose last logits are still there where no step was made since."""
+
+    def last_logits(self) -> Logits | None:
+        """Those behind its last token, [V]: a view that the next step overwrites; None: gone."""
+
+
+@runtime_checkable
 class ReleasesThreads(Protocol):
     """A backend that keeps something ready for whoever makes its steps, such as threads."""
 

@@ -294,7 +294,7 @@ def stoppable() -> Iterator[threading.Event]:
         signal.signal(signal.SIGINT, before)
 
 
-_ALIASES = {"/?": "/help", "/bye": "/exit", "/quit": "/exit"}  # Ollama's and llama.cpp's words
+ALIASES = {"/?": "/help", "/bye": "/exit", "/quit": "/exit"}  # Ollama's and llama.cpp's words
 _HELP_HINT = "/help lists the commands; begin a message with // if it should start with a slash"
 
 
@@ -303,12 +303,12 @@ def handle(chat: Chat, text: str) -> None:
 
     Raises EdgespecError; nothing is lost then.
     """
-    name, argument = split_command(text, {*COMMANDS, *_ALIASES})
+    name, argument = split_command(text, {*COMMANDS, *ALIASES})
     if not name:
         if argument:
             chat.say(argument, instead=chat.next_line.replaces)
         return
-    name = _ALIASES.get(name, name)
+    name = ALIASES.get(name, name)
     if name not in COMMANDS:
         raise UnsupportedError(f"there is no command {printable(name)[:40]}", hint=_HELP_HINT)
     action, _ = COMMANDS[name]

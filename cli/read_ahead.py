@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import threading
 from typing import TYPE_CHECKING
 
@@ -15,7 +14,6 @@ AUTO, ON, OFF = "auto", "on", "off"
 # Without a key. Reading ends behind a piece of 64 tokens, which takes 0.17 s on SmolLM2 and 0.6 s
 # on a 1.5B (two cores of a Zen 3): with a shorter wait each key would find one under way.
 _QUIET_S = 0.3
-_LAST_WORD = re.compile(r"\s*\S*\Z")  # which may go on, and be other tokens then
 
 
 class ReadAhead:
@@ -59,16 +57,18 @@ class ReadAhead:
         self._cancel.set()
 
     def _read(self, text: str, cancel: threading.Event) -> None:
+        from edgespec.cli.chat_loop import ALIASES, COMMANDS, split_command
+
         chat = self._chat
         with self._reading:
             if cancel.is_set() or chat.next_line.replaces or chat.images:
                 return
-            words = _LAST_WORD.sub("", text)
-            if words.startswith("/") and not words.startswith("//"):
+            name, message = split_command(text, {*COMMANDS, *ALIASES})
+            if name:
                 return
             if not chat.engine.backend.capabilities.truncate:
-                words = ""  # a part of a message is no place that it could go back to
+                message = ""  # a part of it is no place that it could go back to
             try:
-                chat.read_ahead(words.removeprefix("/"), cancel)
+                chat.read_ahead(message, cancel)
             except EdgespecError:
                 pass  # who sends it is told

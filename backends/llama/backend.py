@@ -63,6 +63,8 @@ class LlamaSequence:
         self._pending: list[int] = []  # accepted tokens that the next step feeds again
         self._tree: DraftTree | None = None  # verified and not committed yet
         self._stops: Sequence[int] = ()  # where the state is to be kept
+        # The step of the context that ended with a prefill of this sequence, and the length then.
+        self._prefilled = (-1, 0)
 
     # -- Backend protocol ------------------------------------------------------------------
 
@@ -102,6 +104,14 @@ class LlamaSequence:
         piece = self.fill_piece(self._shared.prompt, tokens, 0)
         self._shared.decode(self._shared.prompt, len(piece))
         self.has_read(piece)
+        self._prefilled = self._context.num_steps, self._length
+        logits: Logits = self._context.rows(1)[0]
+        return logits
+
+    def last_logits(self) -> Logits | None:
+        """As of `KeepsLogits`: those of a prefill."""
+        if self._prefilled != (self._context.num_steps, self.length):
+            return None
         logits: Logits = self._context.rows(1)[0]
         return logits
 
@@ -195,7 +205,7 @@ class LlamaSequence:
         if kept and not (self.capabilities.truncate or is_here):
             self._shared.states.put_back(source.number, kept, self.number)
         self._images = [one for one in self._images if one[0] < kept]
-        self._length = kept
+        self._length, self._prefilled = kept, (-1, 0)
         self._shared.states.drop(self.number, kept + 1)
         if kept:
             self._context.remove(self.number, self._position)
@@ -255,6 +265,7 @@ class LlamaSequence:
     ) -> None:
         """Replace the cells and states by those of `save_cache`, or those from `start` on."""
         self.truncate(start)
+        self._prefilled = (-1, 0)
         number = self._context.spare if start else self.number
         assert self._length == start and number is not None, "a cache that can be split"
         ids = (self._context.lib.llama_token * len(tokens))()

@@ -48,6 +48,7 @@ class LlamaContext:
     handle: Any = None
     buffer_bytes: dict[str, int]  # that llama.cpp says it allocated
     contention = 1.0  # how many times more threads the settings have than the last step had
+    num_steps = 0  # so far
     vision: Vision | None = None  # where it has a projector
     spare: int | None = None  # a sequence id for parts of a cache, where it can be split
     outputs: BlockOutputs | None = None  # of the layers that its head reads
@@ -319,6 +320,7 @@ class LlamaContext:
                 self.contention = contention
             if self.outputs is not None:
                 self.outputs.begin()
+            self.num_steps += 1
             status = function(self.handle, batch)
         finally:
             TEAMS.leave()

@@ -280,7 +280,7 @@ class Engine(Target):
             cancel=asked.cancel,
             vocab_size=self.vocab_size,
             counters=Counters(prompt_tokens=len(ids)),
-            speculates=asked.speculate and not asked.ahead,
+            speculates=asked.speculate,
             history=asked.history,
             salt=asked.cache_salt + (f" {scales}" if scales != self._scales else ""),
             scales=scales,

@@ -107,7 +107,7 @@ class GenerationOptions:
             `Result.tool_calls`, and their parts in those of chunks; nothing is called.
         tool_choice: "auto", "none", "required", or the name of the tool that must be called.
         ahead: the prompt is read before anybody asks: in small pieces, behind each of which it can
-            be stopped, and no drafter learns it.
+            be stopped, and no drafter learns what nobody asks.
         lora: how much of each adapter the model has, by its place among those it was loaded with;
             those that are left out count 0. None: the scales of the load.
     """

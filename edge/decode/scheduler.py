@@ -296,20 +296,35 @@ class Scheduler:
                     self._fail(job, problem)
                 return
         self._end_cancelled()
+        has_written = False
         while (one := self._admitted()) is not None:
-            self._begin(one)
-        if jobs:
+            has_written |= self._begin(one)
+        if jobs and not has_written:
             self._turn()
 
-    def _begin(self, job: Job) -> None:
+    def _begin(self, job: Job) -> bool:
+        """Let one begin; whether it has its first token, as all of its prompt was read before."""
         try:
             self._slots.adapt(job.scales)
             job.target.begin(job)
         except Exception as problem:
             self._fail(job, problem)
-        else:
-            if job.state is None:  # it was cancelled meanwhile
-                self._end(job)
+            return False
+        if job.state is None:  # it was cancelled meanwhile
+            self._end(job)
+            return False
+        if job.is_reading:
+            return False
+        self._write_first(job)
+        return True
+
+    def _write_first(self, job: Job) -> None:
+        """The first token of one whose prompt is in the cache."""
+        try:
+            outcome: Outcome = job.sequence.first()
+        except Exception as problem:
+            outcome = problem
+        self._process(job, outcome)
 
     def _admitted(self) -> Job | None:
         """Who begins, if there is room and no other prefill brings more of its prompt."""
@@ -418,11 +433,7 @@ class Scheduler:
             self._process(job, outcome)
         for job in reading[: len(chunks)]:
             if not job.is_reading:
-                try:
-                    outcome = job.sequence.first()
-                except Exception as problem:
-                    outcome = problem
-                self._process(job, outcome)
+                self._write_first(job)
 
     def _chunks(
         self, reading: Sequence[Job], num_nodes: int, num_writing: int

@@ -92,6 +92,7 @@ class Session:
             self.system = self._messages.pop(0)["content"]
         self._hidden = 0  # messages that the model does not see any more
         self._known = KnownText()
+        self._encoded: tuple[str, list[int]] | None = None  # the last prompt: it may come again
 
     # -- what was said ---------------------------------------------------------------------
 
@@ -398,9 +399,11 @@ class Session:
         else:
             text = engine.prompt_text(said)
         images = shown_in(text, self._images.values())
-        respelled = partial(engine.respelled, salt=asked.cache_salt)
-        ids = self._known.encode(text, engine.shown("", images), respelled)
-        ids = engine.encode(ids, images=images)
+        if self._encoded is None or text != self._encoded[0]:
+            respelled = partial(engine.respelled, salt=asked.cache_salt)
+            ids = self._known.encode(text, engine.shown("", images), respelled)
+            self._encoded = text, engine.encode(ids, images=images)
+        ids = [*self._encoded[1]]
         asked = replace(asked, images=(*asked.images, *images))
         return _Prompt(text, ids, hidden, asked, make_reader)
 

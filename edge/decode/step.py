@@ -34,6 +34,7 @@ from edgespec.backends.base import (
     Grammar,
     HoldsSequences,
     ImageRun,
+    KeepsLogits,
     KeepsStates,
     Logits,
     SeesImages,
@@ -492,12 +493,23 @@ class SequenceState:
         return len(self._tokens) - max(0, self._end)
 
     def begin(self) -> None:
-        """Keep what the cache has of the tokens, and nothing else."""
-        known = common_prefix_length(self.backend.tokens, self._tokens[:-1])
-        self._end = self._reused = self.backend.truncate(known if self._reuse else 0)
-        self.job.num_read = self.job.num_reused = self._end
-        if self._reuse and isinstance(self.backend, KeepsStates):
-            self._stops = self.backend.stops(self._tokens, self._end)
+        """Keep what the cache has of the tokens, and nothing else.
+
+        Where that is all of them, with the logits behind the last one, nothing is to be prefilled.
+        """
+        backend, tokens = self.backend, self._tokens
+        known = common_prefix_length(backend.tokens, tokens) if self._reuse else 0
+        is_all = known == len(tokens) == backend.length and self.job.routing is ALONE
+        if is_all and isinstance(backend, KeepsLogits):
+            self._row = backend.last_logits()
+        if self._row is None:  # the last token's are wanted
+            known = backend.truncate(min(known, len(tokens) - 1))
+        self._end = self._reused = self.job.num_read = self.job.num_reused = known
+        if self._reuse and isinstance(backend, KeepsStates):
+            self._stops = backend.stops(tokens, known)
+        if self._row is not None:
+            self._row = self._row[: self.job.vocab_size]
+            self._has_all()
 
     def next_chunk(self, most: int) -> list[int]:
         """The next tokens to prefill, at most `most`, up to an image or a state that is kept."""
@@ -551,17 +563,21 @@ class SequenceState:
         self._end += len(chunk)
         self.job.num_read = self._end
         self._prefill_s += spent_s
-        if self._drafter is not None:
-            tokens = self._shown_tokens()
-            part = (self._end - self._reused) / (len(self._tokens) - self._reused)
-            self._drafter.prepare(tokens, int(part * len(tokens)))
         if not self.num_pending:
-            counters = self.job.counters
-            if counters.generated_tokens == 0:  # it was the prompt
-                counters.reused_tokens = self._reused
-            else:  # what another model wrote
-                counters.caught_up_tokens += len(self._tokens) - self._reused
-                counters.catch_up_s += self._prefill_s
+            self._has_all()
+        if self._drafter is not None and (self.num_pending or self.job.ahead):
+            tokens = self._shown_tokens()  # the last of them behind the first token
+            part = (self._end - self._reused) / (len(self._tokens) - self._reused)
+            self._drafter.prepare(tokens, int(part * len(tokens)), ahead=self.job.ahead)
+
+    def _has_all(self) -> None:
+        """All tokens are in the cache."""
+        counters = self.job.counters
+        if counters.generated_tokens == 0:  # it was the prompt
+            counters.reused_tokens = self._reused
+        else:  # what another model wrote
+            counters.caught_up_tokens += len(self._tokens) - self._reused
+            counters.catch_up_s += self._prefill_s
 
     def _shown_tokens(self) -> list[int]:
         """The tokens without images, as the drafter gets them; it learns of them here."""
@@ -569,7 +585,7 @@ class SequenceState:
             drafter = self.target.drafter_of(self.number)  # a grammar's own keeps no texts
             assert drafter is not None
             drafter.history = self.job.history
-            if self.job.prediction:
+            if self.job.prediction and not self.job.ahead:
                 drafter.recall([(self.job.history, self.job.prediction)])
             has_images = bool(self.job.images)
             self._shown = [one for one in self._tokens if one >= 0] if has_images else self._tokens

@@ -376,10 +376,11 @@ class Drafter:
     def begin(self, tokens: Sequence[int]) -> None:
         """A new text starts with `tokens`: the prompt and the first token of the answer."""
 
-    def prepare(self, tokens: Sequence[int], count: int) -> None:
+    def prepare(self, tokens: Sequence[int], count: int, *, ahead: bool = False) -> None:
         """The model reads `tokens`, of which `count` may be looked at: a text begins so soon.
 
-        Told again and again, so that no step of others waits for the whole prompt in `begin`.
+        Told again and again, so that no step of others waits for the whole prompt in `begin`. Of
+        what is read `ahead` of being asked nothing is left where it is not asked.
         """
 
     def estimate(self, context: StepContext) -> DraftEstimate | None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from array import array
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -51,6 +52,8 @@ class Prompts:
         self._engine = engine
         # By salt, used least recently first; as many as the cache may hold.
         self._known = [("", KnownText()) for _ in range(engine.users)]
+        # The last ones, as many, by salt and text: what was read ahead is asked with the same text.
+        self._encoded: dict[tuple[str, str], array[int]] = {}
         self._lock = threading.Lock()
         self.bound = TextBound(engine.backend.tokenizer, engine.backend.context_size)
 
@@ -103,10 +106,17 @@ class Prompts:
         shown = self._engine.shown("", images)
         salt = CACHE_SALT.get()
         with self._lock:
+            if not images and (found := self._encoded.get((salt, text))) is not None:
+                return found.tolist()
             known = self._known_of(text, salt)
             known = KnownText(known.text, [*known.ids], [*known.places])
         respelled = partial(self._engine.respelled, salt=salt)
-        return self._engine.encode(known.encode(text, shown, respelled), images=images)
+        ids = self._engine.encode(known.encode(text, shown, respelled), images=images)
+        with self._lock:
+            self._encoded[salt, text] = array("i", ids)
+            while len(self._encoded) > self._engine.users:
+                del self._encoded[next(iter(self._encoded))]
+        return ids
 
     def learn(self, text: str, prompt_ids: Sequence[int], result: Result, salt: str = "") -> None:
         """Keep the ids of what was said, for texts of the same salt."""

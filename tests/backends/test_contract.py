@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 from random_gguf import F32, Q8_0, write_model
 
-from edgespec.backends.base import Backend, HoldsSequences, Logits, sequences_of
+from edgespec.backends.base import Backend, HoldsSequences, KeepsLogits, Logits, sequences_of
 from edgespec.backends.llama.backend import LlamaBackend
 from edgespec.backends.llama.recurrent import RecurrentBackend
 from edgespec.backends.ort.cache import converted
@@ -251,6 +251,12 @@ class Contract(RuleBasedStateMachine):
         assert [list(one.tokens) for one in self.sequences] == self.texts
         assert [one.length for one in self.sequences] == [len(one) for one in self.texts]
         assert all(0 <= one.pending <= one.length for one in self.sequences)
+
+    @invariant()
+    def logits_that_are_kept_are_those_behind_the_last_token(self) -> None:
+        for one, text in zip(self.sequences, self.texts, strict=True):
+            if isinstance(one, KeepsLogits) and (row := one.last_logits()) is not None:
+                self._compare(row.copy(), self._rows([], text)[-1])
 
     # -- how it is compared --------------------------------------------------------------------
 

@@ -298,7 +298,7 @@ def test_a_long_prompt_is_indexed_with_the_pieces_that_are_read(users: int) -> N
     drafter = SuffixDrafter(Watched())
     with Engine(backend, curve=flat(), drafter=drafter) as engine:
         result = engine.generate(prompt, max_tokens=5)
-    assert sum(added) >= 600 and max(added) <= 50
+    assert sum(added) >= 600 and max(added) <= 50 + 1  # and the first token
     assert result.token_ids == alone(prompt, GenerationOptions(max_tokens=5)).token_ids
 
 

@@ -383,10 +383,10 @@ class CombinedDrafter(Drafter):
             drafter.history = self.history
             drafter.begin(tokens)
 
-    def prepare(self, tokens: Sequence[int], count: int) -> None:
+    def prepare(self, tokens: Sequence[int], count: int, *, ahead: bool = False) -> None:
         for drafter in self._drafters:
             drafter.history = self.history
-            drafter.prepare(tokens, count)
+            drafter.prepare(tokens, count, ahead=ahead)
 
     def propose(self, context: StepContext, base: Proposal = EMPTY) -> Proposal:
         """One tree of what every drafter that is asked proposes."""
@@ -615,8 +615,8 @@ class GrammarDrafter(CountingDrafter):
     def begin(self, tokens: Sequence[int]) -> None:
         self._inner.begin(tokens)
 
-    def prepare(self, tokens: Sequence[int], count: int) -> None:
-        self._inner.prepare(tokens, count)
+    def prepare(self, tokens: Sequence[int], count: int, *, ahead: bool = False) -> None:
+        self._inner.prepare(tokens, count, ahead=ahead)
 
     def propose(self, context: StepContext, base: Proposal = EMPTY) -> Proposal:
         """The forced text, cut into tokens, or the other drafter's proposal."""

@@ -65,7 +65,7 @@ _TOKEN_BYTES = 16  # of a token and of its links, by order
 class Text:
     """One text: its tokens, and the places in it that no other text has."""
 
-    __slots__ = ("first", "goes_on", "history", "is_new", "links", "number", "shared", "tokens")
+    __slots__ = ("continued", "first", "history", "is_new", "links", "number", "shared", "tokens")
 
     def __init__(self, number: int, history: str, tokens: array[int]) -> None:
         self.number = number
@@ -75,8 +75,8 @@ class Text:
         self.shared: dict[int, int] = {}  # by their numbers, so many tokens of each
         # By order and place: the place before it with the same hash; 0 is none.
         self.links = [array("I") for _ in ORDERS]
-        self.is_new = True  # else of an earlier process
-        self.goes_on = False  # as another text of the index
+        self.is_new = True  # else of an earlier process, or nobody has asked for it
+        self.continued = 0  # the number of the text that it goes on from; 0 is none
 
     @property
     def nbytes(self) -> int:
@@ -133,7 +133,7 @@ class TextIndex:
             text.shared = {one: min(count, known) for one, count in alike.shared.items()}
             text.shared[alike.number] = known
             if known >= len(alike.tokens) - 8:  # all but the end of an answer
-                alike.goes_on = True
+                text.continued = alike.number
             for number in text.shared:  # which go last, as the text needs their places
                 if number in self._texts:
                     self._texts[number] = self._texts.pop(number)
@@ -189,6 +189,21 @@ class TextIndex:
         self._texts[text.number] = self._texts.pop(text.number)
         while self._bytes > self._limit_bytes and len(self._texts) > 1:
             self._forget_oldest()
+
+    def take_back(self, text: Text) -> None:
+        """Leave the index as if a text had never come: 2 us for each token of its own."""
+        if self._texts.get(text.number) is not text:
+            return
+        self._forget(text)
+        salt, tokens = _salt(text.history), text.tokens
+        while len(tokens) > text.first:
+            place, ending = text.number * _PLACES + len(tokens), [0, 0, 0, *tokens[-4:]][-4:]
+            for order, heads, links in zip(ORDERS, self._heads, text.links, strict=True):
+                key = ending[-1] if order == 1 else hash(tuple(ending[-order:]))
+                slot, before = (key ^ salt) % _HASHES, links.pop()
+                if heads[slot] == place:  # no other text was written meanwhile
+                    heads[slot] = before
+            tokens.pop()
 
     def _forget_oldest(self) -> None:
         self._forget(next(iter(self._texts.values())))
@@ -290,10 +305,12 @@ def _salt(history: str) -> int:
 
 def to_keep(texts: Iterable[Text]) -> list[KeptText]:
     """What this process wrote, with its history: conversations as a whole, not each turn again."""
+    new = [one for one in texts if one.is_new]
+    continued = {one.continued for one in new}
     return [
         (one.history, one.tokens.tolist())
-        for one in texts
-        if one.is_new and not one.goes_on and len(one.tokens) > 1
+        for one in new
+        if one.number not in continued and len(one.tokens) > 1
     ]
 
 
@@ -330,9 +347,10 @@ class SuffixDrafter(CountingDrafter):
         super().__init__(new_calibration(known_counts()))
         self.texts = texts or TextIndex()
         self._text: Text | None = None
-        # Of a text that is read: its tokens, and how many of them are in the index already.
+        # Of a text that is read: its tokens, how many of them are in the index already, and whether
+        # nobody has asked for it yet.
         self._coming: Sequence[int] = ()
-        self._num_indexed = 0
+        self._num_indexed, self._is_ahead = 0, False
 
     @property
     def nbytes(self) -> int:
@@ -344,15 +362,22 @@ class SuffixDrafter(CountingDrafter):
         self.prepare(tokens, len(tokens))
         self._num_indexed = 0
 
-    def prepare(self, tokens: Sequence[int], count: int) -> None:
+    def prepare(self, tokens: Sequence[int], count: int, *, ahead: bool = False) -> None:
         """Index the first `count` tokens, about 4 us each."""
-        done = self._num_indexed
-        if self._text is None or not done or tokens[:done] != self._coming[:done]:
-            self._text = self.texts.begin(self.history, tokens, max(1, count))
-            done = max(1, count, len(self._text.tokens))  # another text may have had more
+        text, done = self._text, self._num_indexed
+        if text is not None and self._is_ahead:
+            size = len(self._coming)  # to which its answer's first token may have come
+            is_same = tokens[:size] == self._coming and len(tokens) <= size + 1
+            if not is_same or text.history != self.history:
+                self.texts.take_back(text)  # nobody has asked for it
+                done = 0
+        if text is None or not done or tokens[:done] != self._coming[:done]:
+            text = self.texts.begin(self.history, tokens, max(1, count))
+            done = max(1, count, len(text.tokens))  # another text may have had more
         elif count > done:
-            self._text, done = self.texts.extend(self._text, tokens[done:count]), count
-        self._coming, self._num_indexed = tokens, done
+            text, done = self.texts.extend(text, tokens[done:count]), count
+        text.is_new = not ahead
+        self._text, self._coming, self._num_indexed, self._is_ahead = text, tokens, done, ahead
 
     def recall(self, texts: Sequence[KeptText]) -> None:
         """Texts of earlier runs are a source like older texts of this one."""

@@ -429,8 +429,8 @@ function stopReading() {
   reading?.abort.abort();
   reading = null;
 }
-/** What is typed, up to the last whole word. */
-const words = () => $("message").value.replace(/\S+$/, "").trim();
+/** What would be sent now: where nothing more is typed, its answer begins at once. */
+const words = () => $("message").value.trim();
 /** Have it read once nothing more is typed for a moment. What is read already, and goes on, is left. */
 function readSoon(ms = AHEAD_MS) {
   if (reading && !words().startsWith(reading.content)) stopReading();

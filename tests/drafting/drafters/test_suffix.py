@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from slow_suffix import LEAST, Path, SlowDrafter
 
@@ -298,3 +298,44 @@ def test_a_later_text_is_not_taken_for_one_that_was_read() -> None:
     drafter.prepare([1, 2, 3, 4, 5, 6], 6)
     drafter.begin([9, 8, 7])
     assert drafter._text is not None and list(drafter._text.tokens) == [9, 8, 7]
+
+
+SHORT = st.lists(st.integers(0, 3), min_size=1, max_size=30)
+
+
+@quick
+@given(SHORT, st.lists(st.tuples(st.integers(0, 40), SHORT, st.integers(1, 40)), max_size=6), SHORT)
+def test_what_was_read_ahead_in_vain_leaves_nothing(
+    older: list[int], typed: list[tuple[int, list[int], int]], more: list[int]
+) -> None:
+    """Each time a beginning of the older text, or all of it, and other words behind it."""
+    ahead, plain = SuffixDrafter(), SuffixDrafter()
+    for drafter in (ahead, plain):
+        drafter.begin(older * 3)
+    for common, words, count in typed:
+        text = [*(older * 3)[:common], *words]
+        ahead.prepare(text, min(count, len(text)), ahead=True)
+    assert ahead.written() == plain.written()
+    asked = [*(older * 3)[:20], *more]
+    assume(not typed or asked[:-1] != text)
+    for drafter in (ahead, plain):
+        drafter.begin(asked)
+    assert ahead.written() == plain.written()
+    assert ahead.texts._bytes == plain.texts._bytes
+    for drafter in (ahead, plain):
+        observe(drafter, more)
+    assert ahead._text is not None and plain._text is not None
+    assert ahead.texts.places(ahead._text) == plain.texts.places(plain._text)
+
+
+def test_what_was_read_ahead_is_indexed_when_it_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    drafter, text = SuffixDrafter(), [1, 2, 3, 4, 1, 2]
+    drafter.prepare(text, len(text), ahead=True)
+    assert drafter.written() == []
+    monkeypatch.setattr(drafter.texts, "begin", None)  # which would index it again
+    drafter.begin([*text, 3])
+    assert drafter.written() == [("", [*text, 3])]
+    assert list(propose(drafter, 1, LEAST).tokens) == [4]
+    drafter.history = "another"
+    with pytest.raises(TypeError, match="not callable"):  # nobody goes on with a text of others
+        drafter.prepare([*text, 3], 7)
