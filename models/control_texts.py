@@ -13,6 +13,7 @@ import re
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -40,10 +41,16 @@ class ControlTexts:
         """All of them."""
         return self._texts
 
+    @cached_property
+    def are_apart(self) -> bool:
+        """Whether no two can overlap in a text: none has within what another one begins with."""
+        first = self._firsts
+        return first is None or not any(first.search(text, 1) for text in self._texts)
+
     def mark(self, value: Any) -> Any:
         """A copy of plain data in which no text can be taken for a control token."""
         if isinstance(value, str):
-            places = [start + 1 for start, _ in self._found(value)]
+            places = [start + 1 for start, _ in self.found(value)]
             return MARK.join(value[a:b] for a, b in pairwise([0, *places, len(value)]))
         if isinstance(value, dict):
             return {self.mark(key): self.mark(one) for key, one in value.items()}
@@ -53,7 +60,7 @@ class ControlTexts:
 
     def count(self, text: str) -> int:
         """How many control tokens a text would become."""
-        return sum(1 for _ in self._found(text))
+        return sum(1 for _ in self.found(text))
 
     def plain(self, text: str) -> str:
         """A prompt's text without the marks."""
@@ -86,7 +93,7 @@ class ControlTexts:
         gaps = zip(
             [0, *(end for _, end in words)], [*(a for a, _ in words), len(text)], strict=True
         )
-        found = [(gap + a, gap + b) for gap, end in gaps for a, b in self._found(text[gap:end])]
+        found = [(gap + a, gap + b) for gap, end in gaps for a, b in self.found(text[gap:end])]
         return [start for start, _ in found], [end for _, end in found]
 
     def _unmarked(self, text: str) -> tuple[str, list[tuple[int, int]]]:
@@ -109,7 +116,7 @@ class ControlTexts:
         made.append(text[place:])
         return "".join(made), words
 
-    def _found(self, text: str) -> Iterator[tuple[int, int]]:
+    def found(self, text: str) -> Iterator[tuple[int, int]]:
         """Where control tokens stand, each as long as it can be."""
         place = 0
         while self._firsts is not None and (first := self._firsts.search(text, place)):

@@ -389,6 +389,11 @@ def images_of(messages: Iterable[Any]) -> tuple[Image, ...]:
     return tuple(dict.fromkeys(found))
 
 
+def has_images(text: str) -> bool:
+    """Whether there are marks of images in a text."""
+    return _MARK.search(text) is not None
+
+
 def parts_of(text: str, images: Iterable[Image]) -> list[str | Image]:
     """A text cut at the marks of these images; the marks of others are text."""
     known = {image.digest: image for image in images}

@@ -372,13 +372,14 @@ class Engine(Target):
 
     def keep_prefixes(self, store: PrefixStore) -> None:
         """Keep what the cache holds in a store from now on, and go on from what is there."""
-        bytes_of = self.backend.tokenizer.token_bytes
-        self._kept = PrefixKeeper(store, self._slots, self._scheduler, bytes_of)
+        tokenizer = self.backend.tokenizer
+        self._kept = PrefixKeeper(store, self._slots, self._scheduler, tokenizer)
         self._kept.begin()
 
-    def respelled(self, ids: list[int], salt: str = "") -> list[int]:
-        """Ids of the same text, as those of a text that a store has, where it has most of it."""
-        return ids if self._kept is None else self._kept.respelled(ids, salt)
+    def ids_of(self, text: str, images: Sequence[Image] = (), *, salt: str = "") -> list[int]:
+        """Ids of a prompt's text, with those of a text that a store has where it has most of it."""
+        encode = self.shown("", images).encode
+        return encode(text) if self._kept is None else self._kept.encode(text, encode, salt)
 
     def memory_bytes(self) -> dict[str, int]:
         """Bytes the engines of the model and of its drafter say they allocated, by component."""

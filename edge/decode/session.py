@@ -400,8 +400,8 @@ class Session:
             text = engine.prompt_text(said)
         images = shown_in(text, self._images.values())
         if self._encoded is None or text != self._encoded[0]:
-            respelled = partial(engine.respelled, salt=asked.cache_salt)
-            ids = self._known.encode(text, engine.shown("", images), respelled)
+            anew = partial(engine.ids_of, images=images, salt=asked.cache_salt)
+            ids = self._known.encode(text, engine.shown("", images), anew)
             self._encoded = text, engine.encode(ids, images=images)
         ids = [*self._encoded[1]]
         asked = replace(asked, images=(*asked.images, *images))
@@ -515,12 +515,9 @@ class KnownText:
         self,
         text: str,
         tokenizer: Tokenizer | ShownImages,
-        respelled: Callable[[list[int]], list[int]] = list,
+        anew: Callable[[str], list[int]],
     ) -> list[int]:
-        """Ids of a prompt's text: known ones where it is the same.
-
-        Of one that is not known at all they are `respelled`: others may know it.
-        """
+        """Ids of a prompt's text: known ones where it is the same, `anew` where none of it is."""
         common = common_prefix_length(self.text, text)
         places = [place for place in self.places if place[0] <= common]
         chars, count = places[-1] if places else (0, 0)
@@ -528,7 +525,7 @@ class KnownText:
         rest = tokenizer.encode(text[chars:], add_special=False) if chars else []
         if chars and (not rest or tokenizer.token_bytes(rest[0]) == b""):
             return [*ids, *rest]  # text is cut alike on both sides of a control token
-        return respelled(tokenizer.encode(text))
+        return anew(text)
 
     def learn(
         self,

@@ -110,8 +110,8 @@ class Prompts:
                 return found.tolist()
             known = self._known_of(text, salt)
             known = KnownText(known.text, [*known.ids], [*known.places])
-        respelled = partial(self._engine.respelled, salt=salt)
-        ids = self._engine.encode(known.encode(text, shown, respelled), images=images)
+        anew = partial(self._engine.ids_of, images=images, salt=salt)
+        ids = self._engine.encode(known.encode(text, shown, anew), images=images)
         with self._lock:
             self._encoded[salt, text] = array("i", ids)
             while len(self._encoded) > self._engine.users:

@@ -341,6 +341,25 @@ def ends_of(
     return found
 
 
+def ends_of_text(
+    text: str, before: Sequence[int], controls: Iterable[tuple[int, int, int]]
+) -> dict[str, int]:
+    """Where control tokens of a text begin, by the digests that `ends_of` has of its tokens.
+
+    Args:
+        before: control tokens that come before the text.
+        controls: begin and end of each that is in it, and the token.
+    """
+    digest, start, found = b"", 0, dict[str, int]()
+    for token in before:
+        digest = _digest(digest + token.to_bytes(4, "little"))
+    for begin, end, token in controls:
+        words = text[start:begin].encode(errors="surrogatepass")
+        found[_hex(digest + words + _OPEN) if words else digest.hex()] = begin
+        digest, start = _digest(digest + words + token.to_bytes(4, "little")), end
+    return found
+
+
 def _files(root: Path) -> Iterator[tuple[int, int, Path]]:
     """All pieces: when each was used, its bytes and its path."""
     for path in root.glob(f"*/*{_SUFFIX}"):

@@ -6,17 +6,25 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 from decoding_cases import END
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from keeping_cases import Keeping, keeping_engine
+from random_gguf import finish
 from waiting import until
 
+from edgespec.backends.llama.tokenizer import open_tokenizer
 from edgespec.decode import kept
 from edgespec.decode.engine import Engine
+from edgespec.decode.kept import PrefixKeeper
 from edgespec.decode.session import Session
 from edgespec.errors import EdgespecWarning
 from edgespec.memory.bytes.config import PIECE_TOKENS
+from edgespec.memory.store.prefixes import PrefixStore, ends_of
 from edgespec.models.chat import ChatMessage
+from edgespec.models.embedded import embedded_model
 
 LONG = "words and words " * 60
 
@@ -32,6 +40,12 @@ def num_read(engine: Engine, prompt: str, **options: object) -> int:
     """Tokens of a prompt that an engine reads."""
     counters = engine.generate(prompt, reuse=True, **options).counters  # type: ignore[arg-type]
     return counters.prompt_tokens - counters.reused_tokens
+
+
+def respelled(engine: Engine, ids: list[int], salt: str = "") -> list[int]:
+    """The ids of a text that is tokenized so, with those of what is kept."""
+    assert engine._kept is not None
+    return engine._kept.encode("", lambda _: ids, salt)
 
 
 def files(folder: Path) -> list[Path]:
@@ -153,7 +167,7 @@ def test_texts_of_others_are_not_found(_folder: Path) -> None:
         size = len(engine.encode(LONG))
         assert num_read(engine, LONG) == size
         assert num_read(engine, LONG, cache_salt="b") == size
-        assert engine.respelled([*LONG.encode(), END], "b") == [*LONG.encode(), END]
+        assert respelled(engine, [*LONG.encode(), END], "b") == [*LONG.encode(), END]
         assert num_read(engine, LONG, cache_salt="a") == 1
     with keeping_engine(key="another model") as engine:
         assert num_read(engine, LONG, cache_salt="a") == size
@@ -176,8 +190,8 @@ def test_the_same_text_in_other_tokens_is_found(_folder: Path) -> None:
             patch.setattr(tokenizer, "token_bytes", token_bytes)
             engine._kept._bytes_of = engine.backend.tokenizer.token_bytes  # type: ignore[union-attr]
             other = [ord("x") if one == ord("b") else one for one in kept_ids]
-            assert other != kept_ids and engine.respelled([*other, END]) == [*kept_ids, END]
-            assert engine.respelled(other[:-1]) == kept_ids[:-1]
+            assert other != kept_ids and respelled(engine, [*other, END]) == [*kept_ids, END]
+            assert respelled(engine, other[:-1]) == kept_ids[:-1]
 
 
 def test_what_is_damaged_is_read_from_the_prompt_instead(_folder: Path) -> None:
@@ -208,3 +222,72 @@ def test_short_texts_are_not_kept(_folder: Path) -> None:
     with keeping_engine() as engine:
         engine.generate("short")
     assert not files(_folder)
+
+
+TURN, CLOSED = "<|im_start|>", "<|im_end|>"
+WORDS = st.text("ab <|>\n\t🎉é漢и", max_size=12)
+TURNS = st.lists(st.tuples(st.sampled_from(["user", "", " "]), WORDS), min_size=1, max_size=5)
+
+
+def write_pieces(path: Path, *, adds_space: bool) -> Path:
+    """A file with a vocabulary as SentencePiece makes it."""
+    writer = gguf.GGUFWriter(path, "llama")
+    for name in ("context_length", "embedding_length", "block_count", "feed_forward_length"):
+        writer.add_uint32(f"llama.{name}", 64)
+    writer.add_uint32("llama.attention.head_count", 2)
+    writer.add_float32("llama.attention.layer_norm_rms_epsilon", 1e-6)
+    kinds = gguf.TokenType
+    tokens = [("<unk>", kinds.UNKNOWN), ("<s>", kinds.CONTROL), ("</s>", kinds.CONTROL)]
+    tokens += [(f"<0x{byte:02X}>", kinds.BYTE) for byte in range(256)]
+    words = ("▁", "a", "b", "▁a", "ab", "▁ab", "▁▁", "ba", "us", "er", "user")
+    tokens += [(one, kinds.NORMAL) for one in words]
+    tokens += [(TURN, kinds.CONTROL), (CLOSED, kinds.CONTROL)]
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list([name for name, _ in tokens])
+    writer.add_token_scores([float(-place) for place in range(len(tokens))])
+    writer.add_token_types([kind for _, kind in tokens])
+    writer.add_bos_token_id(1)
+    writer.add_add_bos_token(True)
+    writer.add_add_space_prefix(adds_space)
+    finish(writer)
+    return path
+
+
+@pytest.mark.model
+@pytest.mark.hypothesis
+@pytest.mark.parametrize("kind", ["words", "pieces", "pieces behind a space"])
+def test_a_text_that_is_kept_is_not_tokenized_again(kind: str, tmp_path: Path) -> None:
+    """Its ids are those of all of the text at once, whatever is in it, and what comes behind it."""
+    path = embedded_model()
+    if kind != "words":
+        path = write_pieces(tmp_path / "pieces.gguf", adds_space=kind.endswith("space"))
+    with open_tokenizer(path) as tokenizer:
+
+        @settings(max_examples=60, deadline=None)
+        @given(TURNS, TURNS, st.booleans(), st.booleans())
+        def check(kept: Any, more: Any, is_open: bool, has_first: bool) -> None:
+            store = PrefixStore("key", "a model", 1 << 20)
+            known = tokenizer.bos_text * has_first
+            known += "".join(f"{TURN}{role}\n{words}{CLOSED}\n" for role, words in kept)
+            known = known.removesuffix(f"{CLOSED}\n") if is_open else known
+            ids = tokenizer.encode(known)
+            ends = ends_of(ids, tokenizer.token_bytes, is_open=True)
+            piece = store.add(None, 0, ids, "", lambda _: 0, ends=ends)
+            text = f"{known}{CLOSED if is_open else ''}"
+            text += "".join(f"{TURN}{role}\n{words}{CLOSED}" for role, words in more)
+            asked: Any = None
+            keeper, seen = PrefixKeeper(store, asked, asked, tokenizer), list[str]()
+
+            def encode(part: str, **how: bool) -> list[int]:
+                seen.append(part)
+                return tokenizer.encode(part, **how)
+
+            try:
+                assert keeper.encode(text, encode, "") == tokenizer.encode(text)
+                if not known.startswith(2 * TURN):  # of which a tokenizer may leave one out
+                    if kind != "pieces behind a space":  # which is in no text
+                        assert seen == [text[len(known) :]]
+            finally:
+                store.remove(piece)
+
+        check()
