@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -58,7 +58,13 @@ def tune(
     if not types:
         raise UnsupportedError("there is no type to try", hint="name some with --types")
     threads = host.usable_cores()
-    with _folder_for(spec, target) as folder:
+    with ExitStack() as opened:
+        if target is None:
+            folder = Path(opened.enter_context(tempfile.TemporaryDirectory()))
+        else:  # on the target's disk
+            check_target(target, spec.files)
+            folder = opened.enter_context(making(target))
+            folder.mkdir()
         recipes = _recipes(spec, types, imatrix, imatrix_name)
         curve = curve_from(step_ms(spec.path, threads=threads))
         source = {"type": spec.file_type, "bytes": spec.file_bytes, "is_source": True}
@@ -123,19 +129,6 @@ def _recipes(
             override = ("^" + spec.head_name.replace(".", r"\.") + "$", most.name)
             recipes[f"{kind}, head {most.name}"] = replace(recipe, overrides=(override,))
     return recipes
-
-
-@contextmanager
-def _folder_for(spec: ModelSpec, target: Path | None) -> Iterator[Path]:
-    """A folder for candidates, on the target's disk."""
-    if target is None:
-        with tempfile.TemporaryDirectory() as name:
-            yield Path(name)
-        return
-    check_target(target, spec.files)
-    with making(target) as folder:
-        folder.mkdir()
-        yield folder
 
 
 def _candidate_rows(

@@ -346,11 +346,6 @@ class Endpoint(NamedTuple):
     prepare: Prepare
 
     @property
-    def tell(self) -> Callable[[ApiError], dict[str, Any]]:
-        """The form of its errors."""
-        return error_form(self.path)
-
-    @property
     def lines(self) -> bool:
         """Events are lines of JSON, and there is a stream unless a request wants none."""
         return self.path.startswith(OLLAMA)
@@ -551,11 +546,12 @@ class Answer(Underway):
 
     async def _fail(self, problem: ApiError) -> None:
         """Say what failed: as an answer, or as the last event of a stream that has begun."""
+        path = self._endpoint.path
         if not self._has_begun:
-            await send_error(self._send, problem, self._endpoint.tell)
+            await send_error(self._send, problem, error_form(path))
         elif self._streams:
             told = self._job and self._job.serializer.failed(problem)
-            told = told or _FAILING.get(self._endpoint.path, self._endpoint.tell)(problem)
+            told = told or _FAILING.get(path, error_form(path))(problem)
             named = self._job is None or self._job.serializer.names_events
             await self._send({**_BODY, "body": self._event(told, named)})
 
@@ -651,10 +647,6 @@ def _line(document: dict[str, Any], _named: bool) -> bytes:
 Handler = Callable[[Request], Awaitable[Response]]
 
 
-def _told(answer: Callable[[Any, Any], Any]) -> Callable[[Any, Any, Underway], Any]:
-    return lambda service, asked, _request: answer(service, asked)
-
-
 # What takes a document. Each path is also there without /v1, but for those of Ollama's interface,
 # whose streams are lines.
 _ASKED: dict[str, tuple[str, Read, Prepare]] = {
@@ -664,12 +656,12 @@ _ASKED: dict[str, tuple[str, Read, Prepare]] = {
     "/v1/messages": (CHAT, messages.read_messages, messages.prepare_message),
     "/completion": (CHAT, llama_server.read_llama, llama_server.prepare_llama),
     "/infill": (CHAT, llama_server.read_infill, llama_server.prepare_infill),
-    "/tokenize": (CHAT, llama_server.read_text, _told(llama_server.tokenize)),
-    "/detokenize": (CHAT, llama_server.read_ids, _told(llama_server.detokenize)),
-    "/apply-template": (CHAT, chat.read_template, _told(chat.apply_template)),
-    "/v1/messages/count_tokens": (CHAT, messages.read_counted, _told(chat.count_chat)),
-    "/v1/chat/completions/input_tokens": (CHAT, chat.read_chat, _told(chat.count_chat)),
-    "/v1/responses/input_tokens": (CHAT, responses.read_response, _told(responses.count_response)),
+    "/tokenize": (CHAT, llama_server.read_text, llama_server.tokenize),
+    "/detokenize": (CHAT, llama_server.read_ids, llama_server.detokenize),
+    "/apply-template": (CHAT, chat.read_template, chat.apply_template),
+    "/v1/messages/count_tokens": (CHAT, messages.read_counted, chat.count_chat),
+    "/v1/chat/completions/input_tokens": (CHAT, chat.read_chat, chat.count_chat),
+    "/v1/responses/input_tokens": (CHAT, responses.read_response, responses.count_response),
     "/api/chat": (CHAT, ollama.read_talk, partial(ollama.prepare, is_chat=True)),
     "/api/generate": (CHAT, ollama.read_prompt, partial(ollama.prepare, is_chat=False)),
     "/api/embed": (EMBED, ollama.read_embed, ollama.embed),

@@ -609,7 +609,7 @@ def prepare_chat(service: Service, asked: ChatRequest, request: Underway) -> Ans
     return answer_job(service, asked, talk, ids, serializer, request)
 
 
-def count_chat(service: Service, asked: ChatRequest) -> dict[str, int]:
+def count_chat(service: Service, asked: ChatRequest, _request: Underway) -> dict[str, int]:
     """How many tokens the prompt of a chat has. Raises as `prepare_chat`."""
     return {"input_tokens": len(prompt_of(service, asked)[1])}
 
@@ -621,7 +621,7 @@ def read_template(fields: Fields, setup: ServedModel) -> ChatRequest:
     return replace(asked, variables={**asked.variables, "add_generation_prompt": opens})
 
 
-def apply_template(service: Service, asked: ChatRequest) -> dict[str, str]:
+def apply_template(service: Service, asked: ChatRequest, _request: Underway) -> dict[str, str]:
     """The prompt of a chat, as a text. Raises as `prepare_chat`."""
     return {"prompt": prompt_of(service, asked)[0].text}
 

@@ -222,7 +222,9 @@ def _llama(
 # -- `/tokenize` and `/detokenize`, as llama.cpp's server has them -----------------------------
 
 
-def tokenize(service: Service, asked: tuple[str, bool, bool, bool]) -> Any:
+def tokenize(
+    service: Service, asked: tuple[str, bool, bool, bool], _request: Underway
+) -> dict[str, Any] | bytes:
     """Ids of a text; with `with_pieces`, each with its own. Raises ApiError."""
     text, add_special, with_pieces, is_parsed = asked
     service.prompts.check_length(text, param="content")
@@ -243,7 +245,9 @@ def read_text(fields: Fields, _setup: ServedModel) -> tuple[str, bool, bool, boo
     return text, *flags, fields.flag("parse_special", True)
 
 
-def detokenize(service: Service, asked: tuple[Fields, list[Any]]) -> dict[str, Any]:
+def detokenize(
+    service: Service, asked: tuple[Fields, list[Any]], _request: Underway
+) -> dict[str, str]:
     """The text of ids. Raises ApiError, also for a text that is longer than any that fits."""
     fields, ids = asked
     size, most = service.engine.vocab_size, service.prompts.bound.most_bytes

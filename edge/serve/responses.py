@@ -76,9 +76,9 @@ def prepare_response(service: Service, wanted: Asked, request: Underway) -> Answ
     return answer_job(service, asked, talk, ids, serializer, request)
 
 
-def count_response(service: Service, wanted: Asked) -> dict[str, Any]:
+def count_response(service: Service, wanted: Asked, request: Underway) -> dict[str, Any]:
     """How many tokens the prompt of a response has. Raises as `prepare_response`."""
-    return {"object": "response.input_tokens", **count_chat(service, wanted[0])}
+    return {"object": "response.input_tokens", **count_chat(service, wanted[0], request)}
 
 
 def as_chat(body: Mapping[str, Any]) -> dict[str, Any]:

@@ -33,7 +33,6 @@ from edgespec.log import PROMPTS, REQUEST_ID
 from edgespec.memory.plan.plan import Plan
 from edgespec.models.chat import Message, render_chat
 from edgespec.models.images import Image
-from edgespec.models.spec import ModelSpec
 from edgespec.prefix import common_prefix_length
 from edgespec.sampling.constrained import make_grammar
 from edgespec.sampling.params import SamplingParams
@@ -414,27 +413,19 @@ class Service:
         owns_engine: bool = False,
     ) -> None:
         self.engine, self.plan, self.file_name = engine, plan, file_name
+        self.spec = engine.spec  # what the model's file says; None where that is not known
         shared = shared or Shared(Limits())
         self.limits, self.totals, self._energy = shared.limits, shared.totals, shared.energy
         self._owns_engine = owns_engine
         size = engine.backend.context_size
-        self.setup = ServedModel(tuple(names), size, defaults or Defaults(), self.limits)
+        self.names = tuple(names)
+        self.setup = ServedModel(self.names, size, defaults or Defaults(), self.limits)
         self.prompts = Prompts(engine)
         self.told_tokens = ToldTokens(engine.backend.tokenizer)
         self.lora: dict[int, float] | None = None  # of requests that say nothing; None: as loaded
         # What was read before anybody asked: the salt, ids, and from which one on.
         self._ahead: deque[tuple[str, list[int], int]] = deque(maxlen=_MOST_AHEAD)
         self.executor = Executor(self.limits.waiting, self._ended, engine.users)
-
-    @property
-    def names(self) -> Sequence[str]:
-        """Of its model, as a pool asks for them: the model of a server that has no other one."""
-        return self.setup.names
-
-    @property
-    def spec(self) -> ModelSpec | None:
-        """What the model's file says; None where that is not known."""
-        return self.engine.spec
 
     @cached_property
     def sizes(self) -> Sizes:
