@@ -319,13 +319,12 @@ class AnswerReader:
         if self.is_calls and self._text[start : start + 1] in ("{", "["):
             self._place = yield from self._json_calls(replace(self.formats[0], closing=""), start)
             return
-        is_code = yield from self._has(_CODE_FENCE, start)
-        is_fenced = not is_code and (yield from self._has(_JSON_FENCE, start))
-        place = yield from self._skip(start + len(_CODE_FENCE if is_code else ""), _SPACE)
+        is_python = yield from self._has(_CODE_FENCE, start)
+        is_fenced = not is_python and (yield from self._has(_JSON_FENCE, start))
+        place = yield from self._skip(start + len(_CODE_FENCE if is_python else ""))
         if is_fenced:
             place = yield from self._skip(start, _BETWEEN)
-        is_python = is_code
-        if not is_code and (yield from self._has("[", place)):
+        if not is_python and (yield from self._has("[", place)):
             inner = yield from self._skip(place + 1)
             if re.match(r"[A-Za-z_]", self._text[inner : inner + 1]):
                 names = rf"{NAME}\(|.{{161}}|{NAME_CHARS}*[^(]"
@@ -492,7 +491,7 @@ class AnswerReader:
     def _of_document(self, text: str, fields: tuple[str, str]) -> list[ToolCall]:
         """The calls that are all of a text; none where it is not that."""
         try:
-            document = json.loads(repaired(text))
+            document = json.loads(JsonRepair().push(text, is_last=True))
         except (ValueError, RecursionError):
             return []
         items = document if isinstance(document, list) else [document]
@@ -704,14 +703,8 @@ def call_of(name: str, arguments: Any, *, is_whole: bool = True) -> ToolCall:
     """
     is_none = arguments is None or arguments == ""
     text = "{}" if is_none else arguments if isinstance(arguments, str) else json_text(arguments)
-    text = repaired(text)
+    text = JsonRepair().push(text, is_last=True)
     return ToolCall(new_id("call_"), name, text, is_whole and is_object(text))
-
-
-def repaired(text: str) -> str:
-    """A JSON text without the slips that models make: see `JsonRepair`."""
-    repair = JsonRepair()
-    return repair.push(text) + repair.finish()
 
 
 class JsonRepair:
@@ -732,31 +725,28 @@ class JsonRepair:
     )
 
     def __init__(self) -> None:
-        self._held, self.is_text = "", False
+        self._held, self._is_text = "", False
         self._last, self._comma = "", ""  # the last token, and what waits for the next value
 
     def push(self, text: str, *, is_last: bool = False) -> str:
         """More of it. A word or an escape that may go on waits, and a comma for what follows it."""
         text, place, made = self._held + text, 0, list[str]()
-        while found := (self._PART if self.is_text else self._TOKEN).match(text, place):
+        while found := (self._PART if self._is_text else self._TOKEN).match(text, place):
             token, end = found[0], found.end()
             if not is_last and (
                 self._BEGUN.match(text, place)
-                if self.is_text
+                if self._is_text
                 else end == len(text) and token not in '"{}[],:' and not token.isspace()
             ):
                 break
-            made.append(self._in_text(token) if self.is_text else self._outside(token))
+            made.append(self._in_text(token) if self._is_text else self._outside(token))
             place = end
         self._held = text[place:]
         return "".join(made)
 
-    def finish(self) -> str:
-        return self.push("", is_last=True)
-
     def _in_text(self, token: str) -> str:
         if token == '"':
-            self.is_text = False
+            self._is_text = False
         elif token[0] == "\\" and len(token) < 12:
             if re.match(r"\\u[dD][89a-fA-F]", token):
                 return "\ufffd"
@@ -778,7 +768,7 @@ class JsonRepair:
             self._comma = "" if last in ("{", "[") else ","
             return before
         before += self._comma.replace(",", "") if ends else self._comma
-        self._comma, self.is_text = "", token == '"'
+        self._comma, self._is_text = "", token == '"'
         return before + (token if token in '"{}[]:' else _literal(token))
 
 
@@ -817,7 +807,7 @@ class OpenCall:
     def end(self, rest: str = "", *, is_whole: bool) -> list[ToolCall]:
         """Its last part; it is whole where its arguments are an object."""
         self.write(rest)
-        self._parts.append(self._repair.finish())
+        self._parts.append(self._repair.push("", is_last=True))
         if not any(self._parts):
             self._parts = ["{}"]
         is_whole = is_whole and is_object("".join(self._parts))

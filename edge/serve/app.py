@@ -146,11 +146,7 @@ class _Origins(CORSMiddleware):
 
     def __init__(self, app: ASGIApp, access: AuthSettings) -> None:
         super().__init__(
-            app,
-            access.origins,
-            _METHODS,
-            allow_headers=("*",),
-            expose_headers=_TOLD_HEADERS,
+            app, access.origins, _METHODS, allow_headers=("*",), expose_headers=_TOLD_HEADERS
         )
         self.allow_private_network = True  # a page of the internet that asks this machine
         self._access = access

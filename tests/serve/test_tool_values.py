@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.serve.answer_reader import JsonRepair, call_of, json_text, repaired
+from edgespec.serve.answer_reader import JsonRepair, call_of, json_text
 from edgespec.serve.call_arguments import gemma_arguments, parse_argument, python_calls
 from edgespec.serve.chat import object_or_text
 
@@ -104,9 +104,9 @@ SLIPS = [
 @pytest.mark.parametrize(("text", "mended_text"), SLIPS)
 def test_slips_of_models_are_repaired_however_they_come(text: str, mended_text: str) -> None:
     assert isinstance(json.loads(mended_text), dict)
-    assert repaired(text) == mended_text
+    assert JsonRepair().push(text, is_last=True) == mended_text
     repair = JsonRepair()
-    assert "".join([*map(repair.push, text), repair.finish()]) == mended_text
+    assert "".join([*map(repair.push, text), repair.push("", is_last=True)]) == mended_text
 
 
 VALUES = st.recursive(
@@ -120,7 +120,7 @@ VALUES = st.recursive(
 def test_json_stays_as_it_is(value: Any, ascii_alone: bool, size: int) -> None:
     text, repair = json.dumps(value, ensure_ascii=ascii_alone), JsonRepair()
     pieces = [text[at : at + size] for at in range(0, len(text), size)]
-    assert "".join([*map(repair.push, pieces), repair.finish()]) == text
+    assert "".join([*map(repair.push, pieces), repair.push("", is_last=True)]) == text
 
 
 def test_what_cannot_be_repaired_is_no_whole_call() -> None:
