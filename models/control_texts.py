@@ -28,24 +28,19 @@ class ControlTexts:
     """
 
     def __init__(self, texts: Iterable[str]) -> None:
-        self._texts = frozenset(text for text in texts if text)
+        self.texts = frozenset(text for text in texts if text)
         lengths: defaultdict[str, set[int]] = defaultdict(set)
-        for text in self._texts:
+        for text in self.texts:
             lengths[text[0]].add(len(text))
         self._lengths = {first: sorted(all_, reverse=True) for first, all_ in lengths.items()}
-        self._most = max(map(len, self._texts), default=0)
+        self._most = max(map(len, self.texts), default=0)
         self._firsts = re.compile(f"[{''.join(map(re.escape, lengths))}]") if lengths else None
-
-    @property
-    def texts(self) -> frozenset[str]:
-        """All of them."""
-        return self._texts
 
     @cached_property
     def are_apart(self) -> bool:
         """Whether no two can overlap in a text: none has within what another one begins with."""
         first = self._firsts
-        return first is None or not any(first.search(text, 1) for text in self._texts)
+        return first is None or not any(first.search(text, 1) for text in self.texts)
 
     def mark(self, value: Any) -> Any:
         """A copy of plain data in which no text can be taken for a control token."""
@@ -129,7 +124,7 @@ class ControlTexts:
     def _longest(self, text: str) -> int:
         """Length of the longest control token that a text begins with, or 0."""
         lengths = self._lengths.get(text[:1], ())
-        return next((n for n in lengths if n <= len(text) and text[:n] in self._texts), 0)
+        return next((n for n in lengths if n <= len(text) and text[:n] in self.texts), 0)
 
 
 NO_CONTROLS = ControlTexts(())

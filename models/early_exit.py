@@ -52,11 +52,6 @@ class ExitInfo(MadeFor):
     token_ids: array[int]  # [V'], ascending
 
 
-def target_hash(spec: ModelSpec) -> str:
-    """Tells targets apart."""
-    return file_hash(spec.path)
-
-
 def file_hash(path: Path) -> str:
     """Tells files apart by their header, size and the first bytes of each tensor."""
     shards = read_gguf_shards(path)
@@ -113,8 +108,8 @@ def gains_of(report: Mapping[str, Any]) -> Sequence[float]:
 
 def check_exit(target: ModelSpec, draft: ModelSpec, info: ExitInfo) -> None:
     """Raise UnsupportedError unless `draft` was made from `target`."""
-    fits = draft.embedding_size == target.embedding_size
-    if fits and info.token_ids[-1] < target.vocab_size and info.target_hash == target_hash(target):
+    fits = draft.embedding_size == target.embedding_size and info.token_ids[-1] < target.vocab_size
+    if fits and info.target_hash == file_hash(target.path):
         return
     raise UnsupportedError(
         f"{draft.path.name} is an early exit of {info.target_name or 'another model'}: it cannot "

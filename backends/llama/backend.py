@@ -58,8 +58,8 @@ class LlamaSequence:
         self.context_size, self.batch_size = settings.context_size, settings.batch_size
         self.tokenizer, self.capabilities = context.tokenizer, context.capabilities
         self._length = 0  # cells in the cache
-        self._tokens: list[int] = []  # committed ids, the pending ones included
-        self._images: list[Sequence[int]] = []  # first cell, cells and positions of each
+        self.tokens: list[int] = []  # committed ids, the pending ones included
+        self.images: list[Sequence[int]] = []  # first cell, cells and positions of each
         self._pending: list[int] = []  # accepted tokens that the next step feeds again
         self._tree: DraftTree | None = None  # verified and not committed yet
         self._stops: Sequence[int] = ()  # where the state is to be kept
@@ -73,10 +73,6 @@ class LlamaSequence:
         return self._length + len(self._pending)
 
     @property
-    def tokens(self) -> Sequence[int]:
-        return self._tokens
-
-    @property
     def pending(self) -> int:
         return len(self._pending)
 
@@ -86,9 +82,9 @@ class LlamaSequence:
         return self._position_of(self._length)
 
     def _position_of(self, length: int) -> int:
-        if not self._images:
+        if not self.images:
             return length
-        held = [(count, places) for first, count, places in self._images if first < length]
+        held = [(count, places) for first, count, places in self.images if first < length]
         return length - sum(count - places for count, places in held)
 
     @property
@@ -141,11 +137,11 @@ class LlamaSequence:
         is_chain = len(tokens) == 1 or tree.is_chain
         if not is_chain:
             in_order = next((i for i, node in enumerate(path) if node != i), in_order)
-        self._tokens += tokens[:in_order]
+        self.tokens += tokens[:in_order]
         self._length += len(self._pending) + in_order
         if self._pending or not is_chain:
             self._pending = [tokens[node] for node in path[in_order:]]
-            self._tokens += self._pending
+            self.tokens += self._pending
         if in_order < len(tokens):
             self._context.remove(self.number, self._position)
             if not is_chain:
@@ -165,7 +161,7 @@ class LlamaSequence:
                 kept = states.reach(self.number, length) if is_ahead else self.reach(length)
                 say_lost(length, kept)
                 self._go_back(kept, self)
-            del self._tokens[self.length :]
+            del self.tokens[self.length :]
         self._drop_uncommitted()
         return self.length
 
@@ -204,7 +200,7 @@ class LlamaSequence:
         is_here = source is self and self._has_window(kept)
         if kept and not (self.capabilities.truncate or is_here):
             self._shared.states.put_back(source.number, kept, self.number)
-        self._images = [one for one in self._images if one[0] < kept]
+        self.images = [one for one in self.images if one[0] < kept]
         self._length, self._prefilled = kept, (-1, 0)
         self._shared.states.drop(self.number, kept + 1)
         if kept:
@@ -214,16 +210,14 @@ class LlamaSequence:
 
     def _whole_images(self, length: int) -> int:
         """The length without an image that is cut by it."""
-        cut = [first for first, count, _ in self._images if first < length < first + count]
+        cut = [first for first, count, _ in self.images if first < length < first + count]
         return min(cut, default=length)
 
     @property
     def splits_cache(self) -> bool:
         """As of `KeepsCache`: cells of a window are gone, and those of an image take others."""
         return (
-            self._context.spare is not None
-            and not self._images
-            and not self._context.sliding_window
+            self._context.spare is not None and not self.images and not self._context.sliding_window
         )
 
     def save_cache(self, path: str, start: int = 0, end: int | None = None) -> int:
@@ -232,7 +226,7 @@ class LlamaSequence:
         Tensors go out one by one. A part is written under a sequence id of its own.
         """
         self._drop_uncommitted()
-        tokens, number = self._tokens[start : self._length if end is None else end], self.number
+        tokens, number = self.tokens[start : self._length if end is None else end], self.number
         if is_part := len(tokens) < self._length:
             assert self.splits_cache and self._context.spare is not None
             number = self._context.spare
@@ -251,10 +245,6 @@ class LlamaSequence:
                 f"llama.cpp cannot write its cache: {LIBRARY_LOG.problem() or 'no reason'}"
             )
         return self._shared.states.write(self.number, path) if self.settings.states else size_bytes
-
-    @property
-    def images(self) -> Sequence[Sequence[int]]:
-        return self._images
 
     def load_cache(
         self,
@@ -288,8 +278,8 @@ class LlamaSequence:
             raise BackendError(
                 f"llama.cpp cannot read its cache: {LIBRARY_LOG.problem() or 'no reason'}"
             )
-        self._length, self._images = end, list(images)
-        self._tokens = [*self._tokens[:start], *tokens]
+        self._length, self.images = end, list(images)
+        self.tokens = [*self.tokens[:start], *tokens]
         if self.settings.states:
             self._shared.states.read(self.number, path, read_bytes, self._length)
         self._has_loaded()
@@ -347,12 +337,12 @@ class LlamaSequence:
             )
         if self._pending:
             self.prefill(())
-        del self._tokens[self._length :]
+        del self.tokens[self._length :]
         self._drop_uncommitted()
         if rows is None:
             rows = vision.embeddings(run)
         places = vision.positions(run, self._position)
-        self._images.append((start := self._length, count, run.positions))
+        self.images.append((start := self._length, count, run.positions))
         try:
             for first in range(0, count, self.batch_size):
                 if first:
@@ -398,7 +388,7 @@ class LlamaSequence:
         else:
             self._context.copy(other.number, self.number, -1, -1)
             self._context.remove(self.number, end)
-        self._images, self._tokens = list(other._images), other._tokens[:length]
+        self.images, self.tokens = list(other.images), other.tokens[:length]
         self._go_back(length, other)
         self._shared.states.share(other.number, self.number, length)
 
@@ -450,7 +440,7 @@ class LlamaSequence:
         The last one has a row of logits. They are nobody's until the sequence `has_read` them.
         """
         tokens = [*self._pending, *tokens]
-        del self._tokens[self._length :]  # until they are in the cache
+        del self.tokens[self._length :]  # until they are in the cache
         self._pending = []
         self._drop_uncommitted()
         end = start + len(tokens)
@@ -465,7 +455,7 @@ class LlamaSequence:
     def has_read(self, piece: Sequence[int]) -> None:
         """A step has put a piece into the cache."""
         self._length += len(piece)
-        self._tokens += piece
+        self.tokens += piece
         if self._length in self._stops:
             self._shared.states.keep(self.number, self._length)
 
@@ -568,6 +558,7 @@ class LlamaBackend(LlamaSequence):
         super().__init__(0, shared)
         others = (LlamaSequence(number, shared) for number in range(1, settings.users))
         self._others = tuple(others)
+        self.cells, self.shares_cells = settings.cache_cells, not settings.exact
 
     def _adjust(self, params: Any) -> None:
         """Other parameters of a context, for backends that derive from this one."""
@@ -581,14 +572,6 @@ class LlamaBackend(LlamaSequence):
     @property
     def sequences(self) -> Sequence[LlamaSequence]:
         return (self, *self._others)
-
-    @property
-    def cells(self) -> int:
-        return self.settings.cache_cells
-
-    @property
-    def shares_cells(self) -> bool:
-        return not self.settings.exact
 
     def verify_together(
         self,

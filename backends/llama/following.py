@@ -21,7 +21,6 @@ from edgespec.backends.llama.context import LlamaContext
 from edgespec.backends.llama.hidden_rows import ModelRows, Rows
 from edgespec.backends.llama.kernels import spread_logits
 from edgespec.backends.llama.library import LIBRARY_LOG, set_params
-from edgespec.backends.llama.tokenizer import LlamaTokenizer
 from edgespec.backends.tree import DraftTree
 from edgespec.memory.bytes.head_footprint import HEAD_ANEW, HEAD_NODES, HEAD_UNREAD
 from edgespec.models.gguf.reader import read_ids
@@ -81,6 +80,7 @@ class DraftHead(ABC):
     """
 
     pending, max_nodes = 0, HEAD_NODES
+    tokens: Sequence[int] = ()  # none that a prompt could begin with: it follows its model
     capabilities = Capabilities(True, False, True)
     block = 0  # tokens that one step drafts; 0: one by one
     lag = 1  # of the row that a token is read with: that of the token before, or 0 for its own
@@ -89,6 +89,8 @@ class DraftHead(ABC):
 
     def __init__(self, context: HeadContext, of_model: ModelRows) -> None:
         self._context, self._models = context, of_model
+        self.tokenizer, settings = context.tokenizer, context.settings
+        self.batch_size, self.context_size = settings.batch_size, settings.context_size
         # That its rows of logits stand for; None: all.
         self.token_ids: NDArray[np.int64] | None = context.drafted
         self.length = 0  # tokens of the text that it has read
@@ -100,21 +102,6 @@ class DraftHead(ABC):
         self._row_bytes = of_model.nbytes + self._unread.nbytes
         self._drafted = 0  # cells behind the text, of which the first
         self._ahead: int | None = None  # is this token's, read as the text will have it
-
-    @property
-    def tokenizer(self) -> LlamaTokenizer:
-        """The model's."""
-        return self._context.tokenizer
-
-    @property
-    def batch_size(self) -> int:
-        """Tokens of the model's prompts that it reads at once."""
-        return self._context.settings.batch_size
-
-    @property
-    def context_size(self) -> int:
-        """Tokens there is room for."""
-        return self._context.settings.context_size
 
     # -- following the model ---------------------------------------------------------------
 
@@ -258,11 +245,6 @@ class DraftHead(ABC):
     def commit(self, path: Sequence[int]) -> None:
         """Nothing of such a step is kept."""
         self._take_back()
-
-    @property
-    def tokens(self) -> Sequence[int]:
-        """None that a prompt could begin with: it follows its model."""
-        return ()
 
     def memory_bytes(self) -> dict[str, int]:
         """What llama.cpp says it allocated for the head, its logits and rows that are handed on."""

@@ -75,7 +75,7 @@ class RecurrentBackend(LlamaBackend):
         """Keep the first nodes of the last step's chain; the next step takes back the others."""
         tree, self._tree = self._tree, None
         assert tree is not None and path[0] == 0, "commit follows verify and keeps the root"
-        self._tokens += [tree.tokens[node] for node in path]
+        self.tokens += [tree.tokens[node] for node in path]
         self._length += len(path)
 
     def truncate(self, length: int) -> int:
@@ -91,8 +91,8 @@ class RecurrentBackend(LlamaBackend):
             self._go_back(kept, self)
             self._cells, self._back = kept, 0
         self._length = kept
-        del self._tokens[kept:]
-        self._images = [one for one in self._images if one[0] < kept]
+        del self.tokens[kept:]
+        self.images = [one for one in self.images if one[0] < kept]
         return kept
 
     def reach(self, length: int, *, shared: bool = False) -> int:
@@ -143,5 +143,5 @@ class RecurrentBackend(LlamaBackend):
 
     def _clear(self) -> None:
         self._empty()
-        self._tree, self._tokens, self._images = None, [], []
+        self._tree, self.tokens, self.images = None, [], []
         self._length = self._cells = self._back = 0

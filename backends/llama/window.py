@@ -26,16 +26,11 @@ class Window:
         self._sequence, self._context = sequence, sequence._context
         self.first, self.last = first, last
         self._position = 0  # of the next token
-        settings = sequence.settings
+        self.context_size, settings = sequence.context_size, sequence.settings
         self._number = settings.users + max(1, settings.max_leaves) - 1
         self._batch = Batch(self._context.lib, settings.max_nodes, 1, None, 0)
         self._batch.ids[:] = self._number
         self._batch.outputs[:] = 0
-
-    @property
-    def context_size(self) -> int:
-        """Tokens there is room for."""
-        return self._sequence.context_size
 
     @property
     def num_unread(self) -> int:

@@ -45,6 +45,9 @@ class OrtBackend:
         UnsupportedError: too little of the graph runs on the device that was asked for.
     """
 
+    pending = 0
+    contention = 1.0  # threads take work from each other, so they wait less for a busy core
+
     def __init__(
         self,
         spec: ModelSpec,
@@ -53,8 +56,7 @@ class OrtBackend:
         settings: RunConfig,
         place: OnnxDevice = CPU_DEVICE,
     ) -> None:
-        self.spec = spec
-        self.settings = settings
+        self.spec, self.settings, self.context_size = spec, settings, settings.context_size
         # Attention sums a path in another order when its cells lie between those of siblings.
         reason = "a branch rounds differently from a chain" if settings.exact else ""
         self.capabilities = Capabilities(True, not settings.exact, True, reason)
@@ -74,7 +76,7 @@ class OrtBackend:
                 told = f"{where}, with {self.node_share:.0%} of the graph's nodes"
                 self.capabilities = replace(self.capabilities, place=told)
             self._opened = opened.pop_all()
-        self._tokens: list[int] = []
+        self.tokens: list[int] = []
         self._tree: DraftTree | None = None
 
     def _open(
@@ -103,20 +105,8 @@ class OrtBackend:
     # -- Backend protocol ------------------------------------------------------------------
 
     @property
-    def context_size(self) -> int:
-        return self.settings.context_size
-
-    @property
     def length(self) -> int:
-        return len(self._tokens)
-
-    @property
-    def tokens(self) -> Sequence[int]:
-        return self._tokens
-
-    @property
-    def pending(self) -> int:
-        return 0
+        return len(self.tokens)
 
     @property
     def max_nodes(self) -> int:
@@ -126,16 +116,12 @@ class OrtBackend:
     def batch_size(self) -> int:
         return min(self.settings.batch_size, self._runner.max_step or self.settings.batch_size)
 
-    @property
-    def contention(self) -> float:
-        return 1.0  # its threads take work from each other, so they wait less for a busy core
-
     def prefill(self, tokens: Sequence[int]) -> Logits:
         require_room(self, len(tokens))
         self._tree = None
         rows = self._step(tokens, range(len(tokens)), None, first_row=len(tokens) - 1)
         self._runner.keep(self.length, range(len(tokens)))
-        self._tokens += tokens
+        self.tokens += tokens
         logits: Logits = rows[0]
         return logits
 
@@ -153,11 +139,11 @@ class OrtBackend:
         tree, self._tree = self._tree, None
         assert tree is not None and path[0] == 0, "commit follows verify and keeps the root"
         self._runner.keep(self.length, path)
-        self._tokens += [tree.tokens[node] for node in path]
+        self.tokens += [tree.tokens[node] for node in path]
 
     def truncate(self, length: int) -> int:
         self._tree = None
-        del self._tokens[length:]
+        del self.tokens[length:]
         return self.length
 
     def memory_bytes(self) -> dict[str, int]:

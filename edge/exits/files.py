@@ -27,8 +27,8 @@ from edgespec.models.early_exit import (
     PREFIX,
     VERSION,
     MadeFor,
+    file_hash,
     made_for,
-    target_hash,
 )
 from edgespec.models.gguf.ggml_types import GGML_NUMBERS
 from edgespec.models.gguf.reader import Gguf, read_ids, read_numbers, read_strings
@@ -111,7 +111,7 @@ def _about(prefix: str, target: ModelSpec, report: Mapping[str, Any]) -> dict[st
     """The model that a file drafts for, and how it was made."""
     return {
         f"{prefix}.version": VERSION,
-        f"{prefix}.target": target_hash(target),
+        f"{prefix}.target": file_hash(target.path),
         f"{prefix}.target_name": target.path.name,
         f"{prefix}.report": json.dumps(dict(report)),
     }
@@ -220,7 +220,7 @@ def read_head(path: Path) -> HeadInfo | None:
 
 def check_made_for(target: ModelSpec, info: HeadInfo) -> None:
     """Raise UnsupportedError unless a head was made for `target`."""
-    if info.target_hash != target_hash(target):
+    if info.target_hash != file_hash(target.path):
         raise UnsupportedError(
             f"{info.file.path.name} is a head of {info.target_name}, not of {target.path.name}",
             hint="make one with "

@@ -18,7 +18,7 @@ from edgespec.exits.files import check_made_for, choose_tokens, read_head
 from edgespec.exits.target import check_target, import_torch, layers_read
 from edgespec.exits.texts import alone_in, load_training_texts, write_training_texts
 from edgespec.memory.device import host
-from edgespec.models.early_exit import check_exit, file_hash, read_exit, target_hash
+from edgespec.models.early_exit import check_exit, file_hash, read_exit
 from edgespec.models.heads import READABLE
 from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.progress import Progress
@@ -98,7 +98,7 @@ def train_drafter(
     import_torch().set_num_threads(host.usable_cores())
     from edgespec.exits.trainer import ExitTrainer, HeadTrainer, stored_states
 
-    folder = output.with_name(f"{output.name}.{target_hash(spec)[:8]}.training")
+    folder = output.with_name(f"{output.name}.{file_hash(spec.path)[:8]}.training")
     folder.mkdir(parents=True, exist_ok=True)
 
     def report(part: float, quality: Quality | None) -> None:

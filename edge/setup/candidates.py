@@ -39,10 +39,10 @@ from edgespec.memory.times.speed import NO_DIFFERENCE, predicted_speedup
 from edgespec.models.early_exit import (
     ExitInfo,
     MadeFor,
+    file_hash,
     gains_of,
     read_exit,
     read_made_for,
-    target_hash,
 )
 from edgespec.models.embedded import embedded_drafter_path
 from edgespec.models.heads import NAMES_OUTPUTS, has_head, heads_beside
@@ -153,7 +153,7 @@ def _trained_beside(spec: ModelSpec) -> DraftSource | None:
     for path in heads_beside(spec):
         with contextlib.suppress(EdgespecError):  # somebody else's, or no head at all
             made = read_made_for(path)
-            if made is not None and made.target_hash == target_hash(spec):
+            if made is not None and made.target_hash == file_hash(spec.path):
                 drafter = read_model_spec(path, heads=True)
                 check_pair(spec, drafter)
                 return DraftSource(HEAD, drafter, _held(made))
@@ -374,4 +374,4 @@ def _unsupported(request: Request, plan: Plan, drafts_as: str) -> str:
 
 def _is_made_for(spec: ModelSpec, drafter: ModelSpec, made: ExitInfo | MadeFor) -> bool:
     width = drafter.embedding_size if drafter.reads is None else drafter.reads.width
-    return width == spec.embedding_size and made.target_hash == target_hash(spec)
+    return width == spec.embedding_size and made.target_hash == file_hash(spec.path)

@@ -77,15 +77,10 @@ class Component:
     is_mapped: bool = False
 
 
-def is_block_type(kind: str) -> bool:
-    """Whether a cache type stores blocks of values with a scale."""
-    return kind not in KV_FLOATS
-
-
 def kv_type_fits(spec: ModelSpec, kind: str) -> bool:
     """Whether the heads of all layers are whole blocks of a cache type."""
     lengths = (*spec.key_length, *spec.value_length)
-    return not is_block_type(kind) or all(length % _KV_BLOCK == 0 for length in lengths)
+    return kind in KV_FLOATS or all(length % _KV_BLOCK == 0 for length in lengths)
 
 
 def weights_parts(spec: ModelSpec, config: RunConfig, answer: Allocation) -> Iterator[Component]:

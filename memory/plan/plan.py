@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from edgespec.memory.bytes.config import GPU, HOST, RunConfig, kv_name
-from edgespec.memory.bytes.footprint import Component, is_block_type, kv_type_fits
+from edgespec.memory.bytes.config import GPU, HOST, KV_FLOATS, RunConfig, kv_name
+from edgespec.memory.bytes.footprint import Component, kv_type_fits
 from edgespec.memory.plan.request import Choice
 from edgespec.models.pairing import is_translated
 from edgespec.models.spec import ModelSpec
@@ -195,4 +195,4 @@ def draft_config(
 
 def _draft_kv_type(spec: ModelSpec, kind: str) -> str:
     """Type of a draft model's cache whose target keeps values as `kind`: as small, if it can be."""
-    return kind if is_block_type(kind) and kv_type_fits(spec, kind) else "f16"
+    return kind if kind not in KV_FLOATS and kv_type_fits(spec, kind) else "f16"

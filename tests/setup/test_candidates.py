@@ -20,7 +20,7 @@ from edgespec.memory.plan.plan import Plan, draft_config
 from edgespec.memory.plan.request import Request
 from edgespec.memory.store import cache
 from edgespec.memory.times.curve import CostCurve
-from edgespec.models.early_exit import MadeFor, target_hash
+from edgespec.models.early_exit import MadeFor, file_hash
 from edgespec.models.embedded import embedded_drafter_path
 from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.setup.planning import make_run_plan
@@ -254,7 +254,7 @@ def test_a_head_beside_its_model_is_used_where_it_pays(
     spec = read_model_spec(model)
     measured(spec, FLAT)
     assert "lies beside the model" in plan_of(spec).as_json()["head"]["reason"]
-    made = MadeFor(target_hash(spec), "target", {"gains": OFTEN})
+    made = MadeFor(file_hash(spec.path), "target", {"gains": OFTEN})
     monkeypatch.setattr("edgespec.setup.candidates.read_made_for", lambda _path: made)
     draft_ms = 0.01 * FLAT[0]
     key = draft_key(spec, plan_of(spec, drafter="suffix"), spec_of(head))

@@ -20,7 +20,7 @@ from edgespec.memory.plan.plan import Plan
 from edgespec.memory.plan.request import Request
 from edgespec.memory.store import cache
 from edgespec.memory.times.curve import CostCurve
-from edgespec.models.early_exit import MadeFor, target_hash
+from edgespec.models.early_exit import MadeFor, file_hash
 from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.setup import candidates
 from edgespec.setup.planning import make_run_plan
@@ -178,7 +178,7 @@ def test_a_shipped_head_is_used_where_it_is_predicted_to_pay(
     target: ModelSpec, head: Path, monkeypatch: pytest.MonkeyPatch, times: list[float], is_its: bool
 ) -> None:
     monkeypatch.setattr(candidates, "embedded_drafter_path", lambda: head)
-    promises(monkeypatch, target_hash(target) if is_its else "another", [0.6, 0.3])
+    promises(monkeypatch, file_hash(target.path) if is_its else "another", [0.6, 0.3])
     if times:
         measured(target, head, times)
     plan = plan_of(target)
