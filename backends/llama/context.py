@@ -250,8 +250,12 @@ class LlamaContext:
             self.outputs = BlockOutputs(settings.captured_layers, self.width, room)
             self.outputs.join(params)
         pages = HugePages()
-        with interrupts_kept():
-            self.handle = self.lib.llama_init_from_model(self._model, params)
+        LIBRARY_LOG.on_cache = pages.ask
+        try:
+            with interrupts_kept():
+                self.handle = self.lib.llama_init_from_model(self._model, params)
+        finally:
+            LIBRARY_LOG.on_cache = int
         self._placed.check()
         if not self.handle:
             raise _failure(
@@ -261,7 +265,7 @@ class LlamaContext:
         self.memory = self.lib.llama_get_memory(self.handle)
         if self.adapters is not None:
             self.adapters.set(self.handle, self.adapters.scales)
-        pages.ask(written=True)  # the cache has been cleared
+        pages.ask(written=True)  # a recurrent state's, which is cleared before it is told of
 
     def label_of(self, buffer_type: str) -> str:
         """Where llama.cpp's memory of a name lies: on the host, or on a device by its label."""

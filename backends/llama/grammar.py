@@ -31,7 +31,7 @@ from edgespec.backends.llama.grammar_guest import (
     MOST_FORCED,
 )
 from edgespec.backends.llama.json_schemas import schema_document, unusable, unusable_place
-from edgespec.backends.llama.library import library
+from edgespec.backends.llama.library import library, quick_function
 from edgespec.backends.llama.team import TEAMS
 from edgespec.errors import EdgespecError, UnsupportedError
 from edgespec.memory.bytes.requests import FORM_BYTES
@@ -192,7 +192,10 @@ def _build(tokenizer: Vocabulary) -> LLTokenizer:
     lib = library()
     with tokenizer.vocabulary() as vocab:
         pieces = _pieces(tokenizer)
-        found = (token for token in range(len(pieces)) if lib.llama_vocab_is_eog(vocab, token))
+        is_end = quick_function(
+            "llama_vocab_is_eog", ctypes.c_bool, ctypes.c_void_p, ctypes.c_int32
+        )
+        found = (token for token in range(len(pieces)) if is_end(vocab, token))
         ends = [token for token in found if tokenizer.is_end(token)]
         function = ctypes.cast(lib._lib.llama_tokenize, ctypes.c_void_p).value
         make: Any = LLTokenizer.from_llamacpp  # type: ignore[attr-defined]

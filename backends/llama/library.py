@@ -14,7 +14,7 @@ import re
 import signal
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType, ModuleType
 from typing import Any
@@ -53,6 +53,7 @@ class LibraryLog(threading.local):
         self._problems: deque[str] = deque(maxlen=8)
         self._buffers: list[tuple[str, str, int]] = []  # device, component, bytes
         self.cache_mebibytes: list[float] = []  # of each cache, since `clear`
+        self.on_cache: Callable[[], object] = int  # called when one has its memory, to be cleared
         self.warmup_side = 0  # pixels of the image that a projector's buffers were made for
 
     def write(self, level: int, text: bytes | None) -> None:
@@ -68,10 +69,14 @@ class LibraryLog(threading.local):
             _LOGGER.log(logging.INFO if self._level >= _INFO else logging.DEBUG, "%s", line)
         if self._level in (_WARN, _ERROR) and line:
             self._problems.append(line)
+        elif "size = " not in line:  # as of nearly all of the 2,000 lines of a load
+            return
         elif match := _BUFFER_LINE.search(line):
             device, kind, mebibytes = match.groups()
             size_bytes = round(float(mebibytes) * 2**20)
             self._buffers.append((device, _COMPONENT.get(kind, kind), size_bytes))
+            if kind == "KV":
+                self.on_cache()
         elif match := _CACHE_LINE.search(line):
             self.cache_mebibytes.append(float(match[1]))
         elif match := _WARMUP_LINE.search(line):
@@ -222,6 +227,16 @@ def ggml_function(name: str, result: Any, *arguments: Any) -> Any:
     """A function of ggml, which llama.cpp computes with, by its signature. Raises as `library`."""
     library()
     return llama_binary.ggml_function(name, result, *arguments)
+
+
+def quick_function(name: str, result: Any, *arguments: Any) -> Any:
+    """A function of llama.cpp that returns at once, for loops over a vocabulary.
+
+    A call does not let other threads of Python go on, which takes longer than the call, and far
+    longer where one does.
+    """
+    handle = library()._lib._handle
+    return llama_binary.function_of(ctypes.PyDLL(None, handle=handle), name, result, *arguments)
 
 
 @contextmanager

@@ -14,7 +14,13 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from edgespec.backends.base import AnswerFormat, FillTokens
-from edgespec.backends.llama.library import LIBRARY_LOG, interrupts_kept, library, set_params
+from edgespec.backends.llama.library import (
+    LIBRARY_LOG,
+    interrupts_kept,
+    library,
+    quick_function,
+    set_params,
+)
 from edgespec.errors import BackendError, UnsupportedError
 from edgespec.models.control_texts import MARK, ControlTexts
 
@@ -137,8 +143,9 @@ class LlamaTokenizer:
         with self._finding:
             if self._control_texts is None:
                 kinds = self._lib.LLAMA_TOKEN_ATTR_CONTROL | self._lib.LLAMA_TOKEN_ATTR_UNKNOWN
+                types = ctypes.c_int, ctypes.c_void_p, ctypes.c_int32
+                asked = quick_function("llama_vocab_get_attr", *types)
                 with self.vocabulary() as vocab:
-                    asked = self._lib.llama_vocab_get_attr
                     found = [one for one in range(self.vocab_size) if asked(vocab, one) & kinds]
                     self._control_texts = ControlTexts(map(self.token_text, found))
             return self._control_texts
@@ -183,7 +190,10 @@ class LlamaTokenizer:
     def all_bytes(self) -> list[bytes]:
         """The bytes of each token (control tokens: none): 35 ms for 49,152 tokens."""
         size, found = 64, list[bytes]()
-        buffer, ask = ctypes.create_string_buffer(size), self._lib.llama_token_to_piece
+        number, place = ctypes.c_int32, ctypes.c_void_p
+        types = number, place, number, place, number, number, ctypes.c_bool
+        ask = quick_function("llama_token_to_piece", *types)
+        buffer = ctypes.create_string_buffer(size)
         with self.vocabulary() as vocab:
             for token in range(self.vocab_size):
                 count = ask(vocab, token, buffer, size, 0, False)

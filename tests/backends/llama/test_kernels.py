@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from edgespec.backends.llama import kernels as loaded_kernels
 from edgespec.backends.llama.backend import LlamaBackend
 from edgespec.backends.llama.kernels import (
     kernels,
@@ -24,6 +25,7 @@ from edgespec.measure.noise import largest_invariant_step, prefill_is_invariant
 from edgespec.memory.bytes.config import RunConfig
 from edgespec.memory.bytes.footprint import weights_parts
 from edgespec.memory.bytes.simulation import ContextRequest, simulated
+from edgespec.memory.device import host
 from edgespec.memory.device.kernels import attends
 from edgespec.models.embedded import embedded_model
 from edgespec.models.spec import read_model_spec
@@ -166,6 +168,27 @@ def test_they_are_made_known_while_another_user_of_the_library_decodes() -> None
     if "no room" in reason:
         pytest.skip("this system's allocator gave the list no room")
     assert reason == "" and loaded["weights_repacked"] > 0
+
+
+def test_products_are_compared_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the same kernels on the same processor; where one differs, at each start."""
+    compared: list[int] = []
+    differences = [0.0]
+
+    def difference(kind: int, *_: object) -> float:
+        compared.append(kind)
+        return differences[0]
+
+    monkeypatch.setattr(loaded_kernels, "difference", difference)
+    assert [loaded_kernels._check() for _ in range(3)] == ["", "", ""]
+    assert len(compared) == len({*compared}) > 10
+    for name in ("cpu_name", "llama_build"):
+        compared.clear()
+        monkeypatch.setattr(host, name, lambda: "another")
+        assert loaded_kernels._check() == "" and len(compared) > 10
+    monkeypatch.setattr(loaded_kernels, "kernels_key", lambda: "others")
+    differences[0] = 0.1
+    assert [loaded_kernels._check() for _ in range(2)] == 2 * ["a product differs from ggml's own"]
 
 
 def test_buffer_types_are_left_out_by_name_where_they_stand() -> None:
