@@ -605,6 +605,11 @@ class LlamaBackend(LlamaSequence):
         packed = self._context.packed
         return packed is not None and packed.is_kept()
 
+    def write_packed(self) -> None:
+        """Bring a new file of packed weights to the disk, by a thread that may compute now."""
+        if self._context.packed is not None:
+            self._context.packed.write()
+
     @property
     def expert_counts(self) -> ExpertCounts:
         """What was read of experts since the load; zeros where all are in memory."""

@@ -10,6 +10,7 @@ import ctypes
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 from edgespec.backends.llama.huge_pages import read_pages
 from edgespec.errors import BackendError
@@ -18,6 +19,7 @@ from edgespec.memory.device.kernels import kernel_function, kernels_key
 from edgespec.memory.device.structures import ExpertCounts, LoadedWeights
 from edgespec.memory.store.packed import NewFile, PackedFile
 from edgespec.models.gguf.reader import Gguf
+from edgespec.models.gguf.shards import read_gguf_shards
 from edgespec.models.spec import content_hash, header_hash
 from edgespec.models.writing import reason
 
@@ -62,8 +64,6 @@ class PackedWeights:
                 raise
             if not self.is_mapped:
                 self._drop()
-            elif self._new is not None:
-                self._new.finish(self._layout)
 
     def _begin(self) -> None:
         try:
@@ -138,10 +138,21 @@ class PackedWeights:
         counted: ExpertCounts = function(self._memory.begin)
         return counted
 
+    def write(self) -> None:
+        """Bring a new file to the disk, in a thread: steps are timed before, as that sums it."""
+        if self._new is not None:
+            self._new.finish(self._layout)
+
     def close(self) -> None:
         """Wait until they are on the disk."""
+        self.write()
         if self._new is not None:
             self._new.join()
+
+
+def is_kept(path: Path, settings: RunConfig) -> bool:
+    """Whether there is a file with the packed weights of a model, so that a load maps them."""
+    return PackedFile(_key(read_gguf_shards(path), settings)).path.exists()
 
 
 def _unreadable(name: str, status: int) -> BackendError:

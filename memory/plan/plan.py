@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.memory.bytes.config import GPU, HOST, KV_FLOATS, RunConfig, kv_name
-from edgespec.memory.bytes.footprint import Component, kv_type_fits
+from edgespec.memory.bytes.footprint import Component, has_packed_weights, kv_type_fits
 from edgespec.memory.plan.request import Choice
 from edgespec.models.pairing import is_translated
 from edgespec.models.spec import ModelSpec
@@ -168,6 +168,7 @@ def draft_config(
     changes no step's time, is as long as the target's.
     """
     context, cells = config.context_size, config.cells if config.users > 1 else 0
+    on_gpu = any(not one.worker for one in config.devices)
     if target is not None and draft.reads is None:
         context = min(context, draft.context_length or context)
         if is_translated(target, draft):
@@ -184,9 +185,10 @@ def draft_config(
         threads=config.threads,
         kv_type_k=_draft_kv_type(draft, config.kv_type_k),
         kv_type_v=_draft_kv_type(draft, config.kv_type_v),
-        gpu_layers=-1 if any(not one.worker for one in config.devices) else 0,
+        gpu_layers=-1 if on_gpu else 0,
         mapped=mapped,
         kernels=config.kernels,
+        packed_file=config.packed_file and not on_gpu and has_packed_weights(draft),
         tied=draft.tied_embeddings,
         users=config.users,
         whole=any(draft.is_sliding) and draft.reads is None,

@@ -25,7 +25,7 @@ from edgespec.memory.store import cache
 from edgespec.models.writing import remove_dead, whole_file
 
 LEAST_BYTES = 256 << 20  # of packed weights, which packing takes a second for
-_KIND, _SUFFIX = "packed", ".weights"
+_KIND, _SUFFIX, _LOCK = "packed", ".weights", ".lock"
 _SHARE = 0.25  # of a disk, that all files together take
 _BLOCK_BYTES = 1 << 20  # beside the first answers
 
@@ -144,7 +144,7 @@ class NewFile(Thread):
         folder = place.path.parent
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with FileLock(folder / "lock", timeout=0):
+            with FileLock(place.path.with_suffix(_LOCK), timeout=0, mode=0o600):
                 remove_dead(folder)
                 place.make_room(*self._room)
                 with whole_file(place.path, private=True) as partial, partial.open("r+b") as file:
@@ -197,7 +197,7 @@ def is_worth_keeping(nbytes: int) -> bool:
 
 def _unlink(path: Path) -> None:
     """Remove a file, and first what says that it is one."""
-    for one in (path.with_suffix(".json"), path):
+    for one in (path.with_suffix(".json"), path, path.with_suffix(_LOCK)):
         with suppress(OSError):
             one.unlink()
 

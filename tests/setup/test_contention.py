@@ -83,6 +83,26 @@ def test_missing_sizes_are_measured_beside_as_many_programs(measured: list[float
     assert measured == [1.0]
 
 
+@pytest.mark.parametrize(
+    ("sizes", "times"),
+    [
+        ((1, 2, 3, 4, 8, 32), 0),
+        ((1, 2, 3, 4, 32), 1),
+        ((1, 2, 3, 4, 8, 16), 1),
+        ((1, 4, 16, 32), 0),
+    ],
+)
+def test_sizes_between_others_are_left_to_answers(
+    measured: list[float], sizes: Sequence[int], times: int
+) -> None:
+    plan = plan_of()
+    base = [float(10 + size) if size in sizes else INF for size in range(33)]
+    keep_curve(curve_key(SPEC, plan), CostCurve(base), replaced=True)
+    backend = FakeBackend(echo, 300, max_nodes=32)
+    loading._curve(backend, SPEC, plan, lambda *_: None)
+    assert len(measured) == times
+
+
 def test_a_plan_says_what_it_rests_on(measured: list[float]) -> None:
     load(2.0, plan_of())
     plan = plan_of()

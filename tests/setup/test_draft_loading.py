@@ -22,12 +22,15 @@ from random_gguf import Q8_0, write_model
 from tiny_folder import write_folder
 
 import edgespec
+from edgespec.backends.llama.kernels import refusal_of_kernels
 from edgespec.drafting.drafters.combined import CombinedDrafter, _Source
 from edgespec.drafting.drafters.translated import TranslatingDrafter
 from edgespec.memory.plan import plan as plans
 from edgespec.memory.plan.options import LoadOptions
 from edgespec.memory.plan.plan import Plan
+from edgespec.memory.store import packed
 from edgespec.models.embedded import embedded_model
+from edgespec.models.gguf import reader
 from edgespec.setup import loading
 
 
@@ -72,6 +75,35 @@ def test_a_model_of_another_vocabulary_drafts(
         assert drafted.token_ids == plain.token_ids
         read = bytes(one for one in model._text.backend.tokens if one < 256)
         assert prompt in read.decode(errors="replace"), "what it was told"
+
+
+def test_a_second_start_packs_and_times_nothing_and_reads_each_header_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if reason := refusal_of_kernels():
+        pytest.skip(f"edgespec has no kernels here: {reason}")
+    target, draft = (
+        write_model(tmp_path / f"{name}.gguf", "llama", Q8_0, reads_bytes=True, seed=seed)
+        for seed, name in enumerate(("target", "draft"))
+    )
+    options = LoadOptions(
+        draft_model=draft, drafter="suffix,model", context_size=256, threads=1, packed_file="on"
+    )
+    edgespec.load(target, options).close()
+    assert sorted(name for name, _ in packed.kept()) == ["draft.gguf", "target.gguf"]
+    read: list[Path] = []
+
+    def count(path: Path, _read: Any = reader._read) -> Any:
+        read.append(path)
+        return _read(path)
+
+    monkeypatch.setattr(reader, "_read", count)
+    monkeypatch.setattr(reader, "_RECENT_S", 0.0)  # the files are as old as others are
+    reader._read_before.cache_clear()
+    monkeypatch.setattr(packed.PackedFile, "begin", lambda *_, **__: pytest.fail("it packs"))
+    monkeypatch.setattr(loading, "one_step", lambda *_: pytest.fail("it times steps"))
+    edgespec.load(target, options).close()
+    assert sorted(one for one in read if one in (target, draft)) == [draft, target]
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -35,6 +36,7 @@ from edgespec.errors import DoesNotFitError
 from edgespec.memory.bytes.config import RunConfig
 from edgespec.memory.device import host
 from edgespec.memory.device.track import MemoryTracker
+from edgespec.memory.plan import plan as plans
 from edgespec.memory.plan.plan import Plan
 from edgespec.memory.plan.request import Request
 from edgespec.memory.store import cache
@@ -45,22 +47,53 @@ from edgespec.setup.loading import Learning
 from edgespec.setup.planning import make_run_plan
 
 
-@pytest.mark.parametrize("remember", [False, True])
+@pytest.mark.parametrize(("remember", "beside"), [(False, False), (True, False), (False, True)])
 def test_a_model_and_its_draft_model(
-    plan: Plan, monkeypatch: pytest.MonkeyPatch, remember: bool
+    plan: Plan, monkeypatch: pytest.MonkeyPatch, remember: bool, beside: bool
 ) -> None:
     opened: list[Any] = []
 
-    def load_draft_model(*_: Any) -> Sequence[ModelDrafter]:
-        return (ModelDrafter(Opened(opened), CURVE, VOCAB),)
+    def load_draft_model(*arguments: Any) -> Sequence[ModelDrafter]:
+        opening = arguments[-1]
+        backend = Opened(opened) if opening is None else opening.result()
+        return (ModelDrafter(backend, CURVE, VOCAB),)
 
     monkeypatch.setitem(loading._BACKENDS, plan.backend, lambda *_: Opened(opened))
     monkeypatch.setattr(loading, "load_draft_model", load_draft_model)
-    chosen = replace(plan, remember=remember)
+    monkeypatch.setattr(loading, "open_draft_model", lambda *_: Opened(opened))
+    monkeypatch.setattr(loading, "is_kept", lambda *_: True)
+    monkeypatch.setattr(plans, "is_translated", lambda *_: False)
+    chosen = replace(plan, remember=remember, packed_file=beside)
     load = loading._load_one
-    functions = [load, Learning.__init__]
+    functions = [load, loading._open_beside, Learning.__init__]
     steps = assert_nothing_stays_open(lambda: load(SPEC, chosen, quiet), functions, opened)
     assert steps > 15
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_a_draft_model_is_read_while_its_target_is_mapped(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch, is_kept: bool
+) -> None:
+    """It comes behind one that is packed first, which has all threads."""
+    begun = threading.Event()
+
+    def load_target(*_: Any) -> Opened:
+        assert begun.wait(60) if is_kept else not begun.is_set()
+        return Opened([])
+
+    def open_draft_model(*_: Any) -> Opened:
+        begun.set()
+        return Opened([])
+
+    monkeypatch.setitem(loading._BACKENDS, plan.backend, load_target)
+    monkeypatch.setattr(loading, "open_draft_model", open_draft_model)
+    monkeypatch.setattr(loading, "is_kept", lambda *_: is_kept)
+    monkeypatch.setattr(loading, "is_translated", lambda *_: False)
+    monkeypatch.setattr(loading, "read_exit", lambda _spec: None)
+    monkeypatch.setattr(loading, "measure_curve", lambda *_, **__: CURVE)
+    monkeypatch.setattr(plans, "is_translated", lambda *_: False)
+    loading._load_one(SPEC, replace(plan, packed_file=True), quiet).close()
+    assert begun.is_set()
 
 
 def test_the_template_is_compiled_while_the_model_is_loaded(

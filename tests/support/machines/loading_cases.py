@@ -82,6 +82,9 @@ class Opened(FakeBackend):
         self._opened = opened
         opened.append(self)
 
+    def write_packed(self) -> None:
+        """As of `LlamaBackend`."""
+
     def close(self) -> None:
         if not self.closed:
             self._opened.remove(self)
