@@ -47,7 +47,6 @@ def test_the_examples_run(
 WRONG = """
 import edgespec
 
-edgespec.load(drafter="nonesuch")
 edgespec.load(prefer="sped")
 edgespec.plan(kv_type="q9")
 edgespec.load(contextsize=5)
@@ -64,7 +63,7 @@ if engine.generate("x").finish_reason == "stopped":
 
 @pytest.mark.long
 def test_type_checkers_take_the_examples_and_refuse_wrong_values(tmp_path: Path) -> None:
-    """Any text was taken for a drafter, a preference, a type of the cache, a reason to finish."""
+    """Preferences, types of the cache, reasons to finish; a list of drafters is any text."""
     programs = {"right": "\n".join(EXAMPLES), "wrong": WRONG}
     told = {}
     for name, text in programs.items():
