@@ -192,7 +192,10 @@ def best_drafters(
             plan = _with(candidate(spec, tables, plan), plan, plan_of)
     if source is None:
         return with_offer(spec, request, _with_prediction(spec, plan))
-    return _with(_drafts_of(source, spec, request, plan), plan, plan_of)
+    drafting = _with(_drafts_of(source, spec, request, plan), plan, plan_of)
+    if source.is_named or source.kind == SMALL_MODEL:
+        return drafting
+    return drafting.with_reason(SMALL_MODEL, "found here, and made for this very file")
 
 
 def _with(one: Candidate | None, plan: Plan, plan_of: Callable[[Request], Plan]) -> Plan:
