@@ -221,13 +221,14 @@ def _load_one(
         if plan.exact:
             max_nodes = largest_exact_step(backend, spec, plan, report)
             reuses_cache = prefill_is_exact(backend, spec, plan, max_nodes)
+        if backend.capabilities.rollback:
+            one_step(backend, backend.max_nodes)  # takes what it needs now, not in mid-answer
         curve = None
         if plan.drafter != "none":
             curve = _curve(backend, spec, plan, report)
         elif not (stored.stored_curve(spec, plan) or stored.stored_plain_step(spec, plan)):
             # For plans, once, where a run without drafts comes first: a step over one token.
             report("measuring step times", 0.0)
-            _first_step(backend)
             contention_now(backend)
             plain = measure_curve(lambda n: one_step(backend, n), 1, seconds=_CURVE_SECONDS)
             stored.keep_plain_step(spec, plan, plain.uncontended(backend.contention))
@@ -368,7 +369,6 @@ def _curve(backend: Backend, spec: ModelSpec, plan: Plan, report: Progress) -> C
     if known is not None and is_whole and known.contention == 1.0:
         return known
     report("measuring step times", 0.0)
-    _first_step(backend)
     contention = contention_now(backend)
     if known is not None and contention < known.contention:
         kept = known = None
@@ -401,12 +401,6 @@ def _is_whole(curve: CostCurve) -> bool:
     """
     sizes = [size for size, ms in enumerate(curve.base) if size and ms < float("inf")]
     return sizes[-1:] == [len(curve.base) - 1] and all(b <= 4 * a for a, b in pairwise(sizes))
-
-
-def _first_step(backend: Backend) -> None:
-    """The largest one, which takes what others find there when they are timed."""
-    if backend.capabilities.rollback:
-        one_step(backend, backend.max_nodes)
 
 
 def largest_exact_step(

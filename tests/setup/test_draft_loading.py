@@ -101,7 +101,8 @@ def test_a_second_start_packs_and_times_nothing_and_reads_each_header_once(
     monkeypatch.setattr(reader, "_RECENT_S", 0.0)  # the files are as old as others are
     reader._read_before.cache_clear()
     monkeypatch.setattr(packed.PackedFile, "begin", lambda *_, **__: pytest.fail("it packs"))
-    monkeypatch.setattr(loading, "one_step", lambda *_: pytest.fail("it times steps"))
+    for name in ("contention_now", "measure_curve"):
+        monkeypatch.setattr(loading, name, lambda *_, **__: pytest.fail("it times steps"))
     edgespec.load(target, options).close()
     assert sorted(one for one in read if one in (target, draft)) == [draft, target]
 
