@@ -56,7 +56,8 @@ class OrtBackend:
         settings: RunConfig,
         place: OnnxDevice = CPU_DEVICE,
     ) -> None:
-        self.spec, self.settings, self.context_size = spec, settings, settings.context_size
+        self.spec, self.settings = spec, settings
+        self.context_size = settings.context_size
         # Attention sums a path in another order when its cells lie between those of siblings.
         reason = "a branch rounds differently from a chain" if settings.exact else ""
         self.capabilities = Capabilities(True, not settings.exact, True, reason)

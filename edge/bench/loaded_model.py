@@ -122,7 +122,10 @@ class LoadedModel:
     def __init__(
         self, engine: Engine, plan: Plan, drafters: Sequence[str], tracker: MemoryTracker
     ) -> None:
-        self._engine, self._plan, self._names, self._tracker = engine, plan, drafters, tracker
+        self._engine = engine
+        self._plan = plan
+        self._names = drafters
+        self._tracker = tracker
         loaded = engine.drafter
         members = loaded.member if isinstance(loaded, CombinedDrafter) else lambda _name: None
         self._model = members(MODEL) or members(HEAD) or members(WINDOW)
