@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from functools import partial
 
 import pytest
 from serving_cases import TEMPLATE, Speaker
@@ -99,6 +100,18 @@ def test_a_session_prepares_what_is_typed_and_does_not_change() -> None:
         assert result.text == "Yes."
         unread = result.counters.prompt_tokens - result.counters.reused_tokens
         assert unread == len(" three<assistant>")
+
+
+@pytest.mark.model
+def test_no_pick_changes_the_logits_that_are_kept(exact_engine: Engine) -> None:
+    """They are the context's own: whoever asks the same next picks from them again."""
+    ask = partial(exact_engine.generate, "A river in Africa is the", max_tokens=1, reuse=True)
+    (first,) = ask(temperature=0.0).token_ids
+    for asked in ({"logit_bias": {first: -100.0}}, {"json_schema": {"type": "object"}}):
+        assert ask(temperature=0.0, **asked).token_ids != (first,)
+        again = ask(temperature=0.0)
+        assert again.token_ids == (first,)
+        assert again.counters.reused_tokens == again.counters.prompt_tokens
 
 
 @pytest.mark.model
