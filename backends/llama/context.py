@@ -255,7 +255,7 @@ class LlamaContext:
             with interrupts_kept():
                 self.handle = self.lib.llama_init_from_model(self._model, params)
         finally:
-            LIBRARY_LOG.on_cache = int
+            LIBRARY_LOG.on_cache = None
         self._placed.check()
         if not self.handle:
             raise _failure(

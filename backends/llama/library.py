@@ -53,7 +53,8 @@ class LibraryLog(threading.local):
         self._problems: deque[str] = deque(maxlen=8)
         self._buffers: list[tuple[str, str, int]] = []  # device, component, bytes
         self.cache_mebibytes: list[float] = []  # of each cache, since `clear`
-        self.on_cache: Callable[[], object] = int  # called when one has its memory, to be cleared
+        # Called when one has its memory, which llama.cpp clears next.
+        self.on_cache: Callable[[], object] | None = None
         self.warmup_side = 0  # pixels of the image that a projector's buffers were made for
 
     def write(self, level: int, text: bytes | None) -> None:
@@ -75,7 +76,7 @@ class LibraryLog(threading.local):
             device, kind, mebibytes = match.groups()
             size_bytes = round(float(mebibytes) * 2**20)
             self._buffers.append((device, _COMPONENT.get(kind, kind), size_bytes))
-            if kind == "KV":
+            if kind == "KV" and self.on_cache is not None:
                 self.on_cache()
         elif match := _CACHE_LINE.search(line):
             self.cache_mebibytes.append(float(match[1]))
