@@ -29,8 +29,7 @@ from edgespec.memory.plan.options import KernelChoice
 from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.prefix import common_prefix_length
 from edgespec.setup.loading import load
-from edgespec.switching.engine import SwitchingEngine, entropy_nats
-from edgespec.switching.forecast import Forecast, sweep
+from edgespec.switching.engine import Forecast, SwitchingEngine, entropy_nats, sweep
 from edgespec.switching.planning import Curves, SwitchPolicy
 
 # -- problems --------------------------------------------------------------------------------

@@ -22,11 +22,12 @@ from edgespec.memory.plan.request import Request
 from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.progress import Progress
 from edgespec.setup.loading import load_plan, plan_to_load
-from edgespec.switching.engine import SwitchingEngine, entropy_nats
-from edgespec.switching.forecast import (
+from edgespec.switching.engine import (
+    SwitchingEngine,
     Trace,
     accepted_drafts,
     choose,
+    entropy_nats,
     forecast,
     sweep,
 )

@@ -10,8 +10,7 @@ from switching_cases import LARGE_TABLE, POLICIES, PROMPT, SMALL_TABLE, obvious,
 
 from edgespec.decode.generation import LARGE, SMALL
 from edgespec.memory.times.curve import CostCurve
-from edgespec.switching.engine import entropy_nats
-from edgespec.switching.forecast import Trace, choose, forecast, writers
+from edgespec.switching.engine import Trace, choose, entropy_nats, forecast, writers
 from edgespec.switching.planning import SwitchPolicy
 
 

@@ -16,7 +16,7 @@ from edgespec.drafting.proposal import StepContext, choose_size
 from edgespec.measure.timing import measure_curve
 from edgespec.memory.times.curve import CostCurve
 from edgespec.memory.times.speed import SpeedModel, predicted_speedup
-from edgespec.switching.forecast import Trace, choose, forecast
+from edgespec.switching.engine import Trace, choose, forecast
 from edgespec.switching.planning import Calibrated, SwitchPolicy, switch_reason
 
 INF = math.inf
