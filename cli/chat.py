@@ -63,7 +63,7 @@ def chat(
     texts = format_options.texts()
     from edgespec.cli.chat_input import interface_bytes, read_messages
     from edgespec.cli.chat_loop import Chat, handle
-    from edgespec.memory.store.prefixes import usual_budget
+    from edgespec.memory.store.cells import usual_budget
     from edgespec.models.onnx.folder import read_model
     from edgespec.setup.planning import most_prompt_tokens
 

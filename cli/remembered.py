@@ -15,13 +15,13 @@ def remembered(
     as_json: options.JsonOption = False,
 ) -> None:
     """Show or clear the texts that --remember keeps, and the caches that --disk-cache keeps."""
-    from edgespec.memory.store import prefixes, texts
+    from edgespec.memory.store import cells, texts
 
     if clear:
         count = texts.forget()
-        prefixes.forget()
+        cells.forget()
         note(f"forgot the texts of {count} model{'s' * (count != 1)}")
-    kept, caches = texts.remembered(), prefixes.kept_bytes()
+    kept, caches = texts.remembered(), cells.kept_bytes()
     if caches and not as_json:
         sizes = ", ".join(f"{printable(name)} {size_text(size)}" for name, size in caches.items())
         note(f"caches of conversations: {sizes}")

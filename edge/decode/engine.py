@@ -29,7 +29,7 @@ from edgespec.decode.step import Job, Target
 from edgespec.drafting.drafters.combined import BelievedTimes, RoundHistory
 from edgespec.drafting.proposal import Calibration, Drafter
 from edgespec.errors import ContextFullError, UnsupportedError
-from edgespec.memory.store.prefixes import PrefixStore
+from edgespec.memory.store.cells import PrefixStore
 from edgespec.memory.times.curve import CostCurve
 from edgespec.memory.times.speed import NO_DIFFERENCE
 from edgespec.models.chat import ChatMessage, Message, check_roles, prompt_text

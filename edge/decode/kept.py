@@ -1,7 +1,7 @@
 """Texts of an engine's cache on disk: put back before a prompt is read, written behind answers.
 
 The engine asks when a job is made, begins and ends; what there is, and how it is kept, the store
-knows (`edgespec.memory.store.prefixes`). A text is written once nobody has been answered for a
+knows (`edgespec.memory.store.cells`). A text is written once nobody has been answered for a
 moment, a piece at a time: who comes meanwhile waits for one piece. The text that was used last is
 put back by itself behind a start, as it is likely to go on, in pieces, too.
 """
@@ -21,7 +21,7 @@ from edgespec.decode.slots import Slot, Slots
 from edgespec.decode.step import Job
 from edgespec.errors import BackendError, EdgespecError, EdgespecWarning
 from edgespec.memory.bytes.config import PIECE_TOKENS
-from edgespec.memory.store.prefixes import Piece, PrefixStore, ends_of, ends_of_text
+from edgespec.memory.store.cells import Piece, PrefixStore, ends_of, ends_of_text
 from edgespec.models.control_texts import MARK
 from edgespec.models.images import has_images
 from edgespec.models.writing import reason

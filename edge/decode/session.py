@@ -25,7 +25,7 @@ from edgespec.decode.generation import Chunk, PartReader, Result
 from edgespec.decode.options import GenerationOptions, Tool
 from edgespec.decode.scheduler import Stream, chunks_of
 from edgespec.errors import BackendError, ContextFullError, SessionFileError, UnsupportedError
-from edgespec.memory.store.cache_file import read_session, write_session
+from edgespec.memory.store.cells import read_session, write_session
 from edgespec.models.chat import ChatMessage, Message, plain_message
 from edgespec.models.images import (
     images_of,

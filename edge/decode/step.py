@@ -66,7 +66,7 @@ from edgespec.drafting.proposal import (
     choose_size,
     likeliest_chain,
 )
-from edgespec.memory.store.prefixes import Piece
+from edgespec.memory.store.cells import Piece
 from edgespec.memory.times.curve import CostCurve
 from edgespec.prefix import common_prefix_length
 from edgespec.sampling.chain import TokenLogprob, logprob_of

@@ -58,7 +58,7 @@ from edgespec.memory.plan.placing import keep_counts
 from edgespec.memory.plan.plan import DRAFT_MODEL_NODES, Plan, draft_config
 from edgespec.memory.plan.request import Request
 from edgespec.memory.store import cache
-from edgespec.memory.store.prefixes import PrefixStore
+from edgespec.memory.store.cells import PrefixStore
 from edgespec.memory.store.texts import add_texts, remembered_texts
 from edgespec.memory.times.curve import CostCurve
 from edgespec.models.chat import prepare_template

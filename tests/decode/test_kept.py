@@ -22,7 +22,7 @@ from edgespec.decode.kept import PrefixKeeper
 from edgespec.decode.session import Session
 from edgespec.errors import EdgespecWarning
 from edgespec.memory.bytes.config import PIECE_TOKENS
-from edgespec.memory.store.prefixes import PrefixStore, ends_of
+from edgespec.memory.store.cells import PrefixStore, ends_of
 from edgespec.models.chat import ChatMessage
 from edgespec.models.embedded import embedded_model
 

@@ -69,7 +69,7 @@ def test_damaged_and_foreign_files_are_refused_with_a_sentence(tmp_path: Path) -
 _WRITER = """
 import sys
 from pathlib import Path
-from edgespec.memory.store.cache_file import write_session
+from edgespec.memory.store.cells import write_session
 path = Path(sys.argv[1])
 def cache(name):
     Path(name).write_bytes(b"c" * 300_000)
@@ -81,7 +81,7 @@ for number in range(10**9):
 
 
 def test_killing_a_writer_leaves_an_intact_file(tmp_path: Path) -> None:
-    from edgespec.memory.store.cache_file import read_session
+    from edgespec.memory.store.cells import read_session
 
     path = tmp_path / "a.session"
     for attempt in range(6):

@@ -42,7 +42,7 @@ _WRITERS = {
         "page.html",
     ),
     "session": (
-        "from pathlib import Path\nfrom edgespec.memory.store.cache_file import write_session\n"
+        "from pathlib import Path\nfrom edgespec.memory.store.cells import write_session\n"
         "def cache(path):\n    return Path(path).write_bytes(b'k' * 9000)\n"
         "write_session(Path('talk.session'), {'messages': ['hello'] * 99}, cache)",
         "talk.session",

@@ -14,7 +14,7 @@ from session_cases import TEMPLATE, shouting
 from edgespec.backends.base import Logits
 from edgespec.decode.engine import Engine
 from edgespec.errors import BackendError
-from edgespec.memory.store.prefixes import PrefixStore
+from edgespec.memory.store.cells import PrefixStore
 
 
 class Keeping(FakeBackend):

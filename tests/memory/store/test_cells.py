@@ -11,9 +11,16 @@ from pathlib import Path
 import pytest
 
 from edgespec.errors import SessionFileError
-from edgespec.memory.store import prefixes
-from edgespec.memory.store.cache_file import read_session
-from edgespec.memory.store.prefixes import Piece, PrefixStore, ends_of, forget, kept_bytes
+from edgespec.memory.store.cells import (
+    USUAL_BYTES,
+    Piece,
+    PrefixStore,
+    ends_of,
+    forget,
+    kept_bytes,
+    read_session,
+    usual_budget,
+)
 
 TEXT = list(range(1000, 1100))
 
@@ -138,19 +145,19 @@ def test_files_are_of_their_owner_alone_and_are_deleted(_folder: Path) -> None:
 
 
 def test_a_small_disk_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    for free, expected in ((prefixes.USUAL_BYTES * 5, prefixes.USUAL_BYTES), (1 << 30, 0)):
+    for free, expected in ((USUAL_BYTES * 5, USUAL_BYTES), (1 << 30, 0)):
         told = (1 << 50, 0, free)
         usage = type("Usage", (), dict(zip(("total", "used", "free"), told, strict=True)))
         monkeypatch.setattr("shutil.disk_usage", lambda _path, usage=usage: usage)
-        assert prefixes.usual_budget() == expected
+        assert usual_budget() == expected
 
 
 # Forks writers, each of which dies at some byte of a file, or at some moment; then looks.
 _KILLS = """
 import os, random, resource, signal, sys, time
 from pathlib import Path
-from edgespec.memory.store.cache_file import read_session
-from edgespec.memory.store.prefixes import PrefixStore
+from edgespec.memory.store.cells import read_session
+from edgespec.memory.store.cells import PrefixStore
 
 SIZE, source = 30_000, random.Random(5)
 def cells(text):
