@@ -237,7 +237,8 @@ class Scheduler:
                 for one in self._running[:]:
                     with suppress(Exception):
                         self._end(one, BackendError(f"a step was interrupted: {problem!r}"))
-                self._slots.give_back_all()
+                for slot in self._slots:
+                    slot.promised = 0
             raise
         finally:
             if is_mine:

@@ -24,7 +24,6 @@ from edgespec.backends.base import (
 from edgespec.errors import ContextFullError
 from edgespec.prefix import common_prefix_length
 
-_FURTHER = 64  # cells that a text is promised at once beyond what it needs: steps between looks
 _Parts = list[tuple[int, int]]  # of a text, in order: the number of a part, and its cells
 
 
@@ -154,7 +153,7 @@ class Slots:
         if min(need, slot.most) <= slot.promised:
             return True
         before = slot.promised
-        for promised in (need + _FURTHER, need):
+        for promised in (need + 64, need):  # more than it needs, so that steps come between looks
             slot.promised = min(promised, slot.most)
             if self._is_safe():
                 self._make_room()
@@ -205,11 +204,6 @@ class Slots:
         """Its answer has ended; what its cells hold stays, while there is room."""
         slot.promised = 0
         slot.last_used = next(self._numbers)
-
-    def give_back_all(self) -> None:
-        """No answer is being written any more."""
-        for slot in self._slots:
-            slot.promised = 0
 
     def spare(self, count: int, salt: str = "") -> Backend | None:
         """A sequence that nobody has, emptied, and cells for `count` tokens; None without room."""

@@ -94,7 +94,6 @@ def some_tokens(backend: Backend, count: int) -> list[int]:
     return [token % backend.tokenizer.vocab_size for token in range(100, 100 + count)]
 
 
-_FIRST = (4, 8, 2, 3)  # sizes that are measured twice before any other is: most drafts are these
 _SINGLES = 8  # steps over one token at first, and around a size that say how fast the machine is
 
 
@@ -208,7 +207,7 @@ def _order(missing: Sequence[int]) -> Sequence[int]:
 
     A single sample may be disturbed, and a quick model has the time for more.
     """
-    first = [n for n in _FIRST if n in missing]
+    first = [n for n in (4, 8, 2, 3) if n in missing]  # most drafts are these
     # Multiples of 16 before those of 8, of 4, ...: sizes between others are estimated until then.
     later = sorted({*missing} - {*first}, key=lambda n: (-(n & -n), n))
     return [*first, *first, *later, *later, *[*first, *later] * 3]

@@ -63,10 +63,10 @@ _HOLDS = 0.6
 # Times as long as plain steps take where kernels read the model's layers by name: 1.01 to 1.09 in
 # four turns of Qwen2.5 1.5B, 1.03 in the median.
 _READ_BY_NAME = 1.03
-# Nodes of a step, and times a plain step. A ledger bounds what recycling can lose, so that this is
-# where it brings nothing: over suffix alone 1.013 at 1.15, 1.000 at 1.3, 1.002 at 1.48, 0.999 at
-# 1.67, in replays of SmolLM2's answers that charge nothing for its tables.
-_MANY, _FLAT = 8, 1.3
+# Times a plain step that one of eight nodes takes. A ledger bounds what recycling can lose, so that
+# this is where it brings nothing: over suffix alone 1.013 at 1.15, 1.000 at 1.3, 1.002 at 1.48,
+# 0.999 at 1.67, in replays of SmolLM2's answers that charge nothing for its tables.
+_FLAT = 1.3
 _EXIT, SMALL_MODEL = "early_exit", "draft_model"  # names in a plan
 _DRAFTS = {
     _EXIT: "the model's own first words of what follows",
@@ -231,7 +231,7 @@ def _recycling(spec: ModelSpec, request: Request, plan: Plan) -> Candidate | Non
     curve = stored_curve(spec, plan)
     if curve is None:
         return None
-    pays = curve.step_ms(_MANY, 0) <= _FLAT * curve.base[1]
+    pays = curve.step_ms(8, 0) <= _FLAT * curve.base[1]
     who = "steps over many tokens cost little here: what else the target could have said pays"
     return Candidate(replace(request, drafter="suffix,recycling"), who, pays, who)
 

@@ -47,9 +47,7 @@ from edgespec.models.spec import ModelSpec
 _CURVES, _INVARIANCE, _SNAPSHOTS = "curves", "invariance", "snapshots"
 _PLAIN = "plain"
 _CALIBRATION, _LEARNED, _ROUNDS, _KV_LOSSES = "calibration", "learned", "rounds", "kv_losses"
-# What is compared with single tokens, and how many numbers a comparison is.
-STEPS, PREFILLS = "steps", "prefills"
-_NUMBERS = {STEPS: 3, PREFILLS: 4}
+STEPS, PREFILLS = "steps", "prefills"  # what is compared with single tokens
 # Packages that are ONNX Runtime, with one provider or another.
 _RUNTIMES = (
     "onnxruntime",
@@ -258,7 +256,7 @@ def _compared(document: Mapping[str, Any] | None, what: str) -> dict[tuple[int, 
     rows = (document or {}).get(what)
     found = {}
     for row in rows if isinstance(rows, list) else []:
-        is_ours = isinstance(row, list) and len(row) == _NUMBERS[what]
+        is_ours = isinstance(row, list) and len(row) == (3 if what == STEPS else 4)
         if is_ours and all(isinstance(one, int) and one >= 0 for one in row):
             found[tuple(row[:-1])] = row[-1]
     return found

@@ -46,14 +46,9 @@ class Machine:
         return self.is_one_pool and all(one.maps_files for one in self.accelerators)
 
     @property
-    def has_gpu(self) -> bool:
-        """Whether it has one of its own."""
-        return any(not one.worker for one in self.accelerators)
-
-    @property
     def is_split(self) -> bool:
         """Whether there are devices to share layers among, besides the host and one GPU."""
-        return len(self.accelerators) > 1 or not (self.has_gpu or not self.accelerators)
+        return len(self.accelerators) > 1 or any(one.worker for one in self.accelerators)
 
     @property
     def labels(self) -> tuple[str, ...]:

@@ -296,7 +296,6 @@ def _mapped_reason(layout: Layout) -> str:
 # next one; the slower ones are left out where the rest fits without them. How many bytes a second a
 # device moves is measured, by the worker itself; a GPU of this machine counts as faster than all.
 
-_HOST = -1  # among the numbers of accelerators
 EXPERTS = "exps."  # in names of tensors
 _LAYER = re.compile(r"blk\.(\d+)\.")
 
@@ -356,7 +355,7 @@ def step_s(layout: Layout, counts: Sequence[int]) -> float:
     placed = _shared(layout, counts)
     seconds, first = 0.0, layout.spec.num_layers + 1 - sum(counts)
     read = read_bytes(placed)
-    seconds += read.get(HOST, 0) / _speed(layout, _HOST)
+    seconds += read.get(HOST, 0) / _speed(layout, None)
     for i, (label, count) in enumerate(zip(layout.machine.labels, counts, strict=True)):
         if count:
             # Only what is fetched has an answer: of a layer whose experts lie here its input, the
@@ -393,10 +392,11 @@ def _places(layout: Layout) -> list[str]:
     return [HOST] * (layout.spec.num_layers + 1 - len(shared)) + shared
 
 
-def _speed(layout: Layout, number: int) -> float:
-    """Bytes a second of an accelerator or the host; the host's where a worker's is not known."""
+def _speed(layout: Layout, number: int | None) -> float:
+    """Bytes a second of an accelerator, or of the host, which None is; the host's where a worker's
+    is not known."""
     host = layout.machine.bytes_per_s or 1.0
-    if number == _HOST:
+    if number is None:
         return host
     one = layout.machine.accelerators[number]
     return (one.bytes_per_s or host) if one.worker else math.inf
@@ -407,7 +407,7 @@ def _asked_for(layout: Layout, order: Sequence[int], total: int) -> tuple[int, .
     counts = [0] * len(order)
     for place, number in enumerate(order):
         left = total - sum(counts)
-        counts[number] = _most(layout, counts, order[place:], left)
+        counts[number] = _most(layout, counts, number, order[place + 1 :], left)
     counts[order[-1]] += total - sum(counts)
     return _eased(layout, counts, order, keeps_all=True)
 
@@ -416,14 +416,14 @@ def _filled(layout: Layout, numbers: Sequence[int]) -> tuple[int, ...]:
     """These devices, and the host, filled from the fastest one on; the host takes the rest."""
     counts = [0] * len(layout.machine.accelerators)
     left = layout.spec.num_layers + 1
-    order = sorted([_HOST, *numbers], key=lambda i: -_speed(layout, i))
+    order = sorted([None, *numbers], key=lambda i: -_speed(layout, i))
     for place, number in enumerate(order):
-        if number == _HOST:
+        if number is None:
             left = _least_off_host(layout, counts, left)
         else:
-            counts[number] = _most(layout, counts, order[place:], left)
+            counts[number] = _most(layout, counts, number, order[place + 1 :], left)
             left -= counts[number]
-    return _eased(layout, counts, [number for number in order if number != _HOST])
+    return _eased(layout, counts, [number for number in order if number is not None])
 
 
 def _eased(
@@ -446,17 +446,19 @@ def _eased(
     return tuple(counts)
 
 
-def _most(layout: Layout, counts: Sequence[int], order: Sequence[int], left: int) -> int:
-    """Layers that fit on the first of some devices, of those that are left.
+def _most(
+    layout: Layout, counts: Sequence[int], number: int, nexts: Sequence[int | None], left: int
+) -> int:
+    """Layers that fit on a device, of those that are left.
 
     The others are taken to be on the next device, which may have the head then.
     """
-    number, label = order[0], layout.machine.labels[order[0]]
+    label = layout.machine.labels[number]
 
     def is_too_much(count: int) -> bool:
         there = [*counts[:number], count, *counts[number + 1 :]]
-        if len(order) > 1 and order[1] != _HOST:
-            there[order[1]] = left - count
+        if nexts and nexts[0] is not None:
+            there[nexts[0]] = left - count
         return label in _full(layout, there)
 
     return max(0, bisect_left(range(left + 1), True, key=is_too_much) - 1)

@@ -315,11 +315,9 @@ def to_keep(texts: Iterable[Text]) -> list[KeptText]:
 
 
 # Cells of the calibration. A value lands in the bucket of the last border it reaches.
-_NUM_LENGTHS = len(LENGTH_BORDERS) + 1
 _NUM_SHARES = len(VOTE_BORDERS) + 1
 _NUM_COUNTS = len(AGREEING_BORDERS) + 1
-NUM_CELLS = _NUM_LENGTHS * _NUM_SHARES * _NUM_COUNTS * 2
-_LENGTH_BUCKET = [bisect_right(LENGTH_BORDERS, length) for length in range(2 * LENGTH_CAP + 1)]
+NUM_CELLS = (len(LENGTH_BORDERS) + 1) * _NUM_SHARES * _NUM_COUNTS * 2
 # The weight of its vote comes with it.
 _Vote = tuple[float, Place]
 
@@ -486,8 +484,8 @@ class SuffixDrafter(CountingDrafter):
 def _cell(agreeing: list[_Vote], depth: int, share: float) -> int:
     """The calibration cell of a token that these voted for."""
     _, _, length, is_own = agreeing[0][1]
-    bucket = _LENGTH_BUCKET[min(length + depth, 2 * LENGTH_CAP)]
-    cell = bucket * _NUM_SHARES + bisect_right(VOTE_BORDERS, share)
+    cell = bisect_right(LENGTH_BORDERS, length + depth) * _NUM_SHARES
+    cell += bisect_right(VOTE_BORDERS, share)
     return (cell * _NUM_COUNTS + bisect_right(AGREEING_BORDERS, len(agreeing))) * 2 + is_own
 
 
