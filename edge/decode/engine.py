@@ -269,26 +269,21 @@ class Engine(Target):
             prediction = (*texts[-8:], *tokens[: self.backend.context_size])
         return Job(
             target=self,
+            asked=asked,
             prompt=ids,
             text=TextStream(self._bytes_with(asked.markers), asked.stop),
             is_end=tokenizer.is_end,
-            max_tokens=asked.max_tokens,
             sampler=picks,
             draft_sampler=sampler.independent() if is_free else None,
             limit=min(asked.max_tokens, room),
-            cancel=asked.cancel,
             vocab_size=self.vocab_size,
             counters=Counters(prompt_tokens=len(ids)),
-            speculates=asked.speculate,
-            history=asked.history,
             salt=asked.cache_salt + (f" {scales}" if scales != self._scales else ""),
             scales=scales,
             prediction=prediction,
             images=images or {},
             grammar=grammar,
             reuse=asked.reuse and self.reuses_cache,
-            num_best=asked.logprobs,
-            ahead=asked.ahead,
         )
 
     def astream(

@@ -367,7 +367,7 @@ class Scheduler:
         finally:
             self._slots.give_back(job.slot)
             self._is_short, job.state = False, None
-            if job.is_over and not job.ahead:
+            if job.is_over and not job.asked.ahead:
                 written = job.counters.generated_tokens
                 self._usual_tokens += 0.1 * (written - self._usual_tokens)
             job.finish(problem)
@@ -445,7 +445,7 @@ class Scheduler:
         if num_writing and self._splits:
             nodes, depth = num_nodes or num_writing, _depth(reading)
             most = self.chunked_prefill.chunk_size(nodes, most, len(reading), depth)
-        if self._splits and all(job.ahead for job in reading):
+        if self._splits and all(job.asked.ahead for job in reading):
             # Nobody asks about these yet, and who asks meanwhile waits for one such step.
             most = min(most, 64)
         for job in reading[: _most_rows(reading) - num_nodes if self._mixes else 1]:

@@ -18,7 +18,6 @@ is its short form.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
@@ -50,6 +49,7 @@ from edgespec.decode.generation import (
     TextStream,
     chunk_of,
 )
+from edgespec.decode.options import GenerationOptions
 from edgespec.decode.slots import Slot
 from edgespec.decode.verification import TypicalPick, accept_sampled, cut
 from edgespec.drafting.constants import REQUIRED_GAIN
@@ -315,18 +315,15 @@ class Job:
     """One generation: what is asked for, how far it is, and what its reader has not read yet."""
 
     target: Target  # that was asked
+    asked: GenerationOptions
     prompt: list[int]
     sampler: Sampler | ConstrainedSampler | LimitedThought
     draft_sampler: Sampler | None  # draws drafts, independently of the sampler
     text: TextStream
     is_end: Callable[[int], bool]
-    max_tokens: int
     limit: int  # tokens that may be generated: what the context has room for, too
-    cancel: threading.Event | None  # its user's, and maybe that of others, too
     vocab_size: int  # of a row: what comes behind pads a vocabulary
     counters: Counters = field(default_factory=Counters)
-    speculates: bool = True
-    history: str = ""  # whose texts draft for this one, and that it joins
     salt: str = ""  # of its cells: those of other salts are not reused
     scales: tuple[float, ...] = ()  # of the model's adapters: a step has the same for all
     prediction: tuple[int, ...] = ()  # the end of the prompt, and what probably follows
@@ -335,10 +332,8 @@ class Job:
     grammar: Grammar | None = None
     reuse: bool = False  # what the cache already holds of the prompt
     stored: Piece | None = None  # which has more of the prompt than the cache had
-    ahead: bool = False  # it is read before anybody asks, in small pieces
     routing: Routing = ALONE
     images: Mapping[int, ImageRun] = field(default_factory=dict)  # by where they begin
-    num_best: int | None = None  # of each place, told with a token's logprob; None tells none
     # How far it is.
     slot: Slot | None = None  # the sequence of the cache that it has
     state: SequenceState | None = None  # of the model that writes in it
@@ -372,7 +367,8 @@ class Job:
     @property
     def is_cancelled(self) -> bool:
         """Whether it shall stop: it was closed, or its user's event is set."""
-        return self.was_closed or (self.cancel is not None and self.cancel.is_set())
+        cancel = self.asked.cancel
+        return self.was_closed or (cancel is not None and cancel.is_set())
 
     @property
     def is_over(self) -> bool:
@@ -383,10 +379,10 @@ class Job:
         self, rows: Logits, path: Sequence[int], emitted: Sequence[int]
     ) -> tuple[TokenLogprob, ...]:
         """Of tokens, of which each came of the row [V] of its node; none where none are told."""
-        if self.num_best is None:
+        if (count := self.asked.logprobs) is None:
             return ()
         pairs = zip(path, emitted, strict=False)
-        return tuple(logprob_of(rows[node], token, self.num_best) for node, token in pairs)
+        return tuple(logprob_of(rows[node], token, count) for node, token in pairs)
 
     def add(self, written: StepOutput, now_s: float) -> None:
         """Take what a step wrote; its text is made here, where the vocabulary is there."""
@@ -406,7 +402,7 @@ class Job:
         if self.text.stopped or self.is_end(written.tokens[-1]):
             self.finish_reason = "stop"
         elif counters.generated_tokens >= self.limit:
-            is_asked = counters.generated_tokens >= self.max_tokens
+            is_asked = counters.generated_tokens >= self.asked.max_tokens
             self.finish_reason = "length" if is_asked else "context_full"
 
     def finish(self, problem: Exception | None = None) -> None:
@@ -448,7 +444,7 @@ class SequenceState:
         self._stops: Sequence[int] = ()  # where the backend keeps a state
         self._shown: list[int] | None = None  # the tokens as the drafter knows them, once it does
         self._has_begun_drafts = False  # whether the drafter has all of them
-        self._drafter = target.drafter_of(number) if job.speculates else None
+        self._drafter = target.drafter_of(number) if job.asked.speculate else None
         if self._drafter is not None and job.grammar is not None:
             self._drafter = GrammarDrafter(job.grammar, self._drafter, target.forced)
         self._cooldown = 0  # plain steps to come
@@ -565,10 +561,11 @@ class SequenceState:
         self._prefill_s += spent_s
         if not self.num_pending:
             self._has_all()
-        if self._drafter is not None and (self.num_pending or self.job.ahead):
+        ahead = self.job.asked.ahead
+        if self._drafter is not None and (self.num_pending or ahead):
             tokens = self._shown_tokens()  # the last of them behind the first token
             part = (self._end - self._reused) / (len(self._tokens) - self._reused)
-            self._drafter.prepare(tokens, int(part * len(tokens)), ahead=self.job.ahead)
+            self._drafter.prepare(tokens, int(part * len(tokens)), ahead=ahead)
 
     def _has_all(self) -> None:
         """All tokens are in the cache."""
@@ -584,9 +581,9 @@ class SequenceState:
         if self._shown is None:
             drafter = self.target.drafter_of(self.number)  # a grammar's own keeps no texts
             assert drafter is not None
-            drafter.history = self.job.history
-            if self.job.prediction and not self.job.ahead:
-                drafter.recall([(self.job.history, self.job.prediction)])
+            drafter.history = history = self.job.asked.history
+            if self.job.prediction and not self.job.asked.ahead:
+                drafter.recall([(history, self.job.prediction)])
             has_images = bool(self.job.images)
             self._shown = [one for one in self._tokens if one >= 0] if has_images else self._tokens
         return self._shown
@@ -688,7 +685,7 @@ class SequenceState:
             logits = logits[:, : job.vocab_size]
         self.has_unwritten = True
         path, emitted = self._accept(tree, logits)
-        logprobs = () if job.num_best is None else job.logprobs(logits, path, emitted)
+        logprobs = () if job.asked.logprobs is None else job.logprobs(logits, path, emitted)
         backend.commit(path)
         path = path[: len(emitted)]
         if self._drafter is not None and emitted:
