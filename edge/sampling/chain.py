@@ -7,7 +7,7 @@ what is removed really gone: none of the later ones counts it.
 Penalties and DRY keep the last tokens, the prompt's included, and are told of every one that is
 emitted.
 
-One order of tokens is meant everywhere: best logit first, equal logits by token id. A `Head` is a
+One order of tokens is meant everywhere: best logit first, equal logits by token id. A `Best` is a
 prefix of it, found without sorting the whole row, and what filters keep is always one.
 """
 
@@ -176,10 +176,10 @@ class Left(NamedTuple):
 
     # [V]
     row: NDArray[np.float32]
-    head: Head | None = None
+    head: Best | None = None
     inverse: float = 1.0
 
-    def sorted(self) -> Head:
+    def sorted(self) -> Best:
         """All that is left, best first."""
         return head_above(self.row, LOWEST) if self.head is None else self.head
 
@@ -205,7 +205,7 @@ class Left(NamedTuple):
         scaled = ((self.logits - np.float32(self.best)) * self.inverse).astype(np.float32)
         if self.head is None:
             return Left(scaled)
-        return Left(self.row, Head(self.head.ids, scaled))
+        return Left(self.row, Best(self.head.ids, scaled))
 
 
 class Chain:
@@ -268,7 +268,7 @@ class Chain:
     def _typical(self, left: Left) -> Left:
         head = left.sorted()
         kept = _typical(head.logits, self._params.typical_p)
-        return Left(left.row, Head(head.ids[kept], head.logits[kept]))
+        return Left(left.row, Best(head.ids[kept], head.logits[kept]))
 
     def _top_p(self, left: Left) -> Left:
         """The shortest prefix with `top_p` of the probability."""
@@ -289,7 +289,7 @@ class Chain:
         weights = softmax_weights(head.logits, float(head.logits[0]), 1.0)
         above = int(np.count_nonzero(weights >= self._params.xtc_threshold * weights.sum()))
         first = max(0, above - 1)
-        return Left(left.row, Head(head.ids[first:], head.logits[first:]))
+        return Left(left.row, Best(head.ids[first:], head.logits[first:]))
 
     def _temperature(self, left: Left) -> Left:
         temperature = self._params.temperature
@@ -310,7 +310,7 @@ def _changed(left: Left, what: Penalties | Dry | None) -> Left:
     places[ids] = np.arange(ids.size)
     what.change(logits, places)
     order = np.lexsort((ids, -logits))
-    return Left(left.row, Head(ids[order], logits[order]))
+    return Left(left.row, Best(ids[order], logits[order]))
 
 
 def _typical(logits: NDArray[np.float32], mass: float) -> NDArray[np.int64]:
@@ -383,7 +383,7 @@ class Mirostat:
 # -- the best tokens of a row, and how probable they are ----------------------------------
 
 
-class Head(NamedTuple):
+class Best(NamedTuple):
     """The best tokens: descending logits, equal logits by ascending id."""
 
     # [k]
@@ -391,8 +391,8 @@ class Head(NamedTuple):
     # [k]
     logits: NDArray[np.float32]
 
-    def first(self, count: int) -> Head:
-        return Head(self.ids[:count], self.logits[:count])
+    def first(self, count: int) -> Best:
+        return Best(self.ids[:count], self.logits[:count])
 
 
 def inverse_of(temperature: float) -> float:
@@ -411,7 +411,7 @@ def softmax_weights(
     return weights
 
 
-def head_above(row: NDArray[np.float32], floor: float) -> Head:
+def head_above(row: NDArray[np.float32], floor: float) -> Best:
     """All tokens of a row [V] with a logit of at least `floor`, masked ones never.
 
     Sorts one integer a token, its logit above its id: three times as fast on 4,096 tokens, and
@@ -427,7 +427,7 @@ def head_above(row: NDArray[np.float32], floor: float) -> Head:
     keys |= ids
     keys.sort()
     keys &= 0xFFFFFFFF
-    return Head(keys, row[keys])
+    return Best(keys, row[keys])
 
 
 def floor_of_best(row: NDArray[np.float32], count: int) -> float:
@@ -452,7 +452,7 @@ def head_reaching(
     inverse_temperature: float,
     mass: float,
     floor: float = LOWEST,
-) -> tuple[Head, NDArray[np.float64]]:
+) -> tuple[Best, NDArray[np.float64]]:
     """Best tokens enough for their summed weights [k] to exceed `mass`, not going below `floor`.
 
     The sums come with them. If even all tokens down to `floor` do not exceed it, they are all.

@@ -22,7 +22,7 @@ from edgespec.memory.bytes.simulation import ContextRequest
 from edgespec.memory.device import host
 from edgespec.memory.plan.machine import Machine, this_machine
 from edgespec.memory.plan.options import LLAMACPP, ONNX, LoadOptions
-from edgespec.memory.plan.plan import Planned
+from edgespec.memory.plan.plan import PlanBase
 from edgespec.memory.plan.request import Choice, Request, contexts_of, threads_of
 from edgespec.models.pooling import POOLINGS, RANK
 from edgespec.models.spec import ONNX_FORMAT, ModelSpec
@@ -36,7 +36,7 @@ _TAKEN = {
 
 
 @dataclass(frozen=True, slots=True)
-class EmbeddingPlan(Planned):
+class EmbeddingPlan(PlanBase):
     """How a model that makes embeddings is loaded. Sizes are in tokens.
 
     `batch_size` tokens are computed at once, of several texts, or one longer text; with `goes_on`

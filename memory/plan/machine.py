@@ -15,7 +15,7 @@ from edgespec.memory.device.accelerators import Accelerator
 from edgespec.memory.device.kernels import missing_kernels
 from edgespec.memory.device.track import give_back_memory, private_bytes, resident_bytes
 from edgespec.memory.plan.options import LLAMACPP
-from edgespec.memory.plan.plan import Planned
+from edgespec.memory.plan.plan import PlanBase
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,19 +103,19 @@ def reachable_bytes() -> int:
     return reservations.unreserved_bytes() + private_bytes()
 
 
-def reserve(plan: Planned) -> bool:
+def reserve(plan: PlanBase) -> bool:
     """Keep other programs from planning with a plan's memory; False if it is not free any more."""
     kept = _reserved_bytes(plan)
     return reservations.reserve(kept, lambda: plan.predicted_peak_bytes <= reachable_bytes())
 
 
-def reserve_unmapped(plan: Planned) -> None:
+def reserve_unmapped(plan: PlanBase) -> None:
     """From now on reserve what is left: packed weights have become pages of a file."""
     packed = sum(part.nbytes for part in plan.components if part.is_mapped and not part.is_ceiling)
     reservations.reserve(_reserved_bytes(plan) - packed, lambda: True)
 
 
-def _reserved_bytes(plan: Planned) -> int:
+def _reserved_bytes(plan: PlanBase) -> int:
     return sum(
         part.nbytes
         for part in plan.components

@@ -28,15 +28,7 @@ class Alternative:
     tokens_per_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Goal:
-    """What a plan would have if memory were no limit."""
-
-    context_size: int
-    draft_max: int
-
-
-class Planned:
+class PlanBase:
     """What plans of models that write text and of those that make embeddings have in common."""
 
     __slots__ = ()
@@ -60,7 +52,7 @@ class Planned:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan(RunConfig, Planned):
+class Plan(RunConfig, PlanBase):
     """The configuration of one run, why it is this one, and what it is expected to take."""
 
     draft_max: int
@@ -78,7 +70,7 @@ class Plan(RunConfig, Planned):
     plain_range: tuple[float, float]  # tokens/s, between which it is likely to lie
     tokens_per_s: float
     speed_range: tuple[float, float]
-    goal: Goal
+    wanted: tuple[int, int]  # context and drafts that it would have if memory were no limit
     speed_source: str
     # plans them, and therefore only if asked
     find_alternatives: Callable[[], Iterable[Alternative]] = field(default=tuple, compare=False)
@@ -134,8 +126,7 @@ class Plan(RunConfig, Planned):
     @property
     def is_limited(self) -> bool:
         """Whether more memory would bring a longer context or a larger draft."""
-        reached = self.context_size, self.draft_max
-        return reached < (self.goal.context_size, self.goal.draft_max)
+        return (self.context_size, self.draft_max) < self.wanted
 
     @property
     def predicted_gpu_bytes(self) -> int:

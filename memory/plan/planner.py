@@ -63,7 +63,7 @@ from edgespec.memory.plan.placing import (
     with_layers_placed,
     with_smaller_cache,
 )
-from edgespec.memory.plan.plan import Alternative, Goal, Plan, component_bytes
+from edgespec.memory.plan.plan import Alternative, Plan, component_bytes
 from edgespec.memory.plan.request import (
     Choice,
     Request,
@@ -200,7 +200,7 @@ def _sized(
         plain_range=drafts.range_of(0),
         tokens_per_s=drafts.tokens_per_s(draft_max),
         speed_range=drafts.range_of(draft_max),
-        goal=Goal(longest, min(drafts.sizes[-1], longest - 1)),
+        wanted=(longest, min(drafts.sizes[-1], longest - 1)),
         speed_source=drafts.speed_of(draft_max).source,
         kv_loss=layout.kv_losses.get(kv_name(layout.kv_type_k, layout.kv_type_v)),
         find_alternatives=partial(

@@ -8,7 +8,7 @@ from pathlib import Path
 from planning_cases import plan_of
 
 from edgespec.memory.bytes.footprint import Component
-from edgespec.memory.plan.plan import Goal, most_leaves
+from edgespec.memory.plan.plan import most_leaves
 from edgespec.memory.plan.request import Choice
 
 
@@ -51,10 +51,10 @@ def test_the_small_model_of_a_pair_is_loaded_as_the_large_one() -> None:
 
 def test_more_memory_would_bring_a_longer_context_or_larger_drafts() -> None:
     plan = plan_of()
-    reached = Goal(plan.context_size, plan.draft_max)
-    assert not replace(plan, goal=reached).is_limited
-    assert replace(plan, goal=replace(reached, draft_max=plan.draft_max + 1)).is_limited
-    assert replace(plan, goal=replace(reached, context_size=plan.context_size + 1)).is_limited
+    context, drafts = plan.context_size, plan.draft_max
+    assert not replace(plan, wanted=(context, drafts)).is_limited
+    assert replace(plan, wanted=(context, drafts + 1)).is_limited
+    assert replace(plan, wanted=(context + 1, drafts)).is_limited
 
 
 def test_reasons_are_given_in_order_and_replaced_by_name() -> None:
