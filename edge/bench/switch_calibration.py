@@ -145,7 +145,7 @@ def trace_of(engine: SwitchingEngine, prompt: Sequence[int], text: Sequence[int]
 
 def _read(engine: Engine, prompt: Sequence[int], text: Sequence[int]) -> list[tuple[float, int]]:
     """Entropy in nats and best token at each place of a text."""
-    with engine.exclusive():
+    with engine.scheduler.exclusive():
         rows = forced_rows(engine.backend, prompt, text)
         read = [(entropy_nats(row), int(np.argmax(row))) for row in rows]
         engine.backend.truncate(0)

@@ -8,7 +8,7 @@ and no probabilities (the drafter does).
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeGuard
 
@@ -112,9 +112,9 @@ class Engine(Target):
         self.cache_key, self.spec = cache_key, spec
         self._on_close = on_close
         self._is_freed = False
-        self._slots = Slots(backend)
-        self._scales = self._slots.scales  # of its adapters, if nothing else is asked for
-        self._scheduler = Scheduler(self._slots, curve=curve, splits=reuses_cache)
+        self.slots = Slots(backend)
+        self._scales = self.slots.scales  # of its adapters, if nothing else is asked for
+        self.scheduler = Scheduler(self.slots, curve=curve, splits=reuses_cache)
         self._kept: PrefixKeeper | None = None
 
     @property
@@ -189,7 +189,7 @@ class Engine(Target):
             ContextFullError: the prompt leaves no room for an answer.
             UnsupportedError: an option cannot be honoured.
         """
-        self._scheduler.check()
+        self.scheduler.check()
         asked = GenerationOptions.of(options, **changes)
         if self.uses_tools(prompt, asked):
             found = self.with_tools(prompt, asked)
@@ -206,8 +206,8 @@ class Engine(Target):
         job = self._job(ids, asked, self.shown("", asked.shown).places(ids))
         if self._kept is not None:
             self._kept.look_up(job)
-        chunks = self._scheduler.chunks(job)
-        return Stream(job, chunks, self._scheduler.drop_cancelled, reader)
+        chunks = self.scheduler.chunks(job)
+        return Stream(job, chunks, self.scheduler.drop_cancelled, reader)
 
     @staticmethod
     def uses_tools(prompt: AnyPrompt, asked: GenerationOptions) -> bool:
@@ -334,7 +334,7 @@ class Engine(Target):
 
     def shown(self, prompt: AnyPrompt, images: Sequence[Image] = ()) -> ShownImages:
         """The images of a prompt. Raises as `ShownImages`."""
-        self._scheduler.check()
+        self.scheduler.check()
         return ShownImages(self.backend, (*images, *images_of(_messages_of(prompt))))
 
     def prompt_text(
@@ -345,15 +345,11 @@ class Engine(Target):
         Images come before a prompt that is a text.
         """
         if isinstance(prompt, str):
-            prompt = "".join(image.mark for image in images) + prompt
-        tokenizer = self.backend.tokenizer
-        if not isinstance(prompt, str):
+            messages: str | list[Message] = "".join(image.mark for image in images) + prompt
+        else:
             check_roles(prompt, self.chat_template or "")
-        messages = (
-            prompt
-            if isinstance(prompt, str)
-            else [message for message in prompt if not isinstance(message, int)]
-        )
+            messages = [message for message in prompt if not isinstance(message, int)]
+        tokenizer = self.backend.tokenizer
         return prompt_text(
             messages,
             self.chat_template,
@@ -366,7 +362,7 @@ class Engine(Target):
     def keep_prefixes(self, store: PrefixStore) -> None:
         """Keep what the cache holds in a store from now on, and go on from what is there."""
         tokenizer = self.backend.tokenizer
-        self._kept = PrefixKeeper(store, self._slots, self._scheduler, tokenizer)
+        self._kept = PrefixKeeper(store, self.slots, self.scheduler, tokenizer)
         self._kept.begin()
 
     def ids_of(self, text: str, images: Sequence[Image] = (), *, salt: str = "") -> list[int]:
@@ -386,7 +382,7 @@ class Engine(Target):
 
     def check(self) -> None:
         """Raise UnsupportedError where it is closed, or was loaded before this process forked."""
-        self._scheduler.check()
+        self.scheduler.check()
 
     def close(self) -> None:
         """Free the model; safe to call twice, and from any thread.
@@ -396,10 +392,10 @@ class Engine(Target):
         its turn, and every later use, raises UnsupportedError. In a fork of the process that loaded
         it nothing is done: the model is the other one's, and what it learned.
         """
-        if not self._scheduler.is_of_this_process:
-            self._scheduler.is_closed = True
+        if not self.scheduler.is_of_this_process:
+            self.scheduler.is_closed = True
             return
-        with self._scheduler.closed():
+        with self.scheduler.closed():
             if not self._is_freed:
                 self._free()
 
@@ -419,7 +415,7 @@ class Engine(Target):
         self._is_freed = True
 
     def __repr__(self) -> str:
-        state = " closed" if self._scheduler.is_closed else ""
+        state = " closed" if self.scheduler.is_closed else ""
         return (
             f"<edgespec.Engine{state}: {self.vocab_size} tokens of vocabulary, "
             f"{self.backend.context_size} of context, {self.users} at once>"
@@ -459,24 +455,6 @@ class Engine(Target):
             return  # fewer tokens are read again at once
         backend.keep_snapshots(0)
         self.drafter = None
-
-    def release_threads(self) -> None:
-        """The calling thread, which made steps, makes none soon."""
-        self._slots.release_threads()
-
-    def spare_sequence(self, count: int, salt: str = "") -> Backend | None:
-        """A sequence for `count` tokens, for who holds the engine; None without room."""
-        return self._slots.spare(count, salt)
-
-    def exclusive(
-        self, is_cancelled: Callable[[], bool] = lambda: False
-    ) -> AbstractContextManager[bool]:
-        """Hold the cache between two turns, when a sequence is free, to work on it.
-
-        Yields False, without holding it, where `is_cancelled` while it waited. Raises as `stream`,
-        and where the calling thread holds it already.
-        """
-        return self._scheduler.exclusive(is_cancelled)
 
 
 def _are_ids(prompt: AnyPrompt) -> bool:

@@ -272,7 +272,7 @@ class Session:
 
         The file is replaced as a whole or not at all. Raises SessionFileError.
         """
-        with self.engine.exclusive():
+        with self.engine.scheduler.exclusive():
             backend = max(
                 sequences_of(self.engine.backend),
                 key=lambda one: common_prefix_length(one.tokens, self._known.ids),
@@ -351,8 +351,8 @@ class Session:
     def _load_cache(self, path: Path, ids: Any, images: Any) -> None:
         if not isinstance(ids, list) or not isinstance(images, list):
             return
-        with self.engine.exclusive():
-            backend = self.engine.spare_sequence(len(ids))
+        with self.engine.scheduler.exclusive():
+            backend = self.engine.slots.spare(len(ids))
             if not isinstance(backend, KeepsCache):
                 return
             are_ids = all(isinstance(one, int) for one in ids)

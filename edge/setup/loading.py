@@ -269,7 +269,7 @@ def _load_one(
         )
         if plan.disk_cache_bytes and reuses_cache:
             _keep_prefixes(engine, spec, plan)
-        engine.release_threads()  # from measuring: whoever generates may be another thread
+        engine.slots.release_threads()  # from measuring: whoever generates may be another thread
         if isinstance(backend, LlamaBackend):
             backend.write_packed()
         stack.pop_all()

@@ -157,7 +157,7 @@ class SwitchingEngine(Engine):
 
     def begin(self, job: Job) -> None:
         """As of `Target`; others cannot use the small model until the end."""
-        if not self._held.enter_context(self.small.exclusive(lambda: job.is_cancelled)):
+        if not self._held.enter_context(self.small.scheduler.exclusive(lambda: job.is_cancelled)):
             return
         job.routing = Switch(self.policy if self._failure is None else SwitchPolicy.always(LARGE))
         self._have_written.clear()

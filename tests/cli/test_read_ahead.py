@@ -117,7 +117,7 @@ def test_the_next_key_and_enter_stop_it_at_once(chat: Any) -> None:
     backend.goes_on.clear()
     ahead = ReadAhead(chat, ON)
     ahead.typed("words " * 300)
-    until(lambda: not chat.engine._scheduler.is_idle)
+    until(lambda: not chat.engine.scheduler.is_idle)
     ahead.typed("others")
     threading.Timer(0.1, backend.goes_on.set).start()
     ahead.stop()

@@ -73,7 +73,7 @@ async def until(is_so: Callable[[], bool]) -> None:
 
 def shall_stop(engine: Engine) -> bool:
     """Whether the generation in progress was told to."""
-    return engine._scheduler.is_closed
+    return engine.scheduler.is_closed
 
 
 def within_time(main: Callable[[], AsyncGenerator[None, None]]) -> None:

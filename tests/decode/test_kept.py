@@ -117,7 +117,7 @@ def test_who_asks_while_a_text_is_put_back_waits_for_one_piece(
         until(lambda: starts == [0])
         thread = threading.Thread(target=lambda: engine.generate("another", max_tokens=4))
         thread.start()
-        until(lambda: not engine._scheduler.is_idle and bool(engine._scheduler._waiting))
+        until(lambda: not engine.scheduler.is_idle and bool(engine.scheduler._waiting))
         asked.set()
         thread.join(10)
         assert not thread.is_alive() and starts == [0]

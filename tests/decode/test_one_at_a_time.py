@@ -26,7 +26,7 @@ from edgespec.testing import ByteTokenizer
 
 def until_it_shall_stop(engine: Engine) -> None:
     """The generation in progress was told to stop."""
-    until(lambda: engine._scheduler.is_closed)
+    until(lambda: engine.scheduler.is_closed)
 
 
 def test_two_generations_at_once_do_not_mix() -> None:
@@ -124,13 +124,13 @@ def test_what_runs_has_ended_before_the_model_is_gone() -> None:
 
     class Watching(FakeBackend):
         def close(self) -> None:
-            running.append([*engine._scheduler._running])
+            running.append([*engine.scheduler._running])
             super().close()
 
     engine = Engine(Watching(lambda _: [0.0] * 9, 9))
     stream = engine.stream([1, 2], max_tokens=9)
     next(stream)
-    assert len(engine._scheduler._running) == 1
+    assert len(engine.scheduler._running) == 1
     engine.close()
     assert running == [[]]
 
@@ -226,7 +226,7 @@ def test_closing_by_whoever_has_the_engine_to_itself_is_an_error_and_not_a_deadl
     engine = engine_of(echo_model)
 
     def close() -> str:
-        with engine.exclusive():
+        with engine.scheduler.exclusive():
             try:
                 engine.close()
             except UnsupportedError as problem:
@@ -274,7 +274,7 @@ def test_a_fork_ends_its_streams_whoever_was_inside() -> None:
     inside, may_leave = threading.Event(), threading.Event()
 
     def stay_inside() -> None:
-        with engine._scheduler._lock:
+        with engine.scheduler._lock:
             inside.set()
             assert may_leave.wait(PATIENCE_S)
 
@@ -402,11 +402,14 @@ def test_who_works_on_the_cache_waits_for_a_sequence_and_has_it_alone() -> None:
     engine = engine_of(echo_model)
     stream = engine.stream("abc", max_tokens=9)
     next(iter(stream))
-    with engine.exclusive():
-        assert engine.spare_sequence(10) is engine.backend and engine.backend.length == 0
+    with engine.scheduler.exclusive():
+        assert engine.slots.spare(10) is engine.backend and engine.backend.length == 0
         with pytest.raises(UnsupportedError, match="works on its cache"):
             engine.generate("wxyz", max_tokens=3)
-        with pytest.raises(UnsupportedError, match="works on its cache"), engine.exclusive():
+        with (
+            pytest.raises(UnsupportedError, match="works on its cache"),
+            engine.scheduler.exclusive(),
+        ):
             pass
         waiting, texts = in_thread(lambda: engine.generate("wxyz", max_tokens=3).text)
         waiting.join(0.02)
@@ -443,7 +446,7 @@ def is_interrupted_at(count: int) -> bool:
     was_interrupted = False
     sys.settrace(interrupt)
     try:
-        with engine.exclusive():
+        with engine.scheduler.exclusive():
             pass
         engine.generate("abc", max_tokens=3)
     except KeyboardInterrupt:
@@ -453,7 +456,7 @@ def is_interrupted_at(count: int) -> bool:
     thread, results = in_thread(lambda: engine.generate("wxyz", max_tokens=3).text)
     thread.join(PATIENCE_S)
     assert results == ["xyz"], f"after line {count}"
-    with engine.exclusive():
+    with engine.scheduler.exclusive():
         pass
     engine.close()
     return was_interrupted

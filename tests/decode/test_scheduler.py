@@ -157,7 +157,7 @@ class Slow(FakeBackend):
 
 def known_to(engine: Engine) -> int:
     """Generations that run or wait."""
-    scheduler = engine._scheduler
+    scheduler = engine.scheduler
     return len(scheduler._running) + len(scheduler._waiting)
 
 
@@ -227,7 +227,7 @@ def test_a_queue_does_not_wake_up_with_every_token(monkeypatch: pytest.MonkeyPat
 
     woken = 0
     with engine_of(1, drafter=None, logits=babble_later) as engine, ThreadPoolExecutor(5) as pool:
-        condition = engine._scheduler._change
+        condition = engine.scheduler._change
         notify_all = condition.notify_all
 
         def counted() -> None:
@@ -320,7 +320,7 @@ def test_shared_cells_count_once() -> None:
         made = [pool.submit(engine.generate, *one) for one in asked]
         until(lambda: known_to(engine) == 8)
         backend.gate.release(7)  # one prompt is read a turn
-        until(lambda: len(engine._scheduler._running) == 8)
+        until(lambda: len(engine.scheduler._running) == 8)
         backend.gate.release(1000)
         results = [one.result(PATIENCE_S) for one in made]
         assert engine.generate([5] * 150, max_tokens=20).token_ids  # all of these cells are free
@@ -454,7 +454,7 @@ def test_closing_ends_all_and_refuses_who_waits() -> None:
         chunks = iter(first)
         next(chunks)
         waits = pool.submit(engine.generate, [2], max_tokens=50)
-        until(lambda: len(engine._scheduler._waiting) > 0)
+        until(lambda: len(engine.scheduler._waiting) > 0)
         backend.gate.release(5)
         engine.close()
         with pytest.raises(UnsupportedError, match="the engine is closed"):
@@ -484,7 +484,7 @@ def test_the_cache_can_be_worked_on_between_steps() -> None:
         stream = engine.stream([1, 2, 3], max_tokens=300)
         chunks = iter(stream)
         next(chunks)
-        with engine.exclusive() as is_mine:
+        with engine.scheduler.exclusive() as is_mine:
             before = list(engine.backend.tokens)
             assert is_mine and list(engine.backend.tokens) == before
         assert len(list(chunks)) > 0
@@ -503,9 +503,9 @@ def test_work_on_the_cache_leaves_running_answers_their_sequence() -> None:
         stream = engine.stream([1, 2, 3], max_tokens=300)
         chunks = iter(stream)
         next(chunks)
-        with engine.exclusive():
-            assert engine.spare_sequence(400) is None  # some of these cells are promised
-            spare = engine.spare_sequence(100)
+        with engine.scheduler.exclusive():
+            assert engine.slots.spare(400) is None  # some of these cells are promised
+            spare = engine.slots.spare(100)
             assert spare is not None and spare.length == 0
             spare.prefill([7] * 60)
         has_worked.set()
@@ -524,10 +524,10 @@ def test_one_works_on_the_cache_at_a_time() -> None:
         def work(token: int) -> None:
             nonlocal inside, most
             gate.wait(PATIENCE_S)
-            with engine.exclusive():
+            with engine.scheduler.exclusive():
                 inside += 1
                 most = max(most, inside)
-                spare = engine.spare_sequence(50)
+                spare = engine.slots.spare(50)
                 assert spare is not None
                 sleep(0.02)  # others want to come in
                 spare.prefill([token] * 20)
@@ -547,14 +547,14 @@ def test_an_interrupt_while_it_waits_leaves_the_engine_going(
     backend = Slow(users=2, context_size=300)
     with Engine(backend) as engine, ThreadPoolExecutor(1) as pool:
         running = pool.submit(engine.generate, [1], max_tokens=20)
-        until(lambda: engine._scheduler._owner is not None)
+        until(lambda: engine.scheduler._owner is not None)
 
         def interrupted(*_: Any) -> None:
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patched:
-            patched.setattr(engine._scheduler._change, "wait", interrupted)
-            with pytest.raises(KeyboardInterrupt), engine.exclusive():
+            patched.setattr(engine.scheduler._change, "wait", interrupted)
+            with pytest.raises(KeyboardInterrupt), engine.scheduler.exclusive():
                 pass
         backend.gate.release(10_000)
         assert len(running.result(PATIENCE_S).token_ids) == 20
@@ -569,7 +569,7 @@ def test_closing_waits_for_who_works_on_the_cache() -> None:
     is_inside, may_end = threading.Event(), threading.Event()
 
     def work() -> None:
-        with engine.exclusive():
+        with engine.scheduler.exclusive():
             is_inside.set()
             may_end.wait(PATIENCE_S)
             has_ended.set()
@@ -577,9 +577,9 @@ def test_closing_waits_for_who_works_on_the_cache() -> None:
     with ThreadPoolExecutor(3) as pool:
         working = pool.submit(work)
         assert is_inside.wait(PATIENCE_S)
-        late = engine.exclusive()
+        late = engine.scheduler.exclusive()
         closing = pool.submit(engine.close)
-        until(lambda: engine._scheduler.is_closed)
+        until(lambda: engine.scheduler.is_closed)
         assert not closing.done()
         may_end.set()
         closing.result(PATIENCE_S)

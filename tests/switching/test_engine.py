@@ -266,12 +266,12 @@ def test_closing_a_pair_ends_its_stream_and_one_of_the_small_model() -> None:
     running, written = in_thread(lambda: small.generate(PROMPT, max_tokens=9))
     assert gate.reached.wait(PATIENCE_S)
     waiting, cancelled = in_thread(lambda: pair.generate(PROMPT, max_tokens=9).finish_reason)
-    until(lambda: small._scheduler._guest_until_s)  # the pair asks for the small model
+    until(lambda: small.scheduler._guest_until_s)  # the pair asks for the small model
     assert waiting.is_alive()
     closing, _ = in_thread(pair.close)
     join(waiting)
     assert cancelled == ["cancelled"] and closing.is_alive()
-    until(lambda: small._scheduler._running[0].was_closed)
+    until(lambda: small.scheduler._running[0].was_closed)
     gate.opened.set()
     join(closing)
     join(running)

@@ -105,7 +105,7 @@ class _Reader(SimpleQueue[Chunk | None]):
 
 def simulate(engine: Engine, clock: Clock, users: Sequence[Sequence[Asked]]) -> None:
     """Let each user ask, one question after the other, until all are answered."""
-    at_work = engine._scheduler
+    at_work = engine.scheduler
     to_come = [list(asked) for asked in users]
     current: list[Job | None] = [None] * len(users)
     while any(to_come) or any(current):
