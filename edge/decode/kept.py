@@ -41,7 +41,7 @@ _MOST_READ = 20
 
 
 class _Left(Exception):
-    """The cache is used again, or holds another text by now."""
+    """Raised where the cache is used again, or holds another text by now."""
 
 
 class PrefixKeeper:
@@ -138,7 +138,10 @@ class PrefixKeeper:
         threading.Thread(target=self._resume, daemon=True).start()
 
     def _resume(self) -> None:
-        """In a thread of its own. Texts that have a salt wait until their owner comes."""
+        """Put back the text that was used last, in a thread of its own.
+
+        Texts that have a salt wait until their owner comes.
+        """
         with suppress(_Left, EdgespecError), self._writing:
             slot = next(iter(self._slots))
             piece = self._store.latest(slot.salt, slot.backend.context_size)
@@ -166,7 +169,7 @@ class PrefixKeeper:
                 self._timer.start()
 
     def _write(self) -> None:
-        """In a thread of its own."""
+        """Write what is new in all slots, in the thread of the timer."""
         try:
             with self._writing:
                 for slot in self._slots:

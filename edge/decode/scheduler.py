@@ -304,7 +304,7 @@ class Scheduler:
             self._turn()
 
     def _begin(self, job: Job) -> bool:
-        """Let one begin; whether it has its first token, as all of its prompt was read before."""
+        """Begin a job; True where it wrote a token at once, as its whole prompt was in the cache."""
         try:
             self._slots.adapt(job.scales)
             job.target.begin(job)
@@ -328,7 +328,7 @@ class Scheduler:
         self._process(job, outcome)
 
     def _admitted(self) -> Job | None:
-        """Who begins, if there is room and no other prefill brings more of its prompt."""
+        """The next job, if there is room and no prefill under way brings more of its prompt."""
         with self._change:
             if not self._waiting or self._has_guest or self._is_short:
                 return None
@@ -486,7 +486,7 @@ class Scheduler:
 
 
 def _depth(reading: Sequence[Job]) -> int:
-    """Tokens before what is read next: most of a step's chunks are of the first prompt."""
+    """Tokens in the cache before the next chunk, most of which is of the first prompt."""
     return len(reading[0].prompt) - reading[0].sequence.num_pending if reading else 0
 
 
@@ -668,7 +668,7 @@ def _spans(chunks: Iterable[Chunk]) -> tuple[Span, ...]:
 
 
 def _turns(turns: Sequence[ModelTurn], count: int) -> tuple[ModelTurn, ...]:
-    """Of so many tokens; the last turn may have had more."""
+    """The turns of the first `count` tokens; the last turn may have written more."""
     if not turns:
         return ()
     *ended, (model, _) = turns

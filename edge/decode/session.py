@@ -122,7 +122,7 @@ class Session:
         return "".join(part for part in cut if isinstance(part, str))
 
     def _take_back(self) -> str:
-        """The same, with marks of images in the text."""
+        """As `undo`, with marks of images in the text that is returned."""
         places = [i for i, message in enumerate(self._messages) if message["role"] == "user"]
         if not places:
             raise UnsupportedError("there is nothing to take back", hint="say something first")

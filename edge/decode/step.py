@@ -568,7 +568,7 @@ class SequenceState:
             self._drafter.prepare(tokens, int(part * len(tokens)), ahead=ahead)
 
     def _has_all(self) -> None:
-        """All tokens are in the cache."""
+        """Count the prefill, which is over: all tokens are in the cache."""
         counters = self.job.counters
         if counters.generated_tokens == 0:  # it was the prompt
             counters.reused_tokens = self._reused

@@ -83,7 +83,7 @@ class Calibration:
             self._group_tries[groups[cell]] += weight * tries
 
     def for_another_text(self) -> Calibration:
-        """The same counts, whichever of both they are added to, but for those of lately."""
+        """A calibration that shares these counts, and has recent counts of its own."""
         other = copy(self)
         other.forget_recent()
         return other

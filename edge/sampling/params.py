@@ -30,7 +30,7 @@ _MEDUSAS = 0.09  # epsilon of typical acceptance in the paper's runs (arXiv 2401
 
 
 def _epsilon_of(text: str) -> float:
-    """Of typical acceptance; 0 where drafts change nothing."""
+    """The epsilon of typical acceptance that an option names; 0 for exact."""
     name, _, number = text.partition("=")
     if text != "exact" and name != "typical":
         raise ValueError("is not exact, typical or typical=EPS")

@@ -207,7 +207,7 @@ class Embedder:
         return dict(self._context.buffer_bytes)
 
     def _size(self, dimensions: int | None) -> int:
-        """Of a vector as asked for. Raises UnsupportedError."""
+        """Dimensions of a vector, as asked for. Raises UnsupportedError."""
         if dimensions is None or dimensions == self.size:
             return self.size
         if not self.chosen.spec.pooling.shortens:

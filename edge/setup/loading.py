@@ -494,7 +494,7 @@ class Learning:
 
     @property
     def _suffix(self) -> SuffixDrafter | None:
-        """What has the texts of all users, if it drafts."""
+        """The suffix drafter, whose index has the texts of all users, if there is one."""
         found = self.drafter.member(SuffixDrafter.name) if self.drafter is not None else None
         return found if isinstance(found, SuffixDrafter) else None
 

@@ -78,7 +78,7 @@ def settings_key(spec: ModelSpec, config: RunConfig) -> str:
 
 
 def _name(device: Device) -> str:
-    """A worker's address; a GPU's own name: its number may be another one's the next time."""
+    """A device in keys: a worker's address, a GPU's description, as numbers of GPUs change."""
     return device.name if device.worker else device.description
 
 

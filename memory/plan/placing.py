@@ -197,43 +197,38 @@ def _missing_gpu(layout: Layout) -> str:
 
 
 def _layers_reason(layout: Layout) -> str:
-    if layout.machine.is_split and layout.backend != ONNX:
-        reason = _shares_reason(layout)
-    elif layout.request.gpu_layers is not None:
+    asked, machine = layout.request.gpu_layers, layout.machine
+    if machine.is_split and layout.backend != ONNX:
+        if layout.devices:
+            shares = ", ".join(f"{one.layers} on {one.name}" for one in layout.devices)
+            host = layout.spec.num_layers + 1 - sum(layout.counts)
+            how = "as asked" if asked is not None else "the fastest ones filled first"
+            reason = f"{shares}, {host} here; {how}"
+        else:
+            room = "this machine has room for all, and steps take less time"
+            reason = "as asked" if asked == 0 else room
+    elif asked is not None:
         reason = "as asked"
-    elif layout.backend == ONNX or not layout.machine.accelerators:
+    elif layout.backend == ONNX or not machine.accelerators:
         reason = _missing_gpu(layout)
     else:
-        names = ", ".join(gpu.description for gpu in layout.machine.accelerators)
+        names = ", ".join(gpu.description for gpu in machine.accelerators)
         reason = f"{'all' if layout.gpu_layers < 0 else 'as many as'} fit into {names}"
     if layout.request.override_tensor and layout.backend != ONNX:
         return f"{reason}; tensors as --override-tensor says"
     if not layout.experts_here:
         return reason
-    return f"{reason}; experts of the first {layout.experts_here} layers here: {_gain(layout)}"
-
-
-def _gain(layout: Layout) -> str:
-    """Of experts that lie here: what a token reads here, and what it would with whole layers."""
+    # What a token reads here with experts here, and what it would with whole layers elsewhere.
     override = replace(layout.request, override_tensor=())
     whole = replace(layout, request=override, experts_here=0, gpu_layers=0, counts=())
     whole, _ = with_layers_placed(whole)
     ours, other = (read_bytes(way).get(HOST, 0) >> 20 for way in (layout, whole))
     layers = sum(one.layers for one in whole.devices)
     return (
-        f"a token reads {ours} MiB of this machine's memory, and {other} MiB with "
-        f"{layers} whole layers elsewhere (--n-cpu-moe 0)"
+        f"{reason}; experts of the first {layout.experts_here} layers here: a token reads {ours} "
+        f"MiB of this machine's memory, and {other} MiB with {layers} whole layers elsewhere "
+        "(--n-cpu-moe 0)"
     )
-
-
-def _shares_reason(layout: Layout) -> str:
-    if not layout.devices:
-        asked = layout.request.gpu_layers == 0
-        return "as asked" if asked else "this machine has room for all, and steps take less time"
-    shares = ", ".join(f"{one.layers} on {one.name}" for one in layout.devices)
-    host = layout.spec.num_layers + 1 - sum(layout.counts)
-    how = "as asked" if layout.request.gpu_layers is not None else "the fastest ones filled first"
-    return f"{shares}, {host} here; {how}"
 
 
 def device_of(layout: Layout) -> Choice:

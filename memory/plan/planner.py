@@ -353,7 +353,7 @@ class Drafts:
             yield Choice("snapshots", draft_max, self._price(draft_max))
 
     def _price(self, draft_max: int) -> str:
-        """What plain steps pay for snapshots."""
+        """How much longer snapshots make plain steps, in words."""
         count = draft_max or DRAFT_SIZES[0]
         speeds = [self.speed_of(size) for size in (0, count)]
         if not all(speed.is_measured for speed in speeds):

@@ -387,7 +387,7 @@ def _has_its_checksum(piece: Piece) -> bool:
 
 
 def _owner(salt: str) -> str:
-    """Whose a text is, which does not tell the salt."""
+    """A digest of a salt, which says whose a text is without telling it."""
     return _hex(b"owner " + salt.encode())
 
 

@@ -203,7 +203,7 @@ def _unlink(path: Path) -> None:
 
 
 def _checksum(handle: int) -> int:
-    """Of a file, from its beginning on."""
+    """CRC-32 of a whole file."""
     checksum = place = 0
     while block := os.pread(handle, _BLOCK_BYTES, place):
         checksum = zlib.crc32(block, checksum)
