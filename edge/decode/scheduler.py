@@ -304,7 +304,7 @@ class Scheduler:
             self._turn()
 
     def _begin(self, job: Job) -> bool:
-        """Begin a job; True where it wrote a token at once, as its whole prompt was in the cache."""
+        """Begin a job; True where it wrote a token at once, as the cache had its whole prompt."""
         try:
             self._slots.adapt(job.scales)
             job.target.begin(job)

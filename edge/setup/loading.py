@@ -223,15 +223,15 @@ def _load_one(
             reuses_cache = prefill_is_exact(backend, spec, plan, max_nodes)
         if backend.capabilities.rollback:
             one_step(backend, backend.max_nodes)  # takes what it needs now, not in mid-answer
-        curve = None
+        curve, plain_key = None, stored.plain_key(spec, plan)
         if plan.drafter != "none":
             curve = _curve(backend, spec, plan, report)
-        elif not (stored.stored_curve(spec, plan) or stored.stored_plain_step(spec, plan)):
+        elif not (stored.stored_curve(spec, plan) or stored.curve_at(plain_key)):
             # For plans, once, where a run without drafts comes first: a step over one token.
             report("measuring step times", 0.0)
             contention_now(backend)
             plain = measure_curve(lambda n: one_step(backend, n), 1, seconds=_CURVE_SECONDS)
-            stored.keep_plain_step(spec, plan, plain.uncontended(backend.contention))
+            stored.keep_curve(plain_key, plain.uncontended(backend.contention), replaced=True)
             report("measuring step times", 1.0)
         models: Sequence[WritingDrafter] = ()
         cost, vocab_size = 1.0, backend.tokenizer.vocab_size

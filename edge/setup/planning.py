@@ -56,11 +56,12 @@ from edgespec.setup.candidates import (
     window_unsupported,
 )
 from edgespec.setup.stored import (
+    curve_at,
     curve_with,
     known_exact_step,
+    plain_key,
     stored_curve,
     stored_kv_losses,
-    stored_plain_step,
     stored_rounds,
 )
 from edgespec.switching.planning import check_switch, stored_switch, switch_reason
@@ -197,7 +198,7 @@ def speed_model(spec: ModelSpec, config: RunConfig) -> SpeedModel:
     if curve is not None:
         return SpeedModel(curve, is_measured=True, rounds=rounds)
     nbytes = spec.bytes_per_token
-    plain = stored_plain_step(spec, config)
+    plain = curve_at(plain_key(spec, config))
     estimate = estimated_curve(nbytes, memory_bandwidth(nbytes), 32, plain)
     return SpeedModel(estimate, False, rounds, is_from_busy_moment(nbytes))
 

@@ -3,7 +3,7 @@
 | kind | kept for | what |
 | --- | --- | --- |
 | curves | file, device, settings, library, snapshots | times of steps |
-| plain | file, device, settings, library | time of one token's step, where nothing was drafted |
+| the same | file, device, settings, library, "plain" | time of a step where nothing was drafted |
 | snapshots | file, device, settings, library | how much longer they make plain steps, by number |
 | invariance | file, device, settings, library | which steps round like single tokens |
 | calibration | file | how often drafts of tables were right |
@@ -45,7 +45,6 @@ from edgespec.models.gguf.reader import read_gguf
 from edgespec.models.spec import ModelSpec
 
 _CURVES, _INVARIANCE, _SNAPSHOTS = "curves", "invariance", "snapshots"
-_PLAIN = "plain"
 _CALIBRATION, _LEARNED, _ROUNDS, _KV_LOSSES = "calibration", "learned", "rounds", "kv_losses"
 STEPS, PREFILLS = "steps", "prefills"  # what is compared with single tokens
 # Packages that are ONNX Runtime, with one provider or another.
@@ -86,6 +85,11 @@ def curve_key(spec: ModelSpec, config: RunConfig) -> str:
     """Under what step times are stored: those with snapshots that steps write by themselves."""
     key = settings_key(spec, config)
     return f"{key} | {config.snapshots} snapshots" if config.snapshots else key
+
+
+def plain_key(spec: ModelSpec, config: RunConfig) -> str:
+    """Under what a run without drafts stores the time of one token's step, for plans."""
+    return f"{settings_key(spec, config)} | plain"
 
 
 def draft_key(spec: ModelSpec, plan: Plan, draft_spec: ModelSpec | None) -> str:
@@ -129,17 +133,6 @@ def keep_curve(key: str, curve: CostCurve, *, replaced: bool) -> None:
         return (curve if found is None else found.updated(curve)).as_json()
 
     cache.update(_CURVES, key, change)
-
-
-def stored_plain_step(spec: ModelSpec, config: RunConfig) -> CostCurve | None:
-    """What a run without drafts measured under these settings, a step over one token, or None."""
-    return curve_of(cache.load(_PLAIN, settings_key(spec, config)))
-
-
-def keep_plain_step(spec: ModelSpec, config: RunConfig, curve: CostCurve) -> None:
-    """Keep what a step over one token takes, for plans before anything else is measured."""
-    curve.measured_s = time()
-    cache.store(_PLAIN, settings_key(spec, config), curve.as_json())
 
 
 def learn_curve(spec: ModelSpec, config: RunConfig, curve: CostCurve) -> None:

@@ -18,7 +18,7 @@ from edgespec.memory.store import cache
 from edgespec.memory.times.curve import CostCurve
 from edgespec.setup import loading, planning
 from edgespec.setup.planning import make_run_plan
-from edgespec.setup.stored import curve_key, keep_curve, settings_key, stored_curve
+from edgespec.setup.stored import curve_key, keep_curve, plain_key, settings_key, stored_curve
 
 pytestmark = pytest.mark.usefixtures("quiet")
 ALONE, BESIDE = [10.0, 12.0, 14.0, 16.0], [10.0, 14.0, 18.0, 22.0]  # further tokens take twice
@@ -158,6 +158,6 @@ def test_a_run_without_drafts_is_measured_for_plans(
     assert after.speed_source.startswith("measured on")
     assert after.speed_source.endswith(", drafts estimated")
     keep_curve(curve_key(SPEC, after), CostCurve([INF, *ALONE]), replaced=True)
-    cache.remove("plain", settings_key(SPEC, after))
+    cache.remove("curves", plain_key(SPEC, after))
     loading._load_one(SPEC, plan_of(drafter="none"), lambda *_: None)
     assert measured == [1.0]
