@@ -110,7 +110,7 @@ class Embedder:
             self.ranks = plan.pooling == RANK
             self._context = EmbeddingContext(
                 str(plan.spec.path),
-                plan.config,
+                plan,
                 plan.parameters,
                 ranks=self.ranks,
                 progress=lambda fraction: report("loading", fraction),
@@ -329,10 +329,10 @@ class Embedder:
                 return []
             batch: list[tuple[_Job, int]] = []
             tokens = 0
-            while self._jobs and len(batch) < self.chosen.texts:
+            while self._jobs and len(batch) < self.chosen.users:
                 job = self._jobs[0]
                 size = len(job.texts[job.taken])
-                if batch and tokens + size > self.chosen.batch_size:
+                if batch and tokens + size > self.chosen.step_tokens:
                     break
                 batch.append((job, job.taken))
                 tokens += size
@@ -353,8 +353,8 @@ class Embedder:
     def _compute(self, batch: Sequence[tuple[_Job, int]]) -> None:
         texts = [job.texts[place] for job, place in batch]
         into = [job.rows.ctypes.data + place * job.rows.strides[0] for job, place in batch]
-        if self.chosen.goes_on and len(texts[0]) > self.chosen.batch_size:
-            self._context.read_long(texts[0], self.chosen.batch_size, into[0])
+        if self.chosen.goes_on and len(texts[0]) > self.chosen.step_tokens:
+            self._context.read_long(texts[0], self.chosen.step_tokens, into[0])
         else:
             self._context.read(texts, into)
 

@@ -21,7 +21,7 @@ from edgespec.memory.bytes.requests import requests_bytes
 from edgespec.memory.bytes.simulation import ContextRequest
 from edgespec.memory.device import host
 from edgespec.memory.plan.machine import Machine, this_machine
-from edgespec.memory.plan.options import LLAMACPP, ONNX, LoadOptions
+from edgespec.memory.plan.options import ONNX, LoadOptions
 from edgespec.memory.plan.plan import PlanBase
 from edgespec.memory.plan.request import Choice, Request, contexts_of, threads_of
 from edgespec.models.pooling import POOLINGS, RANK
@@ -35,50 +35,21 @@ _TAKEN = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddingPlan(PlanBase):
     """How a model that makes embeddings is loaded. Sizes are in tokens.
 
-    `batch_size` tokens are computed at once, of several texts, or one longer text; with `goes_on`
-    in parts of that size. `reads_at_once` is the longest part, which sizes the buffers.
+    `step_tokens` are computed at once, of up to `users` texts, or one longer text; with `goes_on`
+    in parts of that size. `batch_size` is the longest part, which sizes the buffers.
     """
 
     spec: ModelSpec
     pooling: str
-    context_size: int
-    batch_size: int
-    texts: int  # of a batch, at most
-    threads: int
-    gpu_layers: int
-    kernels: bool
+    step_tokens: int
+    goes_on: bool  # a text may be read in parts: its last token sees all others
     limit_bytes: int
     components: tuple[Component, ...] = ()
     choices: tuple[Choice, ...] = ()
-    backend: str = LLAMACPP
-
-    @property
-    def goes_on(self) -> bool:
-        """Whether a text may be read in parts: its last token sees all others."""
-        return self.pooling == "last" and self.spec.pooling.causal
-
-    @property
-    def reads_at_once(self) -> int:
-        """Tokens of the largest step."""
-        return self.batch_size if self.goes_on else max(self.batch_size, self.context_size)
-
-    @property
-    def config(self) -> RunConfig:
-        """How llama.cpp loads it."""
-        return RunConfig(
-            context_size=self.context_size,
-            batch_size=self.reads_at_once,
-            max_nodes=self.reads_at_once,
-            threads=self.threads,
-            gpu_layers=self.gpu_layers,
-            mapped=not self.kernels,
-            kernels=self.kernels,
-            users=self.texts,
-        )
 
     @property
     def parameters(self) -> tuple[tuple[str, int], ...]:
@@ -86,9 +57,9 @@ class EmbeddingPlan(PlanBase):
         return (
             ("embeddings", 1),
             ("pooling_type", POOLINGS.index(self.pooling)),
-            ("n_batch", self.reads_at_once),
-            ("n_ubatch", self.reads_at_once),
-            ("n_seq_max", self.texts),
+            ("n_batch", self.batch_size),
+            ("n_ubatch", self.batch_size),
+            ("n_seq_max", self.users),
             ("n_outputs_max", 0),
         )
 
@@ -203,19 +174,36 @@ def _planned(
         threads,
         kernels,
     )
-    plan = EmbeddingPlan(
-        spec, str(pooling.value), context, batch, texts, int(threads.value),
-        request.gpu_layers or 0, kernels.value == "on", limit, (), choices,
-    )  # fmt: skip
+    goes_on = pooling.value == "last" and spec.pooling.causal
+    at_once = batch if goes_on else max(batch, context)
+    config = RunConfig(
+        context_size=context,
+        batch_size=at_once,
+        max_nodes=at_once,
+        threads=int(threads.value),
+        gpu_layers=request.gpu_layers or 0,
+        mapped=kernels.value == "off",
+        kernels=kernels.value == "on",
+        users=texts,
+    )
+    plan = EmbeddingPlan.of(
+        config,
+        spec=spec,
+        pooling=str(pooling.value),
+        step_tokens=batch,
+        goes_on=goes_on,
+        limit_bytes=limit,
+        choices=choices,
+    )
     # What llama.cpp says that it allocates, and what that does not know of.
-    (answer,) = machine.sizes([ContextRequest(spec, plan.config, plan.parameters)])
+    (answer,) = machine.sizes([ContextRequest(spec, config, plan.parameters)])
     requests = requests_bytes(context) if request.serves else 0
     others = (
         Component("interface", request.interface_bytes, is_ceiling=True),
         Component("requests", requests, is_ceiling=True),
         Component("process", machine.process_bytes - RUNTIME_BYTES - request.interface_bytes),
     )
-    parts = (*footprint(spec, plan.config, answer), *(one for one in others if one.nbytes > 0))
+    parts = (*footprint(spec, config, answer), *(one for one in others if one.nbytes > 0))
     return replace(plan, components=parts)
 
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edgespec.memory.bytes.config import GPU, HOST, KV_FLOATS, RunConfig, kv_name
 from edgespec.memory.bytes.footprint import Component, has_packed_weights, kv_type_fits
 from edgespec.memory.plan.request import Choice
 from edgespec.models.pairing import is_translated
 from edgespec.models.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 # A draft model writes one token a step; a few more catch up with what others drafted.
 DRAFT_MODEL_NODES = 8
@@ -28,13 +31,17 @@ class Alternative:
     tokens_per_s: float
 
 
-class PlanBase:
+class PlanBase(RunConfig):
     """What plans of models that write text and of those that make embeddings have in common."""
 
     __slots__ = ()
-    backend: str
     components: tuple[Component, ...]
     choices: tuple[Choice, ...]
+
+    @classmethod
+    def of(cls, config: RunConfig, **more: Any) -> Self:
+        """The plan to load a model like that; `more` are the fields that a plan has besides."""
+        return cls(**{one.name: getattr(config, one.name) for one in fields(RunConfig)}, **more)
 
     @property
     def predicted_peak_bytes(self) -> int:
@@ -52,7 +59,7 @@ class PlanBase:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan(RunConfig, PlanBase):
+class Plan(PlanBase):
     """The configuration of one run, why it is this one, and what it is expected to take."""
 
     draft_max: int
@@ -76,11 +83,6 @@ class Plan(RunConfig, PlanBase):
     find_alternatives: Callable[[], Iterable[Alternative]] = field(default=tuple, compare=False)
     drafter_is_asked: bool = True  # for by name, and not one that was chosen
     kv_loss: float | None = None  # nats that the type of the cache loses, as measured
-
-    @classmethod
-    def of(cls, config: RunConfig, **more: Any) -> Plan:
-        """The plan to load a model like that; `more` are the fields that a plan has besides."""
-        return cls(**{one.name: getattr(config, one.name) for one in fields(RunConfig)}, **more)
 
     @property
     def alternatives(self) -> tuple[Alternative, ...]:

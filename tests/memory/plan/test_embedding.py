@@ -42,13 +42,13 @@ def planned(spec: ModelSpec, budget_bytes: int | None = None, **options: Any) ->
 def test_the_longest_text_is_as_long_as_fits(spec: ModelSpec) -> None:
     """A row of the vocabulary for each token of a step is what most bytes go to."""
     usual = planned(spec)
-    assert usual.context_size == 2048 and usual.batch_size == 128
+    assert usual.context_size == 2048 and usual.step_tokens == 128
     assert usual.component_bytes["logits"] == 4 * 30_000 * 2048
     budget = usual.predicted_peak_bytes - (60 << 20)
     shorter = planned(spec, budget)
     assert shorter.context_size in (512, 1024) and shorter.predicted_peak_bytes <= budget
     longest = planned(spec, context_size=8192)
-    assert longest.reads_at_once == 8192 and longest.batch_size == 128
+    assert longest.batch_size == 8192 and longest.step_tokens == 128
 
 
 def test_what_does_not_fit_says_its_bytes(spec: ModelSpec) -> None:
@@ -60,7 +60,7 @@ def test_what_does_not_fit_says_its_bytes(spec: ModelSpec) -> None:
 
 
 def test_more_threads_take_larger_steps(spec: ModelSpec) -> None:
-    assert [planned(spec, threads=count).batch_size for count in (1, 4, 8, 64)] == [
+    assert [planned(spec, threads=count).step_tokens for count in (1, 4, 8, 64)] == [
         *(128, 128, 256, 512)
     ]
 
