@@ -77,16 +77,15 @@ Chunks = Generator[Chunk, None, None]
 # What a step brought a sequence: None where another model writes on, or why it failed.
 Outcome = StepOutput | Exception | None
 PromptChunk = tuple["SequenceState", Sequence[int]]  # of a prompt, to be prefilled
-ChunksBeside = Callable[
-    [int], Sequence[PromptChunk]
-]  # given how many tokens the step has without them
 
 
 def make_step(
-    sequences: Sequence[SequenceState], chunks_beside: ChunksBeside | None = None
+    sequences: Sequence[SequenceState],
+    chunks_beside: Callable[[int], Sequence[PromptChunk]] | None = None,
 ) -> list[Outcome]:
     """One step of some sequences of one cache, with chunks of others' prompts in it.
 
+    `chunks_beside` gives these, told how many tokens the step has without them.
     A sequence that fails does not keep the others from going on. Raises what the backend raises.
     """
     began_s = perf_counter()

@@ -112,11 +112,12 @@ def source_of(spec: ModelSpec, request: Request) -> DraftSource | None:
     if not is_named and drafter.reads is not None and drafter.vocab_size != spec.vocab_size:
         return own or _trained_beside(spec) or _small_model(spec, request)
     made = read_exit(drafter) if drafter.reads is None else read_made_for(path)
+    width = drafter.embedding_size if drafter.reads is None else drafter.reads.width
     if is_named:
         if made is None and drafter.reads is None:
             return None  # a smaller model, which drafts in any case
         check_pair(spec, drafter)
-    elif made is None or not _is_made_for(spec, drafter, made):
+    elif made is None or width != spec.embedding_size or made.target_hash != file_hash(spec.path):
         return own or _trained_beside(spec) or _small_model(spec, request)
     kind = _EXIT if drafter.reads is None else HEAD
     return DraftSource(kind, drafter, _held(made), is_named)
@@ -373,8 +374,3 @@ def _unsupported(request: Request, plan: Plan, drafts_as: str) -> str:
     if plan.backend != LLAMACPP:
         return "ONNX Runtime runs no heads"
     return "two models write in turns" if request.switch is not None else ""
-
-
-def _is_made_for(spec: ModelSpec, drafter: ModelSpec, made: ExitInfo | MadeFor) -> bool:
-    width = drafter.embedding_size if drafter.reads is None else drafter.reads.width
-    return width == spec.embedding_size and made.target_hash == file_hash(spec.path)

@@ -17,7 +17,7 @@ from edgespec.memory.bytes.config import HOST, WORKER
 from edgespec.memory.bytes.footprint import Component, beside_another
 from edgespec.memory.plan.embedding import EmbeddingPlan, embeds, plan_embedding
 from edgespec.memory.plan.machine import Machine
-from edgespec.memory.plan.plan import Plan
+from edgespec.memory.plan.plan import Plan, PlanBase
 from edgespec.memory.plan.request import Request
 from edgespec.models.spec import ModelSpec
 from edgespec.setup.planning import make_run_plan
@@ -29,7 +29,7 @@ Sizes = Mapping[str, int]  # bytes by label of a device
 AnyPlan = TypeVar("AnyPlan", bound=Plan | EmbeddingPlan)
 
 
-def own_bytes(spec: ModelSpec, plan: Plan | EmbeddingPlan) -> Sizes:
+def own_bytes(spec: ModelSpec, plan: PlanBase) -> Sizes:
     """What a model adds to a process that has a runtime already."""
     parts = [part for part in plan.components if part.name not in _ONCE]
     sizes = Counter[str]()
@@ -38,7 +38,7 @@ def own_bytes(spec: ModelSpec, plan: Plan | EmbeddingPlan) -> Sizes:
     return sizes
 
 
-def shared_bytes(spec: ModelSpec, plan: Plan | EmbeddingPlan) -> int:
+def shared_bytes(spec: ModelSpec, plan: PlanBase) -> int:
     """What the process has once: the rest of a plan."""
     return plan.predicted_peak_bytes - own_bytes(spec, plan)[HOST]
 

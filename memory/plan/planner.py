@@ -390,8 +390,6 @@ class Drafts:
 
 # -- context and drafts ----------------------------------------------------------------
 
-_DRAFT_FIRST = "what is needed; a draft comes before more, and memory does not reach for it"
-
 
 @dataclass(frozen=True)
 class ContextSearch:
@@ -439,7 +437,9 @@ class ContextSearch:
         if context < self.layout.contexts.longest:
             reason = "the largest that fits"
             if draft_max < self._early_drafts[-1]:
-                reason = _DRAFT_FIRST
+                reason = (
+                    "what is needed; a draft comes before more, and memory does not reach for it"
+                )
         return Choice("context_size", context, reason)
 
     @cached_property
