@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import socket
 import threading
+import time
 from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from edgespec.serve.running import Running
 
 _START_S = 30.0  # that a thread may take until it answers
+_QUIET_S = 0.5  # without an answer, before what only some answers need is prepared
 _BACKLOG = 128  # connections that wait while a model is loaded
 
 
@@ -111,13 +113,13 @@ class Server:
         Args:
             hosts: further names by which clients reach it; "*" takes any name.
         """
+        for service in self.pool.ready():
+            service.prepare_formats()
         return self._app([*self._hosts, *hosts], takes_any=bool(self._keys) and not hosts)
 
     def _app(self, hosts: Sequence[str], *, takes_any: bool) -> ASGIApp:
         from edgespec.serve.app import make_app
 
-        for service in self.pool.ready():
-            service.prepare_formats()
         known = None if takes_any or "*" in hosts else hosts
         return make_app(self.pool, AuthSettings(self._keys, self._origins, known))
 
@@ -131,13 +133,30 @@ class Server:
         host = listener.getsockname()[0]
         check_exposure(host, self._keys)
         app = self._app(self._hosts, takes_any=not is_loopback(host))
-        on_start = (ready or threading.Event()).set
+
+        def on_start() -> None:
+            threading.Thread(target=self._prepare_formats, daemon=True).start()
+            if ready is not None:
+                ready.set()
+
         self._running = Running(app, self.pool.limits, on_start, self.pool.shared.stop)
         try:
             self._running.run([listener])
         finally:
             self.pool.close()
             self._running.has_ended()
+
+    def _prepare_formats(self) -> None:
+        """Prepare what answers of a form need, when nobody has been answered for a moment.
+
+        That keeps the interpreter for half a second: who asks in the first one waits for less than
+        if the server had begun later.
+        """
+        for service in self.pool.ready():
+            time.sleep(_QUIET_S)
+            while service.is_busy:
+                time.sleep(_QUIET_S)
+            service.prepare_formats()
 
     def start(self, host: str = "127.0.0.1", port: int = 0) -> str:
         """Answer in a thread of its own until `close`; returns the address, `http://HOST:PORT`.

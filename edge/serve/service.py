@@ -455,9 +455,9 @@ class Service:
             raise ApiError("the server stops", status=503, code="stopping")
 
     def prepare_formats(self) -> None:
-        """Build what all schemas share, which keeps the interpreter for up to a second.
+        """Build what all schemas share, which keeps the interpreter for half a second.
 
-        Before anybody is answered: with the first schema it would halt everybody's answers.
+        Ahead of the first schema, with which it would halt everybody's answers.
         """
         with suppress(UnsupportedError):  # of a vocabulary that has none
             make_grammar(self.engine.backend.tokenizer, AnswerFormat("json_schema", "{}"))

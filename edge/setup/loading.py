@@ -394,13 +394,15 @@ def _curve(backend: Backend, spec: ModelSpec, plan: Plan, report: Progress) -> C
 
 
 def _is_whole(curve: CostCurve) -> bool:
-    """Whether its largest size was measured, and of others all or one for each four times as many.
+    """Whether one of its largest sizes was measured, and of others one for each four times as many.
 
     A load of Qwen2.5 1.5B has time for 1, 2, 3, 4, 8 and 32 nodes (two cores of a Xeon). The line
-    from 8 to 32 is 2% off what 16 take, 11% for 12 and 27% for 20.
+    from 8 to 32 is 2% off what 16 take, 11% for 12 and 27% for 20, and 16% for 35, which are the
+    most for four users.
     """
     sizes = [size for size, ms in enumerate(curve.base) if size and ms < float("inf")]
-    return sizes[-1:] == [len(curve.base) - 1] and all(b <= 4 * a for a, b in pairwise(sizes))
+    has_largest = max(sizes, default=0) >= 0.9 * (len(curve.base) - 1)
+    return has_largest and all(b <= 4 * a for a, b in pairwise(sizes))
 
 
 def largest_exact_step(

@@ -6,6 +6,7 @@ import asyncio
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,9 +15,12 @@ import pytest
 from fake_backend import FakeBackend
 from waiting import PATIENCE_S
 
+from edgespec.backends.base import AnswerFormat
 from edgespec.decode.engine import Engine
 from edgespec.errors import UnsupportedError
+from edgespec.serve import server
 from edgespec.serve.server import Server, bind
+from edgespec.serve.service import Service
 from edgespec.testing import ByteTokenizer
 
 # As where the extra was not installed: nothing of it is found, and importing it would fail.
@@ -75,18 +79,29 @@ def test_keys_that_are_none_are_refused(engine: Engine, keys: Any) -> None:
     assert caught.value.hint
 
 
-def test_what_all_schemas_share_is_built_before_anybody_is_answered(
+def test_what_all_schemas_share_is_built_while_nobody_is_answered(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It keeps the interpreter, and with it everybody's answers, for up to a second."""
-    asked = []
-    monkeypatch.setattr(
-        ByteTokenizer, "grammar", lambda _, wanted: asked.append(wanted.kind), raising=False
-    )
+    """It keeps the interpreter, and with it everybody's answers, for half a second."""
+    busy, built, asked = threading.Event(), threading.Event(), list[str]()
+
+    def grammar(_: ByteTokenizer, wanted: AnswerFormat) -> None:
+        assert not busy.is_set()
+        asked.append(wanted.kind)
+        built.set()
+
+    monkeypatch.setattr(ByteTokenizer, "grammar", grammar, raising=False)
     monkeypatch.setattr(ByteTokenizer, "trial", lambda *_: None, raising=False)
-    with Server(engine) as server:
-        server.start()
-        assert asked == ["json_schema"]
+    monkeypatch.setattr(Service, "is_busy", property(lambda _: busy.is_set()))
+    monkeypatch.setattr(server, "_QUIET_S", 0.01)
+    busy.set()
+    with Server(engine) as running:
+        running.start()
+        assert not built.wait(0.1)
+        busy.clear()
+        assert built.wait(PATIENCE_S) and asked == ["json_schema"]
+        running.app()  # of a server of somebody else, which may answer at once
+        assert asked == ["json_schema", "json_schema"]
 
 
 def test_a_port_in_use_is_told_before_anything_is_loaded() -> None:

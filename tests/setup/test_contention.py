@@ -87,6 +87,8 @@ def test_missing_sizes_are_measured_beside_as_many_programs(measured: list[float
     ("sizes", "times"),
     [
         ((1, 2, 3, 4, 8, 32), 0),
+        ((1, 2, 3, 4, 8, 29), 0),
+        ((1, 2, 3, 4, 8, 28), 1),
         ((1, 2, 3, 4, 32), 1),
         ((1, 2, 3, 4, 8, 16), 1),
         ((1, 4, 16, 32), 0),
