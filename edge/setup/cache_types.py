@@ -104,7 +104,7 @@ def know_cache_type(spec: ModelSpec, plan: Plan, report: Progress) -> None:
 
 def measure_smaller_types(spec: ModelSpec, plan: Plan, report: Progress) -> bool:
     """Measure the next smaller type that `--prefer context` could take; False if there is none."""
-    is_short = plan.context_size < plan.wanted[0]
+    is_short = plan.context_size < plan.wanted_context
     known = stored_kv_losses(spec)
     for kind in SMALLER_KV_TYPES:
         is_next = kind == plan.kv_type or is_short

@@ -77,7 +77,8 @@ class Plan(PlanBase):
     plain_range: tuple[float, float]  # tokens/s, between which it is likely to lie
     tokens_per_s: float
     speed_range: tuple[float, float]
-    wanted: tuple[int, int]  # context and drafts that it would have if memory were no limit
+    wanted_context: int  # that it would have if memory were no limit
+    wanted_drafts: int
     speed_source: str
     # plans them, and therefore only if asked
     find_alternatives: Callable[[], Iterable[Alternative]] = field(default=tuple, compare=False)
@@ -128,7 +129,7 @@ class Plan(PlanBase):
     @property
     def is_limited(self) -> bool:
         """Whether more memory would bring a longer context or a larger draft."""
-        return (self.context_size, self.draft_max) < self.wanted
+        return (self.context_size, self.draft_max) < (self.wanted_context, self.wanted_drafts)
 
     @property
     def predicted_gpu_bytes(self) -> int:

@@ -200,7 +200,8 @@ def _sized(
         plain_range=drafts.range_of(0),
         tokens_per_s=drafts.tokens_per_s(draft_max),
         speed_range=drafts.range_of(draft_max),
-        wanted=(longest, min(drafts.sizes[-1], longest - 1)),
+        wanted_context=longest,
+        wanted_drafts=min(drafts.sizes[-1], longest - 1),
         speed_source=drafts.speed_of(draft_max).source,
         kv_loss=layout.kv_losses.get(kv_name(layout.kv_type_k, layout.kv_type_v)),
         find_alternatives=partial(

@@ -26,7 +26,7 @@ from edgespec.memory.plan.layout import largest_fitting
 @pytest.mark.parametrize("wish", [{}, {"draft_max": 200}])
 def test_the_largest_step_fits_into_the_context(wish: dict[str, Any]) -> None:
     plan = plan_of(context_size=16, **wish)
-    assert plan.draft_max == plan.wanted[1] == 15
+    assert plan.draft_max == plan.wanted_drafts == 15
     assert plan_of(context_size=1, **wish).draft_max == 0
 
 

@@ -52,9 +52,10 @@ def test_the_small_model_of_a_pair_is_loaded_as_the_large_one() -> None:
 def test_more_memory_would_bring_a_longer_context_or_larger_drafts() -> None:
     plan = plan_of()
     context, drafts = plan.context_size, plan.draft_max
-    assert not replace(plan, wanted=(context, drafts)).is_limited
-    assert replace(plan, wanted=(context, drafts + 1)).is_limited
-    assert replace(plan, wanted=(context + 1, drafts)).is_limited
+    reached = replace(plan, wanted_context=context, wanted_drafts=drafts)
+    assert not reached.is_limited
+    assert replace(reached, wanted_drafts=drafts + 1).is_limited
+    assert replace(reached, wanted_context=context + 1).is_limited
 
 
 def test_reasons_are_given_in_order_and_replaced_by_name() -> None:
