@@ -46,12 +46,18 @@ export CMAKE_ARGS := -DCMAKE_PROJECT_llama.cpp_INCLUDE="$(CURDIR)/$(BUILD_RULES)
 # What was compiled is kept by all that it was compiled with: pip would keep the first one for any
 # flags. Another llama.cpp of this version that is in the environment stays.
 LLAMA := $(shell sed -n 's/.*"\(llama-cpp-python==[^"]*\)".*/\1/p' pyproject.toml)
-WHEELS := $(or $(EDGESPEC_CACHE),$(HOME)/.cache/edgespec)/llama.cpp/$(shell { echo '$(LLAMA) $(FLAGS)'; \
+KEPT := $(or $(EDGESPEC_CACHE),$(HOME)/.cache/edgespec)
+WHEELS := $(KEPT)/llama.cpp/$(shell { echo '$(LLAMA) $(FLAGS)'; \
 	cat $(BUILD_RULES); $(CXX) --version; echo | $(CXX) -march=native -dM -E -; } 2>&1 | cksum | cut -d' ' -f1)
 INSTALL_LLAMA = { ls -d $(VENV)/lib/python3*/site-packages/$(subst ==,-,$(subst -,_,$(LLAMA))).dist-info || { \
 	{ ls $(WHEELS)/*.whl || $(BIN)/python -m pip wheel --no-cache-dir --no-deps --wheel-dir $(WHEELS) \
 	--no-binary llama-cpp-python $(LLAMA); } && \
 	$(BIN)/python -m pip install --no-compile $(WHEELS)/*.whl; }; }
+# So are edgespec's kernels, in folders whose names tell the options, where a checkout has none yet.
+OBJECTS := $(KEPT)/kernels.o/$(shell { cat $(COMPILED); $(CXX) --version; } 2>&1 </dev/null | cksum | cut -d' ' -f1)
+TAKE_OBJECTS = { ls -d build/kernels-* || { mkdir -p build && cp -r $(OBJECTS)/. build; } || all_new=1; }
+KEEP_OBJECTS = { [ -z "$$all_new" ] || { mkdir -p $(OBJECTS).new && cp -r build/kernels-* $(OBJECTS).new && \
+	mv $(OBJECTS).new $(OBJECTS); } || true; }
 COMPILER := $(shell for tool in $(if $(CROSS),$(CXX),"$${CXX:-c++}" c++ g++ clang++); do command -v $$tool; done | head -1)
 # Wheels of `make dist`, made here or elsewhere: llama.cpp is not compiled then, and without a compiler
 # nothing is. The one for x86-64 needs AVX2.
@@ -97,8 +103,8 @@ endef
 # taken so far.
 define QUIETLY
 @mkdir -p $(dir $(LOG)); { $(1); } >$(LOG) 2>&1 & pid=$$!; trap "kill $$pid 2>/dev/null; exit 130" INT TERM; \
-	start=$$(date +%s); while kill -0 $$pid 2>/dev/null; do sleep 1; \
-		[ ! -t 2 ] || printf '\r%s s ' $$(($$(date +%s) - start)) >&2; done; \
+	start=$$(date +%s); while [ -t 2 ] && kill -0 $$pid 2>/dev/null; do \
+		sleep 1; printf '\r%s s ' $$(($$(date +%s) - start)) >&2; done; \
 	[ ! -t 2 ] || printf '\r          \r' >&2; \
 	wait $$pid || { printf 'error: $(2) failed; all it said is in $(LOG)\n' >&2; \
 		grep -E '^ERROR: ' $(LOG) | head -1 | grep . >&2 || \
@@ -115,8 +121,9 @@ $(CHECK_PYTHON)
 @rm -f $(VENV)/*installed-*
 @echo "setting up $(VENV)$(if $(READY), with the wheels in dist,: the first time takes minutes, as llama.cpp is compiled)" >&2
 $(call QUIETLY,$(BIN)/python -m pip install --upgrade pip && $(if $(READY),,$(INSTALL_LLAMA) &&) \
-	$(BIN)/python -m pip install --no-compile $(READY) \
-	$(if $(COMPILER),-e '.[$(1)]' --config-settings editable_mode=strict,'edgespec[$(1)]'),the installation)
+	$(TAKE_OBJECTS) && $(BIN)/python -m pip install --no-compile $(READY) \
+	$(if $(COMPILER),-e '.[$(1)]' --config-settings editable_mode=strict,'edgespec[$(1)]') && \
+	$(KEEP_OBJECTS),the installation)
 @touch $@
 endef
 

@@ -115,8 +115,12 @@ def test_ready_wheels_are_taken_and_without_a_compiler_edgespecs_own(
 
 
 # Writes down what it is asked for; a wheel is a file of that name, and installed without a trace.
+# The checkout's kernels are compiled unless they are there.
 INSTALLS = """\
 echo "$CMAKE_ARGS $@" >>pip.log
+case "$*" in
+  *-e*) ls build/kernels-1 || { mkdir -p build/kernels-1; touch build/kernels-1/a.o compiled; };;
+esac
 while [ $# -gt 1 ]; do
   [ "$1" != --wheel-dir ] || { mkdir -p "$2" && touch "$2/llama_cpp_python-1.2.3-any.whl"; }
   shift
@@ -144,6 +148,17 @@ def test_llama_cpp_is_compiled_once_for_its_flags_and_with_workers(tmp_path: Pat
     (gpu,), others = installed(tmp_path / "gpu", cache, CMAKE_ARGS="-DGGML_CUDA=ON")
     assert "-DGGML_CUDA=ON" in gpu and "-DGGML_RPC=ON" in gpu
     assert len(wheels) == len(others) == 1 and wheels != others
+
+
+def test_kernels_are_compiled_once_for_their_sources(tmp_path: Path) -> None:
+    compiled = []
+    for name, source in (("one", "int a;"), ("other", "int a;"), ("changed", "int b;")):
+        kernels = tmp_path / name / "backends" / "kernels"
+        kernels.mkdir(parents=True)
+        (kernels / "a.cpp").write_text(source)
+        installed(tmp_path / name, tmp_path / "cache")
+        compiled.append((tmp_path / name / "compiled").exists())
+    assert compiled == [True, False, True]
 
 
 def test_a_llama_cpp_that_somebody_installed_stays(tmp_path: Path) -> None:
