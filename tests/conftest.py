@@ -25,25 +25,26 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 # Of files that take 12 s of processor time or more, or wait. No long one is left to the end.
 LONGEST_FIRST = (
+    "backends/llama/test_lossless.py",
     "test_lossless_sampled.py",
     "cli/test_chat.py",
-    "cli/test_run.py",
+    "serve/test_running.py",
     "backends/llama/test_workers.py",
-    "serve/test_fuzz.py",
-    "memory/bytes/test_simulation.py",
-    "test_wheel.py",
     "backends/llama/test_head.py",
-    "backends/llama/test_sounds.py",
-    "cli/test_images.py",
-    "backends/ort/test_split.py",
+    "serve/test_tool_servers.py",
+    "cli/test_run.py",
+    "memory/bytes/test_simulation.py",
     "test_lossless.py",
-    "setup/test_draft_loading.py",
-    "serve/test_model_file.py",
-    "quantize/test_fit.py",
-    "quantize/test_convert.py",
+    "test_users.py",
+    "test_wheel.py",
+    "backends/llama/test_sounds.py",
     "drafting/test_draft_failures.py",
+    "quantize/test_fit.py",
+    "test_docs_commands.py",
+    "test_wiring.py",
+    "serve/test_model_file.py",
+    "cli/test_images.py",
     "cli/test_quantize.py",
-    "cli/test_serve.py",
 )
 
 
@@ -124,12 +125,19 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.M
 
 
 @pytest.fixture(scope="session", autouse=True)
-def one_tls_context() -> Iterator[None]:
-    """Clients of httpx read the system's certificates once, not 50 ms long for each request."""
+def seen_once() -> Iterator[None]:
+    """What is the same for all tests is looked at by the first one that asks.
+
+    The system's certificates, which clients of httpx read for 50 ms each time, and how fast memory
+    is, for which each plan in a new cache would copy 100 MiB and more.
+    """
     from httpx import create_ssl_context
+
+    from edgespec.memory.device import bandwidth
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("httpx._transports.default.create_ssl_context", cache(create_ssl_context))
+        patch.setattr(bandwidth, "_measure", cache(bandwidth._measure))
         yield
 
 
@@ -199,6 +207,8 @@ def exact_engine(measured_cache: Path) -> Iterator[Engine]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("EDGESPEC_CACHE", str(measured_cache))
         patch.setattr("edgespec.backends.llama.context.TEAMS", _WholeTeams())
+        patch.setattr("edgespec.measure.timing._LOOK_SECONDS", 0.0)
+        patch.setattr("edgespec.measure.noise._NUM_TOKENS", 16)
         with edgespec.load(
             context_size=256, threads=1, draft_max=7, exact=True, drafter="suffix"
         ) as engine:
@@ -222,8 +232,8 @@ def whole_teams(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def quick_curves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A load times steps for a third of its time: only their own tests see how exact that is."""
-    monkeypatch.setattr("edgespec.setup.loading._CURVE_SECONDS", 0.4)
+    """A load times steps for a tenth of its time: only their own tests see how exact that is."""
+    monkeypatch.setattr("edgespec.setup.loading._CURVE_SECONDS", 0.1)
 
 
 @pytest.fixture

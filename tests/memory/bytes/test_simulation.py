@@ -48,9 +48,10 @@ pytestmark = pytest.mark.model
 
 @pytest.fixture(autouse=True)
 def forgetful(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing was asked before."""
+    """Nothing was asked before, of a process that is there for all of these tests."""
     monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(simulation._simulator, "__dict__", vars(simulation._Simulator()))
+    for name in ("_known", "_skeletons"):
+        monkeypatch.setattr(simulation._simulator, name, {})
 
 
 def really(spec: ModelSpec, config: RunConfig) -> dict[str, DeviceBytes]:
@@ -217,7 +218,8 @@ def spec(tmp_path: Path) -> ModelSpec:
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Processes that were started."""
+    """Processes that were started, of which there is none before."""
+    monkeypatch.setattr(simulation._simulator, "__dict__", vars(simulation._Simulator()))
     found: list[subprocess.Popen[bytes]] = []
 
     def start(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
@@ -261,12 +263,14 @@ def test_another_build_is_asked_anew(
 
 
 @pytest.mark.parametrize("document", [{}, {"answers": 3}, {"answers": {"x": 1}}])
-def test_damaged_answers_are_asked_anew(spec: ModelSpec, document: dict[str, Any]) -> None:
+def test_damaged_answers_are_asked_anew(
+    spec: ModelSpec, document: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = simulated([ContextRequest(spec, PLAIN)])
-    simulator = simulation._Simulator()
-    name = simulator._skeleton(spec).name
+    name = simulation._simulator._skeleton(spec).name
     cache.store("layouts", simulation._key(name), document)
-    assert simulator.answer([ContextRequest(spec, PLAIN)]) == first
+    monkeypatch.setattr(simulation._simulator, "_known", {})
+    assert simulated([ContextRequest(spec, PLAIN)]) == first
 
 
 # ------------------------------------------------------------------------------ what fails
