@@ -59,7 +59,9 @@ def test_a_wheel_holds_every_module_and_what_they_read(wheel: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.model
-def test_a_wheel_answers_outside_the_checkout(wheel: Path, tmp_path: Path) -> None:
+def test_a_wheel_answers_outside_the_checkout(
+    wheel: Path, tmp_path: Path, measured_cache: Path
+) -> None:
     """Its packages are unpacked alone; what they need is that of this environment."""
     zipfile.ZipFile(wheel).extractall(tmp_path / "installed")
     start = (
@@ -72,7 +74,7 @@ def test_a_wheel_answers_outside_the_checkout(wheel: Path, tmp_path: Path) -> No
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        env={**os.environ, "COLUMNS": "100"},
+        env={**os.environ, "COLUMNS": "100", "EDGESPEC_CACHE": str(measured_cache)},
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr.startswith(str(tmp_path / "installed" / "edgespec" / "cli" / "main.py"))

@@ -16,18 +16,6 @@ from edgespec.memory.report.page import require_place, write_page
 MIB = 1 << 20
 
 
-def test_tables_and_plots_that_scroll_show_that_there_is_more() -> None:
-    """A plot as narrow as a telephone had letters of six pixels."""
-    page = render_profile(profile())
-    assert page.count('<figure class="scroll"') == page.count("<figure") > 0
-    assert re.search(r"figure svg \{[^}]*min-width: 36rem", page)
-    style = re.search(r"\.scroll \{(.*?)\}", render_profile(profile()), re.S)
-    assert style and "overflow-x: auto" in style[1]
-    assert style[1].count(" local") == style[1].count(" scroll") == 2  # covers, and shadows
-    assert style[1].count("var(--more)") == 2  # a colour of their own, which glares in no scheme
-    assert render_profile(profile()).count("--more: #") == 2
-
-
 def profile(**changes: Any) -> dict[str, Any]:
     """A profile document by hand: two components, two drafters, three budgets."""
     document: dict[str, Any] = {
@@ -102,8 +90,25 @@ def visible_text(page: str) -> str:
     return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", page))
 
 
-def test_predicted_and_measured_stand_side_by_side() -> None:
-    text = visible_text(render_profile(profile()))
+@pytest.fixture(scope="module")
+def page() -> str:
+    """That of the document as it is."""
+    return render_profile(profile())
+
+
+def test_tables_and_plots_that_scroll_show_that_there_is_more(page: str) -> None:
+    """A plot as narrow as a telephone had letters of six pixels."""
+    assert page.count('<figure class="scroll"') == page.count("<figure") > 0
+    assert re.search(r"figure svg \{[^}]*min-width: 36rem", page)
+    style = re.search(r"\.scroll \{(.*?)\}", page, re.S)
+    assert style and "overflow-x: auto" in style[1]
+    assert style[1].count(" local") == style[1].count(" scroll") == 2  # covers, and shadows
+    assert style[1].count("var(--more)") == 2  # a colour of their own, which glares in no scheme
+    assert page.count("--more: #") == 2
+
+
+def test_predicted_and_measured_stand_side_by_side(page: str) -> None:
+    text = visible_text(page)
     assert "weights 12.0 MiB 12.0 MiB" in text
     assert "kv cache 8.0 MiB -" in text  # llama.cpp said nothing about it
     assert "peak of the process 100.0 MiB 97.0 MiB" in text
@@ -111,14 +116,14 @@ def test_predicted_and_measured_stand_side_by_side() -> None:
     assert "1.50x" in text  # 300 over 200 tokens/s
 
 
-def test_every_choice_comes_with_its_reason() -> None:
-    text = visible_text(render_profile(profile()))
+def test_every_choice_comes_with_its_reason(page: str) -> None:
+    text = visible_text(page)
     assert "context size 4096 enough for most prompts" in text
     assert "draft max 7 the least that keeps 99.5%" in text
 
 
-def test_machine_and_versions_are_named() -> None:
-    text = visible_text(render_profile(profile()))
+def test_machine_and_versions_are_named(page: str) -> None:
+    text = visible_text(page)
     for words in ("A processor, 2 cores", "avx2", "5.00 GiB free", "llama-cpp-python 0.3.36"):
         assert words in text
     assert "2026-11-27 12:00" in text and "computed nothing that counts" in text
@@ -126,33 +131,31 @@ def test_machine_and_versions_are_named() -> None:
     assert "kept 1.2 cores busy" in busy
 
 
-def test_steps_over_single_tokens_are_a_table_and_no_plot_of_one_point() -> None:
+def test_steps_over_single_tokens_are_a_table_and_no_plot_of_one_point(page: str) -> None:
     """Without a drafter there is nothing else; the answers are plain alone."""
     curves = [{"depth": 0, "ms": {"1": 5.25}}, {"depth": 512, "ms": {"1": 6.5}}]
     plain = profile()["speed"][:1]
-    page = render_profile(profile(step_ms=curves, speed=plain, largest_invariant_step=1))
-    text = visible_text(page)
-    assert page.count("<svg") == render_profile(profile()).count("<svg") - 1
+    changed = render_profile(profile(step_ms=curves, speed=plain, largest_invariant_step=1))
+    text = visible_text(changed)
+    assert changed.count("<svg") == page.count("<svg") - 1
     assert "5.2" in text and "6.5" in text and "without drafts" in text
     assert "none of several tokens" in text and "up to 1 tokens" not in text
 
 
-def test_memory_is_no_ceiling_of_steps_on_a_gpu() -> None:
-    text = visible_text(render_profile(profile()))
+def test_memory_is_no_ceiling_of_steps_on_a_gpu(page: str) -> None:
+    text = visible_text(page)
     assert "bandwidth 40.0 GB/s; one-token steps read 20.0 GB/s of weights" in text
     text = visible_text(render_profile(profile(bandwidth={"used_bytes_per_s": 900e9})))
     assert "bandwidth one-token steps read 900.0 GB/s of weights" in text
 
 
-def test_the_page_needs_nothing_from_outside() -> None:
-    page = render_profile(profile())
+def test_the_page_needs_nothing_from_outside(page: str) -> None:
     assert not re.findall(r"(?:src|href)\s*=\s*[\"'](?!#)", page)
     assert "<script" not in page and "@import" not in page
     assert not re.findall(r"url\((?![\"']?#)", page)
 
 
-def test_plots_are_drawn_in_the_colour_of_the_page() -> None:
-    page = render_profile(profile())
+def test_plots_are_drawn_in_the_colour_of_the_page(page: str) -> None:
     plots = re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL)
     assert len(plots) == 5
     for plot in plots:
@@ -183,7 +186,7 @@ def test_the_report_is_written_as_utf8(tmp_path: Path) -> None:
 
 def test_a_folder_is_no_file_to_write(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="cannot write") as caught:
-        write_page(render_profile(profile()), tmp_path)
+        write_page("", tmp_path)
     assert "--html" in caught.value.hint
 
 

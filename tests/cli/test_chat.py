@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import Command
 
 pexpect = pytest.importorskip("pexpect")
 pytestmark = pytest.mark.model
@@ -84,12 +85,28 @@ class Person:
         return int(self.child.exitstatus)
 
 
+@pytest.fixture(scope="module")
+def people() -> Iterator[list[Person]]:
+    """Who chats, and goes on in the next test."""
+    there: list[Person] = []
+    yield there
+    for someone in there:
+        someone.child.close(force=True)
+
+
 @pytest.fixture
-def person(measured: str, tiny: str) -> Iterator[Person]:
-    """Commands are the same with any model."""
-    someone = Person(measured, tiny, "-n", "40", "--drafter", "none")
+def person(people: list[Person], measured: str, tiny: str) -> Iterator[Person]:
+    """Commands are the same with any model, and in a chat that others have had before."""
+    if not people:
+        people.append(Person(measured, tiny, "-n", "40", "--drafter", "none"))
+    someone = people.pop()
     yield someone
-    someone.child.close(force=True)
+    if someone.child.isalive():
+        someone.sends("/clear")
+        someone.sees("forgotten")
+        people.append(someone)
+    else:
+        someone.child.close()
 
 
 def test_a_conversation_with_its_commands(person: Person, tmp_path: Path) -> None:
@@ -293,30 +310,17 @@ def test_drafted_text_is_tinted_and_narrow_terminals_are_enough(
         assert not {c for c in colors if re.search(r"[\[;](3[1-7]|4[1-7]|9\d|38|48)[;m]", c)}
 
 
-def test_a_pipe_gives_answers_and_nothing_else(measured: str) -> None:
+def test_a_pipe_gives_answers_and_nothing_else(here: Command) -> None:
     text = "Say hello.\n\n/system Be brief.\n/nonsense\nSay hello again.\n"
-    done = subprocess.run(
-        [sys.executable, *COMMAND, "-n", "12"],
-        input=text.encode() + b"\xff\xfe\n",
-        capture_output=True,
-        env={**os.environ, "EDGESPEC_CACHE": measured},
-        timeout=PATIENCE_S,
-    )
-    out, err = done.stdout.decode(), done.stderr.decode()
-    assert done.returncode == 1  # two lines failed, and the others were answered
+    status, out, err = here(*COMMAND[2:], "-n", "12", stdin=text.encode() + b"\xff\xfe\n")
+    assert status == 1  # two lines failed, and the others were answered
     assert "there is no command /nonsense" in err and "nonsense" not in out
     assert "\x1b" not in out and "system:" in err
     assert len(out.split("\n\n")) >= 2
     assert f"error: stdin is not UTF-8 text: byte {len(text)} is 0xff" in err
 
 
-def test_a_pipe_without_an_end_of_line_and_an_empty_one(measured: str, tiny: str) -> None:
-    for text, answers in ((b"", False), (b"Say hello.", True)):
-        done = subprocess.run(
-            [sys.executable, *COMMAND, tiny, "-n", "4", "--drafter", "none"],
-            input=text,
-            capture_output=True,
-            env={**os.environ, "EDGESPEC_CACHE": measured},
-            timeout=PATIENCE_S,
-        )
-        assert (done.returncode, bool(done.stdout.strip())) == (0, answers)
+def test_a_pipe_without_an_end_of_line_and_an_empty_one(here: Command, tiny: str) -> None:
+    for text, answers in (("", False), ("Say hello.", True)):
+        done = here(*COMMAND[2:], tiny, "-n", "4", "--drafter", "none", stdin=text)
+        assert (done.status, bool(done.out.strip())) == (0, answers)

@@ -44,9 +44,8 @@ def lying_steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.model
-@pytest.mark.usefixtures("exact_engine")
 def test_a_backend_that_lies_is_found_out(
-    command: Command, lying_steps: list[int], monkeypatch: pytest.MonkeyPatch
+    here: Command, tiny: str, lying_steps: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drafted_again: list[int] = []
     generate = Engine.generate
@@ -58,7 +57,7 @@ def test_a_backend_that_lies_is_found_out(
         return result
 
     monkeypatch.setattr(Engine, "generate", watched)
-    done = command("run", "-p", _PROMPT, *_OPTIONS, "--json")
+    done = here("run", tiny, "-p", _PROMPT, *_OPTIONS, "--json")
     assert lying_steps, "nothing was drafted, so nobody lied"
     assert drafted_again == [0], "it is compared with plain decoding"
     found = json.loads(done.out)["check"]
@@ -68,9 +67,9 @@ def test_a_backend_that_lies_is_found_out(
 
 
 @pytest.mark.model
-@pytest.mark.usefixtures("exact_engine", "lying_steps")
-def test_people_are_told_where_outputs_part(command: Command) -> None:
-    done = command("run", "-p", _PROMPT, *_OPTIONS)
+@pytest.mark.usefixtures("lying_steps")
+def test_people_are_told_where_outputs_part(here: Command, tiny: str) -> None:
+    done = here("run", tiny, "-p", _PROMPT, *_OPTIONS)
     line = done.err.splitlines()[-2]
     assert line.startswith("check: differs from plain decoding at token "), done.err
     assert "where the two best logits are" in line and "batch noise here: " in line

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from command_line import Command, Done, run
+from command_line import Command, Done
 from random_gguf import Q8_0
 from sound_gguf import samples, wav, write_hearing
 from vision_cases import open_engine
@@ -70,36 +68,23 @@ def test_exact_answers_behind_an_image_are_plain_decodings(
 
 
 def test_run_reads_an_image_from_a_pipe(
-    vision_folder: Path, pictures: list[str], measured: str
+    vision_folder: Path, pictures: list[str], here: Command
 ) -> None:
     arguments = ["run", str(vision_folder / "llava.gguf"), QUESTION, *ONE_THREAD, "--json"]
-    by_name = run(*arguments, "--image", pictures[0], cache=measured)
-    command = [sys.executable, "-m", "edgespec.cli.main", *arguments, "--image", "-"]
-    data = Path(pictures[0]).read_bytes()
-    piped = subprocess.run(command, input=data, capture_output=True, timeout=120, check=True)
-    assert Done(0, piped.stdout.decode(), "").document["token_ids"] == by_name.document["token_ids"]
+    by_name = here(*arguments, "--image", pictures[0])
+    piped = here(*arguments, "--image", "-", stdin=Path(pictures[0]).read_bytes())
+    assert piped.document["token_ids"] == by_name.document["token_ids"]
 
 
-def test_run_and_chat_play_sounds(tmp_path: Path, measured: str) -> None:
+def test_run_and_chat_play_sounds(tmp_path: Path, here: Command) -> None:
     write_hearing(tmp_path, "ultravox")
     model, sound = str(tmp_path / "ultravox.gguf"), str(tmp_path / "speech.wav")
     Path(sound).write_bytes(wav(samples(1, 31)))
-    done = run(
-        *("run", model, QUESTION, *ONE_THREAD[2:], "--audio", sound, "--check", "--json"),
-        cache=measured,
-    )
+    done = here("run", model, QUESTION, *ONE_THREAD[2:], "--audio", sound, "--check", "--json")
     assert done.status == 0 and done.document["check"]["identical"], done.err
     assert done.document["prompt_tokens"] > 2 * 375
-    done = run(
-        "chat",
-        model,
-        "--ctx",
-        "1024",
-        "--threads",
-        "1",
-        cache=measured,
-        stdin=f"/audio {sound}\n?\n",
-    )
+    typed = f"/audio {sound}\n?\n"
+    done = here("chat", model, "--ctx", "1024", "--threads", "1", stdin=typed)
     assert done.status == 0 and "with the next message: a sound of 31 seconds" in done.err
 
 
@@ -124,23 +109,23 @@ def test_what_run_refuses(
     assert "Traceback" not in done.err
 
 
-def test_a_chat_shows_images(vision_folder: Path, pictures: list[str], measured: str) -> None:
+def test_a_chat_shows_images(vision_folder: Path, pictures: list[str], here: Command) -> None:
     model, file = str(vision_folder / "qwen3vl.gguf"), f"{Path(pictures[0]).parent}/a.session"
     typed = f"/image nowhere.png\n/image {pictures[0]}\n{QUESTION}\nAnd now?\n/save {file}\n"
-    done = run("chat", model, *ONE_THREAD[:4], cache=measured, stdin=typed)
+    done = here("chat", model, *ONE_THREAD[:4], stdin=typed)
     assert done.status == 1, "of the command that failed"
     assert "cannot read nowhere.png" in done.err
     assert "with the next message: an image of" in done.err
     again = f"/load {file}\nAnd then?\n"
-    done = run("chat", model, *ONE_THREAD[:4], cache=measured, stdin=again)
+    done = here("chat", model, *ONE_THREAD[:4], stdin=again)
     assert done.status == 0 and "error" not in done.err
 
 
 def test_a_chat_without_a_projector_refuses_at_once(
-    vision_folder: Path, pictures: list[str], measured: str
+    vision_folder: Path, pictures: list[str], here: Command
 ) -> None:
     typed = f"/image {pictures[0]}\nHello\n"
     model = str(vision_folder / "llava.gguf")
-    done = run("chat", model, *ONE_THREAD[:4], "--mmproj", "none", cache=measured, stdin=typed)
+    done = here("chat", model, *ONE_THREAD[:4], "--mmproj", "none", stdin=typed)
     assert done.status == 1 and done.err.count("reads text alone") == 1
     assert done.out.strip()

@@ -32,6 +32,7 @@ def profile_once(measured: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(profiling, "_DEPTHS", (0, 256))
     monkeypatch.setattr(profiling, "_SIZES", (1, 2, 4))
     monkeypatch.setattr(profiling, "_REPEATS", 1)
+    monkeypatch.setattr("edgespec.measure.noise._NUM_TOKENS", 16)
     profile = profiling.profile
 
     def once(*arguments: Any, **options: Any) -> dict[str, Any]:
@@ -106,7 +107,7 @@ def test_profile_as_text_names_what_was_planned_and_measured(
     ("at", "answered"), [pytest.param("learning", 0, marks=pytest.mark.long), ("answering", 1)]
 )
 def test_an_interrupted_profile_shows_what_it_has(
-    monkeypatch: pytest.MonkeyPatch, at: str, answered: int
+    tiny: str, monkeypatch: pytest.MonkeyPatch, at: str, answered: int
 ) -> None:
     """Ctrl-C before a prompt of either half: what is complete by then is told."""
     for name, value in (("_SPEED_SECONDS", 0.1), ("_DEPTHS", (0,)), ("_SIZES", (1,))):
@@ -121,7 +122,7 @@ def test_an_interrupted_profile_shows_what_it_has(
         return report
 
     monkeypatch.setattr("edgespec.cli.profile.until_set", raising)
-    done = runner.invoke(app, ["profile", *SHORT])
+    done = runner.invoke(app, ["profile", tiny, *SHORT, "--ctx", "2048"])
     assert done.exit_code == 130, done.output
     assert "step times in ms" in done.stdout and "round like single ones" in done.stdout
     assert done.stdout.count("acceptance length") == 2 * answered

@@ -97,8 +97,8 @@ def test_a_run_stays_inside_what_was_predicted(report: dict[str, Any]) -> None:
 
 
 @pytest.mark.model
-def test_text_goes_to_stdout_and_the_rest_to_stderr(report: dict[str, Any], measured: str) -> None:
-    done = run("run", str(embedded_model()), QUESTION, *SHORT, cache=measured)
+def test_text_goes_to_stdout_and_the_rest_to_stderr(report: dict[str, Any], here: Command) -> None:
+    done = here("run", str(embedded_model()), QUESTION, *SHORT)
     assert done.status == 0
     assert done.out == report["text"] + "\n"
     headline, summary = done.err.splitlines()
@@ -144,8 +144,8 @@ def test_options_reach_the_engine(report: dict[str, Any], here: Command) -> None
 
 
 @pytest.mark.model
-def test_verbose_shows_what_the_library_says_and_explains_drafts(measured: str, tiny: str) -> None:
-    done = run("run", tiny, QUESTION, *SHORT, "-v", "--drafter", "suffix", cache=measured)
+def test_verbose_shows_what_the_library_says_and_explains_drafts(here: Command, tiny: str) -> None:
+    done = here("run", tiny, QUESTION, *SHORT, "-v", "--drafter", "suffix")
     assert done.status == 0 and "llama_model_loader: " in done.err
     assert re.search(r"drafts: suffix: [\w ]+ \(\d+ rounds\)", done.err), done.err
 

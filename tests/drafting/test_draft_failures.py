@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from fake_backend import FakeBackend
 from frozen_times import Frozen, free_drafts
+from random_gguf import Q8_0, write_model
 from word_laws import WORD_V, chi_square_p, distribution_of_words, twisted_model, words_model
 
 from edgespec import DraftModelWarning
@@ -181,9 +182,7 @@ main()
 
 @pytest.mark.model
 def test_run_says_it_once_and_goes_on(tmp_path: Path) -> None:
-    from edgespec.models.embedded import embedded_model
-
-    model = str(embedded_model())
+    model = str(write_model(tmp_path / "model.gguf", "llama", Q8_0, reads_bytes=True))
     options = ["--max-tokens", "12", "--ctx", "256", "--threads", "1", "--json"]
     done = subprocess.run(
         [sys.executable, "-c", FAILS, "run", model, "Say blue.", *options, "--draft-model", model],

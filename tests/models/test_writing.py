@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -72,14 +73,22 @@ def partials(folder: Path) -> list[str]:
     return [path.name for path in folder.rglob("*.partial")]
 
 
-@pytest.fixture(params=_WRITERS)
-def writer(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Program, str, Path]]:
-    """A program that writes, the file or the folder it writes to, and where that lies."""
+@pytest.fixture(scope="module", params=_WRITERS)
+def started(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Program, str, Path]]:
     code, place = _WRITERS[request.param]
-    folder = tmp_path / "here"
-    folder.mkdir()
+    folder = tmp_path_factory.mktemp("here")
     with closing(Program(f"import os\nos.chdir({str(folder)!r})\n{code}", folder)) as program:
         yield program, place, folder
+
+
+@pytest.fixture
+def writer(started: tuple[Program, str, Path]) -> tuple[Program, str, Path]:
+    """A program that writes, the file or the folder it writes to, and where that lies: empty."""
+    for path in started[2].iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    return started
 
 
 @needs_kills

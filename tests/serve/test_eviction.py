@@ -32,8 +32,11 @@ def test_pinned_models_stay_whoever_waits(start: Start, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("asked", [4, pytest.param(38, marks=pytest.mark.long)])
-def test_eight_models_in_room_for_two_answer_eight_clients(start: Start, asked: int) -> None:
+def test_eight_models_in_room_for_two_answer_eight_clients(
+    start: Start, asked: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Most requests are for a few of the models; nobody is left out or waits for ever."""
+    monkeypatch.setattr("edgespec.serve.pool._PATIENCE_S", 0.2)
     names = "abcdefgh"
     server = start(*(Member(Made(name)) for name in names), room=2 * SIZE)
 

@@ -23,8 +23,14 @@ from edgespec.serve.server import Server
 from edgespec.serve.tool_servers import ToolServers
 
 PROGRAM = Path(__file__).parents[1] / "support" / "serving" / "tool_server.py"
-STDIO = {"command": sys.executable, "args": [str(PROGRAM)]}
-slow = pytest.mark.slow  # a server imports its package for seconds
+STDIO = {"command": sys.executable, "args": [str(PROGRAM), "by-hand"]}
+slow = pytest.mark.slow  # a client imports its package for a second, and so do some servers
+
+
+@pytest.fixture(autouse=True)
+def short_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who has ended is waited for where init is slow to see it, and who does not is killed soon."""
+    monkeypatch.setattr("edgespec.serve.tool_servers._END_S", 0.3)
 
 
 def started(folder: Path, *allowed: str, **servers: Any) -> closing[ToolServers]:
@@ -35,8 +41,9 @@ def started(folder: Path, *allowed: str, **servers: Any) -> closing[ToolServers]
 
 
 def call(servers: ToolServers, name: str = "weather", size: int = 100, **values: str) -> str:
-    asked = json.dumps(values or {"city": "Rome"})
-    return servers.result(ToolCall("", name, asked), size)
+    if name == "weather" and not values:
+        values = {"city": "Rome"}
+    return servers.result(ToolCall("", name, json.dumps(values)), size)
 
 
 @slow
@@ -46,7 +53,9 @@ def test_tools_are_listed_and_called(tmp_path: Path, capsys: pytest.CaptureFixtu
     names = ["weather", "read_file", "hang", "die", "flood"]
     names += [f"more_{name}" for name in names]
     (tmp_path / "a.txt").write_text("hello")
-    with started(tmp_path, "read_file", none=none, off=off, tools=STDIO, more=STDIO) as servers:
+    packaged = {**STDIO, "args": [str(PROGRAM)]}
+    both = {"tools": packaged, "more": STDIO}
+    with started(tmp_path, "read_file", none=none, off=off, **both) as servers:
         assert [one["function"]["name"] for one in servers.tools] == names
         told = capsys.readouterr().err
         assert told.startswith("none: no tools: ") and "off" not in told
@@ -112,7 +121,7 @@ def test_a_server_calls_tools_that_are_reached_over_http(tmp_path: Path, serve: 
     """As the page asks for it. Requests of others have no tools that they did not send."""
     from tool_server import server as tools
 
-    config = uvicorn.Config(tools.streamable_http_app(), port=0, log_level="critical")
+    config = uvicorn.Config(tools().streamable_http_app(), port=0, log_level="critical")
     running = uvicorn.Server(config)
     thread, _ = in_thread(running.run)
     until(lambda: running.started)

@@ -53,12 +53,13 @@ def test_a_draft_model(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.model
 @pytest.mark.usefixtures("exact_engine")  # which has measured what exact settings are
 def test_a_model_of_another_vocabulary_drafts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, measured_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that knows bytes alone, and nothing of the text: all stays as it is without it.
 
     It is asked in every round, whatever that costs.
     """
+    monkeypatch.setenv("EDGESPEC_CACHE", str(measured_cache))
     monkeypatch.setattr(_Source, "limit", lambda _source, context, _ms: context.max_nodes)
     monkeypatch.setattr(_Source, "is_worth_asking", lambda *_: True)
     draft = write_model(tmp_path / "bytes.gguf", "llama", Q8_0, reads_bytes=True)

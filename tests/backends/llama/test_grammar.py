@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 import edgespec
 from edgespec.backends.base import AnswerFormat
+from edgespec.backends.llama import json_schemas
 from edgespec.backends.llama.grammar import LlamaGrammar
 from edgespec.backends.llama.json_schemas import closed_schema
 from edgespec.backends.llama.tokenizer import VocabularyTokenizer
@@ -331,8 +332,9 @@ def test_objects_are_closed_unless_a_schema_says_otherwise(
         assert not takes(tokenizer, made(tokenizer, schema), text), text
 
 
-def test_what_a_schema_was_is_not_looked_at_for_ever() -> None:
+def test_what_a_schema_was_is_not_looked_at_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """References to one list of branches, from everywhere: minutes, were it not bounded."""
+    monkeypatch.setattr(json_schemas, "_MOST_STEPS", json_schemas._MOST_STEPS // 10)
     branches = [{"properties": {f"p{i}": True}} for i in range(2000)]
     schema = {
         "properties": {f"q{i}": {"type": "object", "$ref": "#/$defs/big"} for i in range(2000)},
