@@ -1,6 +1,7 @@
 """Predicted against real memory: components, peaks, budgets, architectures, and what it costs.
 
 python benchmarks/memory.py grid MODEL... [--json OUT] [--quick] [--draft-model FILE]
+python benchmarks/memory.py peaks FOLDER [ROW...]
 python benchmarks/memory.py budgets MODEL... [--steps 40] [--json OUT]
 python benchmarks/memory.py atlas FOLDER [--kernels] [--users 4] [--kv-type q8_0]
 python benchmarks/memory.py frugality MODEL [--ctx 4096] [--kv-type f16] [--json OUT]
@@ -13,9 +14,11 @@ import argparse
 import ctypes
 import itertools
 import json
+import os
 import statistics
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +30,7 @@ from edgespec.backends.base import Capabilities
 from edgespec.backends.llama.context import LlamaContext
 from edgespec.backends.llama.simulator import SimulatedContext, allocated
 from edgespec.errors import BackendError, ModelFileError
+from edgespec.measure.prompts import PROMPTS
 from edgespec.memory.bytes.config import RunConfig
 from edgespec.memory.bytes.simulation import ContextRequest, DeviceBytes, simulated, simulating
 from edgespec.models.spec import ModelSpec, read_model_spec
@@ -95,14 +99,7 @@ def _in_own_process(
     options = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
     if draft_model is not None:
         options += ["--draft-model", str(draft_model), "--drafter", "suffix,model"]
-    command = [sys.executable, "-m", "edgespec.cli.main", "run", str(model), prompt]
-    done = subprocess.run(
-        [*command, "--json", "--max-tokens", "16", *options],
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    memory = json.loads(done.stdout)["memory"]
+    memory = _run_of(model, prompt, 16, options)
     return {
         "model": model.stem,
         **settings,
@@ -111,6 +108,15 @@ def _in_own_process(
         "predicted_peak_bytes": memory["predicted_peak_bytes"],
         "peak_bytes": memory["measured_peak_bytes"],
     }
+
+
+def _run_of(model: Path, prompt: str, tokens: int, options: list[str]) -> dict[str, Any]:
+    """The memory that one `edgespec run` tells of."""
+    done = _edgespec("run", str(model), prompt, "--json", "--max-tokens", f"{tokens}", *options)
+    if done.returncode != 0:
+        sys.exit(f"status {done.returncode}: {done.stderr}")
+    found: dict[str, Any] = json.loads(done.stdout)["memory"]
+    return found
 
 
 def _line(row: dict[str, Any]) -> str:
@@ -160,6 +166,49 @@ def _worst(name: str, pairs: list[tuple[int, int]], part: float, slack: int) -> 
         f"{within} of {len(pairs)} within {part:.0%} or {slack // _MEBIBYTE} MiB"
     )
     return int(within < len(pairs))
+
+
+# -- peaks -----------------------------------------------------------------------------------
+
+
+# A file's name, tokens of the prompt or so, and options.
+_PEAKS = (
+    ("smollm2-*-q4_0", 6000, "--ctx 8192 --kv-type q8_0"),
+    ("smollm2-*-q4_0", 7600, "--ctx 8192 --kv-type q8_0"),
+    ("smollm2-*-q4_0", 7600, "--ctx 8192 --kv-type q4_0"),
+    ("smollm2-*-q4_1", 0, "--ctx 1000 --kv-type f32 --kernels off -t 1 --drafter none"),
+    ("smollm2-*-q4_0", 0, "--ctx 777 --budget 215MiB"),
+    ("gemma-3-270m-*", 6000, "--ctx 8000 --kv-type bf16"),
+    ("qwen2.5-*-q4_0", 0, "--ctx 3000 --kv-type q4_0 --exact --budget 1500MiB"),
+    ("qwen2.5-*-q4_0", 0, "--ctx 3000 --kv-type q4_0 --exact --budget 1165MiB"),
+    ("smollm2-*-q4_0", 0, "--backend onnx --ctx 3000"),
+)
+
+
+def peaks() -> None:
+    """Predicted against measured peaks of first runs, each with a cache folder of its own.
+
+    FOLDER has the models, as `fetch_models.py` names them. A first run measures kernels, step times
+    and what a cache loses, which later ones do not. The exit status is 1 where a process took more
+    than was predicted, or less by more than 4% and 8 MiB.
+    """
+    parser = argparse.ArgumentParser("memory.py peaks")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("rows", type=int, nargs="*", default=range(len(_PEAKS)), help="from 0 on")
+    arguments, pairs = parser.parse_args(), []
+    for name, tokens, options in (_PEAKS[row] for row in arguments.rows):
+        (model,) = arguments.folder.glob(f"{name}.gguf")
+        words = "\n\n".join(prompt.text for prompt in PROMPTS)
+        prompt = (60 * words)[: 4 * tokens] or "Why is the sky blue?"
+        with tempfile.TemporaryDirectory() as cache:
+            os.environ["EDGESPEC_CACHE"] = cache
+            memory = _run_of(model, prompt, 48, options.split())
+        pairs.append((memory["predicted_peak_bytes"], memory["measured_peak_bytes"]))
+        predicted, real = pairs[-1]
+        off = f"{(real - predicted) / _MEBIBYTE:+6.1f} MiB ({real / predicted - 1:+.1%})"
+        print(f"{_pair(predicted, real)} {off}  {model.stem} {options}", flush=True)
+    failed = _worst("peak", pairs, 0.04, 8 * _MEBIBYTE)
+    sys.exit(failed | any(real > predicted for predicted, real in pairs))
 
 
 # -- budgets ---------------------------------------------------------------------------------
@@ -447,8 +496,6 @@ def _plan(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _speeds(engine: Any) -> dict[str, Any]:
-    from edgespec.measure.prompts import PROMPTS
-
     engine.generate(PROMPTS[0].text, max_tokens=16)
     plain, speculative = [], []
     for prompt in PROMPTS[:_PROMPTS]:
@@ -580,6 +627,7 @@ if __name__ == "__main__":
     run(
         __doc__,
         grid=grid,
+        peaks=peaks,
         budgets=budgets,
         atlas=atlas,
         frugality=frugality,

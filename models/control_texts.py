@@ -70,7 +70,13 @@ class ControlTexts:
         if MARK not in text:
             return [(text, True)]
         clean, words = self._unmarked(text)
-        starts, ends = self._meant(clean, words)
+        gaps = pairwise([0, *(place for word in words for place in word), len(clean)])
+        found = [  # control tokens between words
+            (first + a, first + b)
+            for first, end in [*gaps][::2]
+            for a, b in self.found(clean[first:end])
+        ]
+        starts, ends = [start for start, _ in found], [end for _, end in found]
         made, cursor = [], 0
         for start, end in words:
             if start < cursor:
@@ -82,14 +88,6 @@ class ControlTexts:
             cursor = right
         made.append((clean[cursor:], True))
         return [(piece, is_meant) for piece, is_meant in made if piece]
-
-    def _meant(self, text: str, words: list[tuple[int, int]]) -> tuple[list[int], list[int]]:
-        """Starts and ends of the control tokens between words."""
-        gaps = zip(
-            [0, *(end for _, end in words)], [*(a for a, _ in words), len(text)], strict=True
-        )
-        found = [(gap + a, gap + b) for gap, end in gaps for a, b in self.found(text[gap:end])]
-        return [start for start, _ in found], [end for _, end in found]
 
     def _unmarked(self, text: str) -> tuple[str, list[tuple[int, int]]]:
         """The text without marks, and where the texts are that had one."""

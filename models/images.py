@@ -16,7 +16,6 @@ import struct
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from edgespec.errors import UnsupportedError
@@ -105,8 +104,13 @@ def read_image(source: ImageSource) -> Image:
     elif isinstance(source, str) and re.match(r"data:|\w+://", source, re.ASCII):
         data, name = _of_url(source), "the file"
     else:
-        name = os.fspath(source)
-        data = _of_file(expanded(name))
+        path = expanded(name := os.fspath(source))
+        try:
+            with path.open("rb") as file:
+                data = file.read(MAX_BYTES + 1)
+        except (OSError, ValueError) as problem:
+            said = reason(problem) if isinstance(problem, OSError) else str(problem)
+            raise UnsupportedError(f"cannot read {path}: {said}") from problem
     if len(data) > MAX_BYTES:
         raise UnsupportedError(f"{name} has more than {MAX_BYTES >> 20} MiB", hint="scale it down")
     is_mp3 = data[:3] == b"ID3" or _MP3_FRAME.match(data) is not None
@@ -122,15 +126,6 @@ def read_image(source: ImageSource) -> Image:
         raise UnsupportedError(f"{name} {problem}", hint=problem.hint) from problem
     image = Image(data, hashlib.sha256(data).hexdigest(), width, height, _turn_of(data))
     return replace(image, width=height, height=width) if image.is_on_its_side else image
-
-
-def _of_file(path: Path) -> bytes:
-    try:
-        with path.open("rb") as file:
-            return file.read(MAX_BYTES + 1)
-    except (OSError, ValueError) as problem:
-        said = reason(problem) if isinstance(problem, OSError) else str(problem)
-        raise UnsupportedError(f"cannot read {path}: {said}") from problem
 
 
 def _of_url(url: str) -> bytes:

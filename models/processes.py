@@ -237,7 +237,12 @@ class Guest:
                 reason = problem.strerror or type(problem).__name__
                 raise BackendError(f"no process could be started: {reason}") from problem
             self._ended = weakref.finalize(self, _end, self._process)
-            _widen(self._process)
+            if sys.platform == "linux":  # pipes that hold a whole conversation, where they may
+                import fcntl
+
+                for stream in (self._process.stdin, self._process.stdout):
+                    with suppress(OSError):  # those of this user may have so many pages in all
+                        fcntl.fcntl(stream or -1, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         return self._process
 
     def _problem(
@@ -268,13 +273,8 @@ class Guest:
 _guests: weakref.WeakSet[Guest] = weakref.WeakSet()
 
 
-def _forget_guests() -> None:
-    for guest in _guests:
-        guest._forget()
-
-
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_guests)
+    os.register_at_fork(after_in_child=lambda: [*map(Guest._forget, _guests)])
 
 
 def _watch(
@@ -323,16 +323,6 @@ def _taken(pid: int) -> tuple[int, float]:
         times = process.cpu_times()
         return int(process.memory_info().rss), times.user + times.system
     return 0, 0.0
-
-
-def _widen(process: subprocess.Popen[bytes]) -> None:
-    """Let its pipes hold a whole conversation, where the system allows it."""
-    if sys.platform == "linux":
-        import fcntl
-
-        for stream in (process.stdin, process.stdout):
-            with suppress(OSError):  # pipes of this user may have so many pages in all
-                fcntl.fcntl(stream or -1, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -196,7 +196,8 @@ def projector_beside(model: Path) -> Path | None:
     files = [one for one in model.parent.glob("*.gguf") if one.is_file()]
     found = [one for one in files if is_projector(one.name)]
     name, names = _name(model), {one: _name(one) for one in found}
-    own = [one for one in found if names[one] and _begins(names[one], name)]
+    begins = {one: name.startswith(its) or its.startswith(name) for one, its in names.items()}
+    own = [one for one in found if names[one] and begins[one]]
     if not own:
         is_alone = sum(is_model(one.name) for one in files) < 2
         own = [one for one in found if is_alone or not names[one]]
@@ -207,10 +208,6 @@ def projector_beside(model: Path) -> Path | None:
 def is_projector(name: str) -> bool:
     """Whether a file is called as projectors are."""
     return PROJECTOR in name.lower()
-
-
-def _begins(one: str, other: str) -> bool:
-    return one.startswith(other) or other.startswith(one)
 
 
 def _name(path: Path) -> str:

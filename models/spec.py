@@ -189,10 +189,19 @@ def read_model_spec(path: str | os.PathLike[str], *, heads: bool = False) -> Mod
     _refuse_other_kinds(first, tensors, heads)
     keys = Keys(first)
     layers = Layers(keys, [tensor.name for tensor in tensors])
-    vocab_size = _vocab_size(first, keys, tensors)
+    tables = (one.dims for one in tensors if one.name == "token_embd.weight")
+    by_table = next((dims[1] for dims in tables if len(dims) > 1), 0)
+    vocab_size = _span(first, "tokens").count or keys.integer("vocab_size", by_table)
     by_type: Counter[str] = Counter()
     for tensor in tensors:
         by_type[tensor.type.name] += tensor.data_bytes
+    # An encoder makes no logits; a head in a file of its own may take both tables from its model.
+    names = {tensor.name for tensor in tensors}
+    makes_logits = keys.arch not in {*_EMBEDDING_ONLY, EAGLE}
+    makes_logits &= keys.arch != DFLASH or "token_embd.weight" in names
+    # The file's own word for its quantization, else the type that most bytes have.
+    file_type = first.integer("general.file_type", -1)
+    file_type -= _FILE_TYPE_GUESSED * (file_type >= _FILE_TYPE_GUESSED)
     return ModelSpec(
         path=first.path,
         files=tuple(shard.path for shard in shards),
@@ -203,7 +212,7 @@ def read_model_spec(path: str | os.PathLike[str], *, heads: bool = False) -> Mod
         ),
         arch=keys.arch,
         name=_label(first.text("general.name")) or first.path.stem,
-        file_type=_file_type(first, by_type),
+        file_type=FILE_TYPE_NAMES.get(file_type) or by_type.most_common(1)[0][0],
         notes=tuple(_notes(keys.arch, layers.num_prediction)),
         num_layers=layers.num,
         num_prediction_layers=layers.num_prediction,
@@ -222,7 +231,7 @@ def read_model_spec(path: str | os.PathLike[str], *, heads: bool = False) -> Mod
         expert_feed_forward_size=max(keys.per_layer("expert_feed_forward_length", layers.num, 0)),
         keeps_state=layers.keeps_state,
         is_recurrent_layer=layers.is_recurrent_layer,
-        tied_embeddings=_is_tied(keys, tensors),
+        tied_embeddings=makes_logits and "output.weight" not in names,
         table_bytes=sum(one.data_bytes for one in tensors if one.name.startswith(LOOKUP_TABLES)),
         expert_bytes=sum(one.data_bytes for one in tensors if _EXPERT.match(one.name)),
         type_bytes=tuple(by_type.most_common()),
@@ -279,13 +288,6 @@ def _refuse_other_kinds(gguf: Gguf, tensors: list[GgufTensor], heads: bool) -> N
     raise ModelFileError(f"{gguf.path} is not a language model: it is {problem}", hint=hint)
 
 
-def _vocab_size(gguf: Gguf, keys: Keys, tensors: list[GgufTensor]) -> int:
-    if tokens := _span(gguf, "tokens").count:
-        return tokens
-    tables = (tensor.dims for tensor in tensors if tensor.name == "token_embd.weight")
-    return keys.integer("vocab_size", next((dims[1] for dims in tables if len(dims) > 1), 0))
-
-
 def _span(gguf: Gguf, which: str) -> GgufSpan:
     """One of the tokenizer's arrays, empty where there is none."""
     value = gguf.metadata.get(f"tokenizer.ggml.{which}")
@@ -332,17 +334,6 @@ def _is_last_block(keys: Keys, names: Collection[str]) -> bool:
     )
 
 
-def _is_tied(keys: Keys, tensors: list[GgufTensor]) -> bool:
-    """A head in a file of its own may have neither table and take both from its model.
-
-    An encoder makes no logits.
-    """
-    names = {tensor.name for tensor in tensors}
-    has_none = keys.arch in {*_EMBEDDING_ONLY, EAGLE}
-    has_none |= keys.arch == DFLASH and "token_embd.weight" not in names
-    return not has_none and "output.weight" not in names
-
-
 def _token_id(gguf: Gguf, which: str, vocab_size: int) -> int | None:
     """A special token of the file; as in llama.cpp one outside the vocabulary counts as none."""
     key = f"tokenizer.ggml.{which}_token_id"
@@ -363,14 +354,6 @@ def _sampling(metadata: Mapping[str, GgufValue]) -> dict[str, float]:
         if isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high:
             found[name] = int(value) if name == "top_k" else float(value)
     return found
-
-
-def _file_type(gguf: Gguf, by_type: Counter[str]) -> str:
-    """The file's own word for its quantization, else the type that most bytes have."""
-    number = gguf.integer("general.file_type", -1)
-    if number >= _FILE_TYPE_GUESSED:
-        number -= _FILE_TYPE_GUESSED
-    return FILE_TYPE_NAMES.get(number) or by_type.most_common(1)[0][0]
 
 
 def header_hash(shards: Sequence[Gguf]) -> str:

@@ -92,26 +92,28 @@ def _with_calls(
     ]
 
 
-def _with_text_arguments(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    def changed(call: dict[str, Any]) -> dict[str, Any]:
-        function = dict(call.get("function", {}))
-        if not isinstance(function.get("arguments"), str):
-            function["arguments"] = json.dumps(function.get("arguments"), ensure_ascii=False)
-        return {**call, "function": function}
+def _with_arguments(
+    messages: Sequence[dict[str, Any]], changed: Callable[[Any], Any]
+) -> list[dict[str, Any]]:
+    def with_changed(call: dict[str, Any]) -> dict[str, Any]:
+        function = call.get("function", {})
+        made = changed(given := function.get("arguments"))
+        return call if made is given else {**call, "function": {**function, "arguments": made}}
 
-    return _with_calls(messages, changed)
+    return _with_calls(messages, with_changed)
+
+
+def _with_text_arguments(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    return _with_arguments(
+        messages, lambda one: one if isinstance(one, str) else json.dumps(one, ensure_ascii=False)
+    )
 
 
 def _with_object_arguments(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """For a template that goes through arguments: a text that is no object is one of them."""
-
-    def changed(call: dict[str, Any]) -> dict[str, Any]:
-        function = dict(call.get("function", {}))
-        if isinstance(function.get("arguments"), str):
-            function["arguments"] = {"arguments": function["arguments"]}
-        return {**call, "function": function}
-
-    return _with_calls(messages, changed)
+    return _with_arguments(
+        messages, lambda one: {"arguments": one} if isinstance(one, str) else one
+    )
 
 
 def _with_short_ids(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

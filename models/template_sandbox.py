@@ -64,9 +64,12 @@ class _Environment(ImmutableSandboxedEnvironment):
             extensions=["jinja2.ext.loopcontrols", _Generation],
         )
         kept = {name: self.globals[name] for name in ("range", "dict", "namespace")}
-        self.globals = {**kept, "raise_exception": _refuse, "strftime_now": _now}
+        self.globals = {**kept, "raise_exception": _refuse}
+        self.globals["strftime_now"] = lambda layout: datetime.now().strftime(layout)
         self.filters.update(tojson=_tojson, replace=self._replaced, safe=str)
-        self.filters.update(dict.fromkeys(("e", "escape", "forceescape"), _escaped))
+        # A text, as that of `safe`: Jinja's own markup would escape what is added to it, too.
+        escaped = ("e", "escape", "forceescape")
+        self.filters.update(dict.fromkeys(escaped, lambda value: escape(str(value))))
 
     def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         """As a template calls it; a text's own `replace` is the filter."""
@@ -89,11 +92,6 @@ class _Environment(ImmutableSandboxedEnvironment):
         return made if self.controls.count(made) <= before else str(self.controls.mark(made))
 
 
-def _escaped(value: Any) -> str:
-    """A text, as that of `safe`: Jinja's own markup would escape what is added to it, too."""
-    return escape(str(value))
-
-
 class _Generation(Extension):
     """`{% generation %}`, with which templates mark answers for training: what is in it."""
 
@@ -107,10 +105,6 @@ class _Generation(Extension):
 
 def _refuse(message: Any = "") -> NoReturn:
     raise TemplateRaisedError(str(message))
-
-
-def _now(format_: str) -> str:
-    return datetime.now().strftime(format_)
 
 
 def _tojson(

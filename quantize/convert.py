@@ -103,7 +103,7 @@ def convert(
     source, target = Path(source), Path(target)
     sources = read_gguf_shards(source)
     check_target(target, [shard.path for shard in sources])
-    predicted = _predict(sources, recipe)
+    predicted = predict(source, recipe)
     require_disk(target, predicted.file_bytes)
     with refusing(target, "name another target"), making(target) as partial:
         for done, total, name, _ in _run(source, recipe, threads, partial):
@@ -115,7 +115,17 @@ def convert(
 
 def predict(source: PathLike, recipe: Recipe) -> Prediction:
     """What the quantizer would write, from a dry run. Raises as `convert` does."""
-    return _predict(read_gguf_shards(source), recipe)
+    sources = read_gguf_shards(source)
+    tensors = kept_tensors(sources, recipe.blocks)
+    _check_recipe(sources[0].path, tensors, recipe)
+    types = {name: kind for _, _, name, kind in _run(sources[0].path, recipe, 1, None)}
+    if set(tensors) != set(types):
+        raise BackendError(f"llama.cpp's quantizer reads other tensors in {sources[0].path}")
+    total = sources[0].data_offset + _EXTRA_HEADER_BYTES
+    for name, tensor in tensors.items():
+        kind = types[name]
+        total += aligned(prod(tensor.dims) // kind.block_size * kind.block_bytes)
+    return Prediction(types, total)
 
 
 def require_disk(target: Path, size_bytes: int) -> None:
@@ -144,19 +154,6 @@ def check_target(target: Path, sources: Iterable[Path]) -> None:
         raise UnsupportedError(
             f"cannot write {target}: its folder may not be written to", hint="name another folder"
         )
-
-
-def _predict(sources: Sequence[Gguf], recipe: Recipe) -> Prediction:
-    tensors = kept_tensors(sources, recipe.blocks)
-    _check_recipe(sources[0].path, tensors, recipe)
-    types = {name: kind for _, _, name, kind in _run(sources[0].path, recipe, 1, None)}
-    if set(tensors) != set(types):
-        raise BackendError(f"llama.cpp's quantizer reads other tensors in {sources[0].path}")
-    total = sources[0].data_offset + _EXTRA_HEADER_BYTES
-    for name, tensor in tensors.items():
-        kind = types[name]
-        total += aligned(prod(tensor.dims) // kind.block_size * kind.block_bytes)
-    return Prediction(types, total)
 
 
 def kept_tensors(

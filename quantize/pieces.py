@@ -113,13 +113,13 @@ class Pieces:
 
     def _missing(self) -> dict[str, list[str]]:
         """Names of tensors of which there is no piece yet, by its type."""
-        own = self.source_types()
-        wanted = {kind for choice in self.choices for kind in choice.types} | set(own.values())
-        return {
-            kind: names
-            for kind in sorted(wanted)
-            if (names := [n for n in self._numbers if self._is_missing(n, kind, own[n])])
-        }
+        missing: dict[str, list[str]] = {}
+        for choice in self.choices:
+            name, is_begun = choice.tensor.name, self._first.exists()
+            for kind in {choice.tensor.type.name, *choice.types}:
+                if not (is_begun and self.path(name, kind).exists()):
+                    missing.setdefault(kind, []).append(name)
+        return dict(sorted(missing.items()))
 
     def require_disk(self, also_bytes: int = 0) -> None:
         """Raise DoesNotFitError where the disk has no room for the pieces that are missing.
@@ -156,11 +156,6 @@ class Pieces:
             with making(self.folder / "whole.gguf") as whole:
                 convert(self.source, whole, recipe, threads=threads, synced=False, progress=report)
                 self._cut(whole, kind, names)
-
-    def _is_missing(self, name: str, kind: str, own: str) -> bool:
-        choice = self.choices[self._numbers[name] - 1]
-        is_wanted = kind == own or kind in choice.types
-        return is_wanted and not (self.path(name, kind).exists() and self._first.exists())
 
     def _cut(self, whole: Path, kind: str, names: Sequence[str]) -> None:
         """Cut a file, in which some tensors are of one type, into their pieces."""

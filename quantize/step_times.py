@@ -35,20 +35,7 @@ _BATCH = 64
 
 
 def step_ms(
-    path: Path,
-    *,
-    threads: int,
-    sizes: Sequence[int] = SIZES,
-    depth: int = DEPTH,
-    kv_type: str = "f16",
-) -> dict[int, float]:
-    """Milliseconds of a step over so many tokens with `depth` in the cache, one after the other."""
-    return step_ms_in_turns([path], threads=threads, sizes=sizes, depth=depth, kv_type=kv_type)[0]
-
-
-def step_ms_in_turns(
-    paths: Sequence[Path],
-    *,
+    *paths: Path,
     threads: int,
     sizes: Sequence[int] = SIZES,
     outputs: bool = True,
@@ -56,9 +43,10 @@ def step_ms_in_turns(
     depth: int = DEPTH,
     kv_type: str = "f16",
 ) -> list[dict[int, float]]:
-    """Median milliseconds of steps of several loaded files in turns: all share what drifts.
+    """Median milliseconds of steps over so many tokens with `depth` in the cache, of each file.
 
-    A ratio of two such times does not depend on what else the machine does meanwhile.
+    Several files are loaded at once and take turns: all share what drifts, so that a ratio of two
+    such times does not depend on what else the machine does meanwhile.
     """
     found: list[dict[int, list[float]]] = [{size: [] for size in sizes} for _ in paths]
     flush = _flusher(cold)
@@ -100,7 +88,7 @@ def predicted_step_ms(
         for path, blocks in zip(paths, (few, one), strict=True):
             _write(source, types, file_type, blocks, path, threads, imatrix)
         several, single, whole = (
-            step_ms_in_turns([path], threads=threads, sizes=sizes, outputs=outputs, cold=True)[0]
+            step_ms(path, threads=threads, sizes=sizes, outputs=outputs, cold=True)[0]
             for path, outputs in ((paths[0], False), (paths[1], False), (paths[1], True))
         )
     finally:

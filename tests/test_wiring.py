@@ -87,16 +87,16 @@ def test_packed_weights_are_kept_and_mapped(measured_cache: Path) -> None:
         import edgespec
         from edgespec.memory.device import reservations
         from edgespec.memory.store import cache
-        from edgespec.memory.device.track import resident_parts
+        from edgespec.memory.device.track import private_bytes
 
         def loaded(choice):
             with edgespec.load(context_size=512, drafter="none", packed_file=choice) as engine:
                 engine.generate("Hello", max_tokens=2)
                 reserved = reservations._ours(cache.load("reservations", "programs"))
-                return resident_parts()["anonymous"] - before, reserved
+                return private_bytes() - before, reserved
 
         edgespec.load(context_size=512, drafter="none").close()
-        before = resident_parts()["anonymous"]
+        before = private_bytes()
         print(json.dumps([loaded("off"), loaded("on"), loaded("on")]))
     """
     off, first, second = _said_by(program, measured_cache)

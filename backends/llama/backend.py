@@ -347,8 +347,11 @@ class LlamaSequence:
             for first in range(0, count, self.batch_size):
                 if first:
                     yield None
-                with self._context.attends_ahead(not is_causal):
+                self._context.lib.llama_set_causal_attn(self._context.handle, is_causal)
+                try:
                     self._read_rows(run.ids, rows, places, slice(first, first + self.batch_size))
+                finally:  # others make steps in between
+                    self._context.lib.llama_set_causal_attn(self._context.handle, True)
         except BaseException:
             if self._length >= start:  # it was not emptied meanwhile
                 self._length = start + count  # else the image would not count as cut
@@ -471,7 +474,11 @@ class LlamaSequence:
                 f"a tree with {len(leaves)} leaves cannot be verified: "
                 f"at most {self.settings.max_leaves - len(lent)} fit"
             )
-        paths = sorted((tree.path(leaf) for leaf in leaves), key=_steps_out_of_order)
+        paths = [tree.path(leaf) for leaf in leaves]
+        # Those that follow the node order longest come first.
+        paths.sort(
+            key=lambda path: next((-i for i, node in enumerate(path) if node != i), -len(path))
+        )
         others = self._shared.branches.lend(self.number, self._position, len(leaves) - 1, lent)
         node_ids: list[list[int]] = [[] for _ in tree.tokens]
         for sequence, path in zip([self.number, *others], paths, strict=True):
@@ -626,8 +633,3 @@ class LlamaBackend(LlamaSequence):
     def __del__(self, at_exit: Callable[[], bool] = sys.is_finalizing) -> None:
         if not at_exit():  # when modules may be gone, and the system frees everything
             self.close()
-
-
-def _steps_out_of_order(path: list[int]) -> int:
-    """Sort key: paths that follow the node order longest come first."""
-    return -next((i for i, node in enumerate(path) if node != i), len(path))

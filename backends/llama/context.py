@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ from edgespec.backends.llama.team import TEAMS
 from edgespec.backends.llama.tokenizer import LlamaTokenizer
 from edgespec.backends.llama.workers import Placed
 from edgespec.errors import BackendError, DoesNotFitError, EdgespecError, no_memory_hint
-from edgespec.memory.bytes.config import GPU, HOST, RunConfig
+from edgespec.memory.bytes.config import RunConfig
 from edgespec.memory.device.llama_binary import PACKAGE, function_of
 from edgespec.memory.device.track import give_back_memory, limit_freed_memory
 from edgespec.models.gguf.ggml_types import GGML_NUMBERS
@@ -99,17 +99,6 @@ class LlamaContext:
                 max_tokens=self.settings.image_tokens,
             )
 
-    @contextmanager
-    def attends_ahead(self, ahead: bool) -> Iterator[None]:
-        """Within, the tokens of a step see each other, those behind them, too, if `ahead`."""
-        if ahead:
-            self.lib.llama_set_causal_attn(self.handle, False)
-        try:
-            yield
-        finally:
-            if ahead:
-                self.lib.llama_set_causal_attn(self.handle, True)
-
     def renew(self, adjust: Callable[[Any], None]) -> None:
         """Make the context again, empty and adjusted anew; the model stays. Raises BackendError."""
         self.lib.llama_free(self.handle)
@@ -138,8 +127,9 @@ class LlamaContext:
             load_mode=_LOAD_MAPPED if self.settings.mapped else _LOAD_COPIED,
         )
         self._adjust_loading(params)
-        pages, problems = HugePages(), list[BaseException]()
-        files = self._files_of(path)
+        pages, problems, files = HugePages(), list[BaseException](), tuple[Gguf, ...]()
+        with suppress(EdgespecError):  # of one that cannot be read llama.cpp says what it is
+            files = tuple(map(read_gguf, self._parts)) or read_gguf_shards(path)
         spare = max((one.data_bytes for file in files for one in file.tensors), default=None)
 
         def report(fraction: float, _data: Any) -> bool:
@@ -194,13 +184,6 @@ class LlamaContext:
             )
         if self.packed is not None:
             self.packed.read(progress or (lambda _part: None))
-
-    def _files_of(self, path: str) -> Sequence[Gguf]:
-        """A model's files; none if one cannot be read, of which llama.cpp says what it is."""
-        try:
-            return [*map(read_gguf, self._parts)] or read_gguf_shards(path)
-        except EdgespecError:
-            return ()
 
     def _find_capabilities(self) -> Capabilities:
         if self.lib.llama_model_is_recurrent(self._model):
@@ -266,13 +249,6 @@ class LlamaContext:
         if self.adapters is not None:
             self.adapters.set(self.handle, self.adapters.scales)
         pages.ask(written=True)  # a recurrent state's, which is cleared before it is told of
-
-    def label_of(self, buffer_type: str) -> str:
-        """Where llama.cpp's memory of a name lies: on the host, or on a device by its label."""
-        name = buffer_type.upper()
-        if name.startswith("CPU") or "HOST" in name:
-            return HOST
-        return self._placed.labels.get(buffer_type, GPU)
 
     @property
     def width(self) -> int:

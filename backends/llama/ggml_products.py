@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,16 +13,15 @@ from edgespec.backends.llama.library import ggml_function
 from edgespec.errors import BackendError
 from edgespec.memory.device.structures import InitParams
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
 _F32 = 0  # a value of ggml_type
 _P, _I64, _SIZE = ctypes.c_void_p, ctypes.c_int64, ctypes.c_size_t
 _CONTEXT_BYTES = 1 << 20
 
 
-class MatrixProduct:
-    """One product in ggml: `weights` [rows, columns] by x [n, columns] to [n, rows]; to be closed.
+class MatrixProduct(ExitStack):
+    """One product in ggml: `weights` [rows, columns] by x [n, columns] to [n, rows].
+
+    It frees everything when it is closed.
 
     Args:
         ggml_type: of the weights.
@@ -44,7 +43,7 @@ class MatrixProduct:
         threads: int = 1,
         buffer_type: int | None = None,
     ) -> None:
-        self._held = ExitStack()
+        super().__init__()
         try:
             plain = _call("ggml_backend_cpu_buffer_type", _P)
             stored, computed = self._context(), self._context()
@@ -56,7 +55,7 @@ class MatrixProduct:
             _call("ggml_build_forward_expand", None, (self._graph, self._y), [_P, _P])
             self._allocate(computed, plain)
             self._backend = _call("ggml_backend_cpu_init", _P)
-            self._held.callback(_call, "ggml_backend_free", None, (self._backend,), [_P])
+            self.callback(_call, "ggml_backend_free", None, (self._backend,), [_P])
             pair = (self._backend, threads)
             _call("ggml_backend_cpu_set_n_threads", None, pair, [_P, ctypes.c_int])
             pair = (self._backend, self._y)
@@ -83,16 +82,6 @@ class MatrixProduct:
         _call("ggml_backend_tensor_get", None, arguments, [_P, _P, _SIZE, _SIZE])
         return result
 
-    def close(self) -> None:
-        """Free everything; calling it again does nothing."""
-        self._held.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def compute(self) -> None:
         """Once more, with the x that there is."""
         arguments = (self._backend, self._graph)
@@ -102,7 +91,7 @@ class MatrixProduct:
     def _context(self) -> int:
         params = InitParams(_CONTEXT_BYTES, None, True)
         context = int(_call("ggml_init", _P, (params,), [InitParams]))
-        self._held.callback(_call, "ggml_free", None, (context,), [_P])
+        self.callback(_call, "ggml_free", None, (context,), [_P])
         return context
 
     def _allocate(self, context: int, buffer_type: int) -> None:
@@ -110,7 +99,7 @@ class MatrixProduct:
         buffer = _call("ggml_backend_alloc_ctx_tensors_from_buft", _P, arguments, [_P, _P])
         if not buffer:
             raise BackendError("out of memory")
-        self._held.callback(_call, "ggml_backend_buffer_free", None, (buffer,), [_P])
+        self.callback(_call, "ggml_backend_buffer_free", None, (buffer,), [_P])
 
 
 def quantized(ggml_type: int, values: NDArray[np.float32]) -> NDArray[np.uint8]:

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from edgespec.backends.llama.library import ggml_function, has_amx_kernels, library
+from edgespec.backends.llama.library import ggml_function, library
 from edgespec.errors import BackendError
 from edgespec.memory.device import host
 from edgespec.memory.device.kernels import (
@@ -57,18 +57,16 @@ def refusal_of_kernels(*, compare: bool = True) -> str:
     with _first_use:  # a second thread would put them into llama.cpp's list once more
         if not _attached_reason:
             reason = missing_kernels()
-            if not reason and (reason := _attached() or (_check() if compare else "")):
-                refuse_kernels(reason)
+            if not reason:
+                is_alone, lib = "llama_cpp" not in sys.modules, library()
+                attach = kernel_function(
+                    "edgespec_kernels_attach", ctypes.c_char_p, _P, ctypes.c_int
+                )
+                reason = (attach(lib._lib._handle, is_alone) or b"").decode()
+                if reason := reason or (_check() if compare else ""):
+                    refuse_kernels(reason)
             _attached_reason.append(reason)
         return _attached_reason[0]
-
-
-def _attached() -> str:
-    is_alone = "llama_cpp" not in sys.modules
-    lib = library()
-    attach = kernel_function("edgespec_kernels_attach", ctypes.c_char_p, _P, ctypes.c_int)
-    reason: bytes | None = attach(lib._lib._handle, is_alone)
-    return reason.decode() if reason else ""
 
 
 def model_params() -> Any:
@@ -91,7 +89,7 @@ def _leave_out_amx() -> None:
     ends in a segmentation fault: https://github.com/ggml-org/llama.cpp/issues/20824. Its one switch
     for them also turns off ours and the weights that it rearranges.
     """
-    if not has_amx_kernels():
+    if b"AMX_INT8 = 1" not in library().llama_print_system_info():
         return
     registry = ggml_function("ggml_backend_cpu_reg", _P)()
     device_of = ggml_function("ggml_backend_reg_dev_get", _P, _P, ctypes.c_size_t)

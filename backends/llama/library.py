@@ -16,7 +16,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from types import MappingProxyType, ModuleType
+from types import ModuleType
 from typing import Any
 from warnings import warn
 
@@ -36,7 +36,6 @@ _FLAGS = {
     **{name: name.lower() for name in ("AVX512_VNNI", "AVX512_BF16")},
     **{"AVX512": "avx512f", "AVX512_VBMI": "avx512vbmi"},
 }
-_NO_LABELS: Mapping[str, str] = MappingProxyType({})
 _COMPONENT = {"model": "weights", "KV": "kv_cache", "RS": "kv_cache", "LoRA": "adapters"}
 
 
@@ -95,7 +94,7 @@ class LibraryLog(threading.local):
         texts = [line.split(": ", 1)[-1] for line in self._problems]
         return "; ".join(dict.fromkeys(texts[-2:]))
 
-    def buffer_bytes(self, labels: Mapping[str, str] = _NO_LABELS) -> dict[str, int]:
+    def buffer_bytes(self, labels: Mapping[str, str] | None = None) -> dict[str, int]:
         """Bytes llama.cpp allocated or mapped since `clear`, by component.
 
         Those on another device begin with its label, which is "gpu" unless `labels` has another.
@@ -103,15 +102,19 @@ class LibraryLog(threading.local):
         total: dict[str, int] = {}
         for device, component, size_bytes in self._buffers:
             name = "weights_repacked" if device.upper() in REPACKED else component
-            on_gpu = (
-                not device.upper().startswith(("CPU", "HOST")) and "_HOST" not in device.upper()
-            )
-            name = f"{labels.get(device, 'gpu')}_{name}" if on_gpu else name
+            if not is_on_host(device):
+                name = f"{(labels or {}).get(device, 'gpu')}_{name}"
             total[name] = total.get(name, 0) + size_bytes
         return total
 
 
 LIBRARY_LOG = LibraryLog()
+
+
+def is_on_host(buffer_type: str) -> bool:
+    """Whether llama.cpp's memory of a name lies on the host."""
+    name = buffer_type.upper()
+    return name.startswith("CPU") or "HOST" in name
 
 
 def set_params(structure: Any, **values: Any) -> None:
@@ -217,11 +220,6 @@ def missing_instructions(system_info: str) -> list[str]:
     flags = host.cpu_flags()
     built_with = re.findall(r"(\w+) = 1", system_info)
     return [name for name in built_with if flags and _FLAGS.get(name, "") not in {"", *flags}]
-
-
-def has_amx_kernels() -> bool:
-    """Whether llama.cpp was built with kernels for Intel's AMX."""
-    return b"AMX_INT8 = 1" in library().llama_print_system_info()
 
 
 def ggml_function(name: str, result: Any, *arguments: Any) -> Any:

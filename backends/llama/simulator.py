@@ -18,9 +18,15 @@ from edgespec.backends.llama.adapters import Adapters
 from edgespec.backends.llama.context import LlamaContext
 from edgespec.backends.llama.hidden_rows import keep_layer_input
 from edgespec.backends.llama.kernels import kernels, refusal_of_kernels
-from edgespec.backends.llama.library import LIBRARY_LOG, REPACKED, ggml_function, set_params
+from edgespec.backends.llama.library import (
+    LIBRARY_LOG,
+    REPACKED,
+    ggml_function,
+    is_on_host,
+    set_params,
+)
 from edgespec.errors import BackendError
-from edgespec.memory.bytes.config import HOST, Device, RunConfig
+from edgespec.memory.bytes.config import GPU, HOST, Device, RunConfig
 from edgespec.memory.bytes.simulation import MOST_BYTES, DeviceBytes
 from edgespec.memory.device.kernels import kernel_function
 from edgespec.memory.device.llama_binary import function_of
@@ -214,7 +220,8 @@ def allocated(context: LlamaContext) -> dict[str, DeviceBytes]:
     found: dict[str, list[int]] = {}
     for one in filled[:count]:
         name = one.name.decode()
-        there = found.setdefault(context.label_of(name), [0, 0, 0, 0])
+        label = HOST if is_on_host(name) else context._placed.labels.get(name, GPU)
+        there = found.setdefault(label, [0, 0, 0, 0])
         there[name in REPACKED] += one.model
         there[2] += one.context
         there[3] += one.compute

@@ -15,10 +15,9 @@ cores it took 2.5 to 4.2 s with both threads, for a prompt of 20 tokens.
 from __future__ import annotations
 
 import ctypes
-import functools
 import threading
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from time import perf_counter
 
 from edgespec.backends.llama.library import ggml_function
@@ -123,15 +122,5 @@ def end_team() -> None:
     libgomp lets waiting threads spin only as long as a process has no more of them than processors,
     those kept for other callers included: steps of a second caller took 2.3 times as long.
     """
-    _pause()(_PAUSE_SOFT)
-
-
-@functools.cache
-def _pause() -> Callable[[int], int]:
-    try:
-        found: Callable[[int], int] = ggml_function(
-            "omp_pause_resource_all", ctypes.c_int, ctypes.c_int
-        )
-    except AttributeError:  # without OpenMP, or with one that has no such function
-        return lambda _kind: 0
-    return found
+    with suppress(AttributeError):  # without OpenMP, or with one that has no such function
+        ggml_function("omp_pause_resource_all", ctypes.c_int, ctypes.c_int)(_PAUSE_SOFT)

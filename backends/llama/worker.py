@@ -19,15 +19,15 @@ from contextlib import closing, suppress
 from importlib.metadata import version
 from typing import Any
 
-from edgespec.backends.llama.library import ggml_function, library
+from edgespec.backends.llama.library import library
 from edgespec.backends.llama.workers import rpc_function
 from edgespec.errors import BackendError
 from edgespec.memory.device import host, rpc
+from edgespec.memory.device.accelerators import CPU, GPU, INTEGRATED_GPU, registered_devices
 from edgespec.memory.device.bandwidth import measured_bandwidth
 from edgespec.memory.device.structures import DeviceProperties
 
 _P = ctypes.c_void_p
-_CPU, _GPU, _INTEGRATED_GPU = 0, 1, 2  # values of ggml_backend_dev_type
 _START_S = 20.0  # that the server has to listen
 _SIZES = struct.Struct("<QQ")
 _NOTHING = _SIZES.pack(0, 0)  # the answer to an allocation that failed
@@ -46,17 +46,16 @@ class Worker:
 
     def __init__(self, memory_bytes: int | None, threads: int, note: Note) -> None:
         library()
-        self._devices = _devices()
-        told = [*map(_told, self._devices)]
-        self._is_cpu = told[0].type == _CPU
-        free = host.available_bytes() if self._is_cpu else sum(one.memory_free for one in told)
+        lent = _lent()
+        self._is_cpu = lent[0][1].type == CPU
+        free = host.available_bytes() if self._is_cpu else sum(told.memory_free for _, told in lent)
         self._memory_bytes = memory_bytes or free
         self._taken = dict[int, int]()  # bytes of the program that uses it, by a buffer's address
         self._is_used = False
         self._note = note
         self._busy = threading.Lock()
         self._bytes_per_s = measured_bandwidth() if self._is_cpu else 0.0
-        self._server = _start(self._devices, threads)
+        self._server = _start([handle for handle, _ in lent], threads)
         self._protocol = _protocol(self._server)
 
     def run(self, listener: socket.socket) -> None:
@@ -66,12 +65,18 @@ class Worker:
                 client, address = listener.accept()
             except OSError:
                 return
-            _watch(client)
+            # It is noticed within half a minute that the other machine is gone: nobody else is
+            # served before.
+            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for name, value in _KEEPALIVE:
+                if hasattr(socket, name):
+                    client.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
             threading.Thread(target=self._serve, args=(client, address[0]), daemon=True).start()
 
     def describe(self) -> str:
         """The devices and what may be taken of them, in a line."""
-        names = ", ".join(_text(_told(device).description) for device in self._devices)
+        names = ", ".join(_text(told.description) for _, told in _lent())
         return f"{names}, {self._memory_bytes >> 20} MiB"
 
     def status(self) -> dict[str, Any]:
@@ -89,7 +94,7 @@ class Worker:
                     "total_bytes": self._memory_bytes if self._is_cpu else told.memory_total,
                     "bytes_per_s": self._bytes_per_s,
                 }
-                for told in map(_told, self._devices)
+                for _, told in _lent()
             ],
         }
         return {**found, "took_s": time.perf_counter() - start}
@@ -164,19 +169,11 @@ class Worker:
             client.sendall(piece)
 
 
-def _devices() -> list[int]:
-    """ggml's handles of the GPUs, or of the processor where there are none."""
-    count = ggml_function("ggml_backend_dev_count", ctypes.c_size_t)()
-    found = [*map(ggml_function("ggml_backend_dev_get", _P, ctypes.c_size_t), range(count))]
-    gpus = [one for one in found if _told(one).type in (_GPU, _INTEGRATED_GPU)]
-    return gpus or [one for one in found if _told(one).type == _CPU][:1]
-
-
-def _told(device: int) -> DeviceProperties:
-    """What ggml says of a device now."""
-    told = DeviceProperties()
-    ggml_function("ggml_backend_dev_get_props", None, _P, _P)(device, ctypes.byref(told))
-    return told
+def _lent() -> list[tuple[int, DeviceProperties]]:
+    """The GPUs, or the processor where there are none: ggml's handles, and what it says of each."""
+    found = registered_devices()
+    gpus = [one for one in found if one[1].type in (GPU, INTEGRATED_GPU)]
+    return gpus or [one for one in found if one[1].type == CPU][:1]
 
 
 def _text(told: bytes) -> str:
@@ -209,15 +206,6 @@ def _protocol(port: int) -> list[int]:
         except OSError:
             time.sleep(0.02)
     raise BackendError("llama.cpp's RPC server does not start")
-
-
-def _watch(client: socket.socket) -> None:
-    """Notice within half a minute that the other machine is gone: nobody else is served before."""
-    client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    client.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in _KEEPALIVE:
-        if hasattr(socket, name):
-            client.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def silence_c() -> None:

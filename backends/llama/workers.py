@@ -15,7 +15,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -217,7 +217,7 @@ class _Line:
 
 _P = ctypes.c_void_p
 _NO_TENSOR = "^no tensor has this name$"
-_relays: dict[str, Relay] = {}
+_relays: dict[str, Relay] = {}  # by worker
 _lock = threading.Lock()
 
 
@@ -242,7 +242,15 @@ class Placed:
         self._devices = devices
         self._overrides = overrides
         self._gpu_layers = gpu_layers
-        self._relays = _relays_of(device for device in devices if device.worker)
+        most: dict[str, int] = {}
+        for device in devices:
+            if device.worker:
+                most[device.worker] = max(device.number + 1, most.get(device.worker, 0))
+        with _lock:  # kept, since llama.cpp never forgets an endpoint, until one fails
+            for worker, count in most.items():
+                if worker not in _relays or _relays[worker].failure:
+                    _relays[worker] = Relay(worker, count)
+            self._relays = {worker: _relays[worker] for worker in most}
         self.has_workers = bool(self._relays)
         self._kept: list[Any] = []  # what llama.cpp has addresses of
         names = (
@@ -306,18 +314,6 @@ class Placed:
         if not handle:
             raise BackendError(f"llama.cpp does not see {device.name} any more")
         return int(handle)
-
-
-def _relays_of(devices: Iterable[Device]) -> dict[str, Relay]:
-    """A relay for each worker: kept, since llama.cpp never forgets an endpoint, until it fails."""
-    most: dict[str, int] = {}
-    for device in devices:
-        most[device.worker] = max(device.number + 1, most.get(device.worker, 0))
-    with _lock:
-        for worker, count in most.items():
-            if worker not in _relays or _relays[worker].failure:
-                _relays[worker] = Relay(worker, count)
-        return {worker: _relays[worker] for worker in most}
 
 
 def rpc_function(name: str, result: Any, *arguments: Any) -> Any:

@@ -11,7 +11,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,7 +60,11 @@ class OrtBackend:
         # Attention sums a path in another order when its cells lie between those of siblings.
         reason = "a branch rounds differently from a chain" if settings.exact else ""
         self.capabilities = Capabilities(True, not settings.exact, True, reason)
-        self._embed = None if facts is None else _embeddings(spec, facts)
+        self._embed: Callable[[Sequence[int]], NDArray[np.float32]] | None = None
+        if facts is not None:  # rows of the GGUF's embedding table, [1, n, E] for n tokens
+            table, scale = spec.tensors["token_embd.weight"], np.float32(facts.embedding_scale)
+            raw = raw_rows(spec.path, table)
+            self._embed = lambda tokens: (dequantize(table, raw[list(tokens)]) * scale)[None]
         self.node_share = 1.0  # of the graph's nodes, the part that `place` runs
         with ExitStack() as opened, ThreadPoolExecutor(1) as beside:
             vocabulary = beside.submit(
@@ -95,8 +98,19 @@ class OrtBackend:
         sessions, self.node_share = open_sessions(
             paths, settings.threads, place, keep=facts is not None
         )
-        if facts is None:
-            _require_contract(sessions[0], spec)
+        if facts is None:  # the graph is the one that the folder's facts tell of
+            shapes = {info.name: list(info.shape) for info in sessions[0].get_inputs()}
+            wanted = {
+                f"past_{what}.{layer}": [1, spec.num_kv_heads[layer], "past", length[layer]]
+                for layer in range(spec.num_layers)
+                for what, length in (("key", spec.key_length), ("value", spec.value_length))
+            }
+            caches = {name: shape for name, shape in shapes.items() if name.startswith("past_")}
+            if caches != wanted or not {"input_ids", "position_ids", "rows"} <= shapes.keys():
+                raise ModelFileError(
+                    f"the graph in {spec.path} is not the one that {FACTS_FILE} describes",
+                    hint="make it again with `edgespec models export`",
+                )
         if is_split(sessions[0]):
             return SplitRunner(sessions, tables, windows, settings.context_size)
         widest = max(settings.max_nodes, settings.batch_size, 2)
@@ -175,32 +189,7 @@ class OrtBackend:
         return self._runner.run(step, values)[:wanted]
 
 
-def _embeddings(
-    spec: ModelSpec, facts: GraphFacts
-) -> Callable[[Sequence[int]], NDArray[np.float32]]:
-    """What gives rows of a GGUF's embedding table, [1, n, E] for n tokens."""
-    table, scale = spec.tensors["token_embd.weight"], np.float32(facts.embedding_scale)
-    raw = raw_rows(spec.path, table)
-    return lambda tokens: (dequantize(table, raw[list(tokens)]) * scale)[None]
-
-
 def _close(vocabulary: Future[OwnTokenizer]) -> None:
     """Close what another thread opens, when it has; what went wrong there is told elsewhere."""
     if vocabulary.exception() is None:
         vocabulary.result().close()
-
-
-def _require_contract(session: Any, spec: ModelSpec) -> None:
-    """Refuse a folder whose graph is not the one its facts tell of."""
-    shapes = {info.name: list(info.shape) for info in session.get_inputs()}
-    wanted = {
-        f"past_{what}.{layer}": [1, spec.num_kv_heads[layer], "past", length[layer]]
-        for layer in range(spec.num_layers)
-        for what, length in (("key", spec.key_length), ("value", spec.value_length))
-    }
-    caches = {name: shape for name, shape in shapes.items() if name.startswith("past_")}
-    if caches != wanted or not {"input_ids", "position_ids", "rows"} <= shapes.keys():
-        raise ModelFileError(
-            f"the graph in {spec.path} is not the one that {FACTS_FILE} describes",
-            hint="make it again with `edgespec models export`",
-        )

@@ -86,7 +86,12 @@ def converted(
                 with making(folder) as work:
                     (work / "packed").mkdir(parents=True)
                     _convert_elsewhere(spec, work, graphs, progress)
-                    _put_in_place(work / "packed", folder, graphs)
+                    try:
+                        put_in_place(work / "packed", folder)
+                    except OSError:  # another process was faster: its is as good
+                        if not _is_whole(folder, graphs):
+                            _remove(folder)  # somebody took files out of it
+                            put_in_place(work / "packed", folder)
     progress(1.0)
     _evict(root, keep=folder)
     return folder
@@ -108,16 +113,6 @@ def _alone(root: Path) -> Iterator[None]:
 
 def _is_whole(folder: Path, graphs: Mapping[str, GraphOptions]) -> bool:
     return all((folder / name).exists() for name in (*graphs, WEIGHTS_FILE))
-
-
-def _put_in_place(made: Path, folder: Path, graphs: Mapping[str, GraphOptions]) -> None:
-    """Make `made` the model's folder, unless another process was faster: its is as good."""
-    try:
-        put_in_place(made, folder)
-    except OSError:
-        if not _is_whole(folder, graphs):
-            _remove(folder)  # somebody took files out of it
-            put_in_place(made, folder)
 
 
 def _convert_elsewhere(
@@ -232,13 +227,15 @@ def _check(spec: ModelSpec, facts: GraphFacts, written: Path, packed: Path) -> N
 
 def _evict(root: Path, keep: Path) -> None:
     """Remove the least recently used models while all together are too large."""
-    kept = [folder for folder in root.iterdir() if folder.is_dir() and folder.name[0] != "."]
-    sizes = {folder: _folder_bytes(folder) for folder in sorted(kept, key=_last_used)}
-    total = sum(sizes.values())
-    for folder, size in sizes.items():
-        if total <= _KEPT_BYTES:
-            return
-        if folder != keep:
+    found = []
+    for folder in root.iterdir():
+        if folder.is_dir() and folder.name[0] != ".":
+            with contextlib.suppress(OSError):  # another process has just removed it
+                files = [file.stat() for file in folder.rglob("*") if file.is_file()]
+                found.append((folder.stat().st_mtime, sum(one.st_size for one in files), folder))
+    total = sum(size for _, size, _ in found)
+    for _, size, folder in sorted(found):
+        if total > _KEPT_BYTES and folder != keep:
             total -= size
             _remove(folder)
 
@@ -247,18 +244,6 @@ def _remove(folder: Path) -> None:
     """Remove a converted model: all of it at once, whenever this process may be killed."""
     with contextlib.suppress(OSError), making(folder) as going:
         os.replace(folder, going)
-
-
-def _last_used(folder: Path) -> float:
-    with contextlib.suppress(OSError):  # another process has just removed it
-        return folder.stat().st_mtime
-    return 0.0
-
-
-def _folder_bytes(folder: Path) -> int:
-    with contextlib.suppress(OSError):
-        return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-    return 0
 
 
 if __name__ == "__main__":

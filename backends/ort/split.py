@@ -182,7 +182,10 @@ class SplitRunner:
         Args:
             values: embeddings [.., n, E], or ids [.., n].
         """
-        graph = self._fitting(step.count)
+        fits = (one for one in self._graphs if one.step == 0 or one.step >= step.count)
+        graph = next((one for one in fits if one.past in (0, self._past)), None)
+        if graph is None:
+            raise UnsupportedError(f"a step has room for {self.max_step} nodes, not {step.count}")
         padding = (graph.step or step.count) - step.count
         feeds: dict[str, Any] = dict(zip(self._names, self._caches, strict=True))
         nodes = step.count + padding
@@ -222,13 +225,6 @@ class SplitRunner:
         self._caches.clear()
         self._memory.clear()
         self._new = []
-
-    def _fitting(self, count: int) -> _Graph:
-        for graph in self._graphs:
-            fits = not graph.step or graph.step >= count
-            if fits and graph.past in (0, self._past):
-                return graph
-        raise UnsupportedError(f"a step has room for {self.max_step} nodes, not {count}")
 
     def _resize(self, length: int, cells: int) -> None:
         """Let the caches have so many cells; each lies dense in memory taken at the start."""

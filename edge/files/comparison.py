@@ -78,7 +78,7 @@ def compare(
                 raise
             break
         # All with the source's history, so that differences are the files'.
-        curve = curve_from(step_ms(file.path, threads=threads))
+        curve = curve_from(*step_ms(file.path, threads=threads))
         row: dict[str, Any] = speed_of(spec, curve)
         row |= {"file": file.path.name, "type": file.file_type, "bytes": file.file_bytes}
         if number:
@@ -120,7 +120,7 @@ def compare_kv_types(
             progress=_with_time_left(progress),
             kernels=not missing_kernels() and has_packed_weights(spec),
         ):
-            times = step_ms(
+            (times,) = step_ms(
                 spec.path, threads=threads, sizes=SHOWN_SIZES, depth=_KV_DEPTH, kv_type=kind
             )
             row = {"kv_type": kind, "step_ms": {str(n): ms for n, ms in times.items()}}

@@ -24,7 +24,7 @@ from edgespec.progress import Progress
 from edgespec.quantize.convert import Recipe, check_target, convert, predict, require_disk
 from edgespec.quantize.pieces import bits_of
 from edgespec.quantize.quality import quality_of, score
-from edgespec.quantize.step_times import pace, predicted_step_ms, step_ms, step_ms_in_turns
+from edgespec.quantize.step_times import pace, predicted_step_ms, step_ms
 
 CANDIDATES = (
     "Q2_K", "Q3_K_M", "IQ4_XS", "IQ4_NL", "Q4_0", "Q4_1", "Q4_K_M", "Q5_0", "Q5_K_M", "Q6_K",
@@ -66,7 +66,7 @@ def tune(
             folder = opened.enter_context(making(target))
             folder.mkdir()
         recipes = _recipes(spec, types, imatrix, imatrix_name)
-        curve = curve_from(step_ms(spec.path, threads=threads))
+        curve = curve_from(*step_ms(spec.path, threads=threads))
         source = {"type": spec.file_type, "bytes": spec.file_bytes, "is_source": True}
         rows: list[dict[str, Any]] = [source | speed_of(spec, curve)]  # measured as it is
         rows += _candidate_rows(spec, recipes, folder, progress)
@@ -100,9 +100,9 @@ def tune(
         # What both files really take, in turns where both fit into memory.
         paths = spec.path, path
         if 2 * (rows[0]["bytes"] + chosen["bytes"]) < host.available_bytes():
-            times = step_ms_in_turns(paths, threads=threads)
+            times = step_ms(*paths, threads=threads)
         else:
-            times = [step_ms(one, threads=threads) for one in paths]
+            times = [found for one in paths for found in step_ms(one, threads=threads)]
         for row, found in zip((rows[0], chosen), times, strict=True):
             row["measured"] = speed_of(spec, curve_from(found))
         if target is not None:

@@ -23,77 +23,49 @@ _PAGES_AROUND = 1 << 16  # what reading one row of a mapped table may bring into
 def onnx_footprint(
     spec: ModelSpec, config: RunConfig, *, drafter_bytes: int = 0
 ) -> tuple[Component, ...]:
-    """The components of a run on ONNX Runtime's CPU kernels.
+    """The components of a run on ONNX Runtime's CPU kernels, whose cache is float32.
 
-    Weights are mapped from the converted file: a block of 32 takes its 4- or 8-bit numbers, a scale
-    and a sum, and another scale that is read while loading. The cache is float32.
+    Weights of a GGUF are mapped from the converted file: a block of 32 takes its 4- or 8-bit
+    numbers, a scale and a sum, and another scale that is read while loading. Those of a folder are
+    copied as the kernels want them, and of the embedding's table pages with rows that were read
+    stay in memory; each of its steps joins the past with the new rows, layer by layer.
     """
-    if spec.format == ONNX_FORMAT:
-        return folder_footprint(spec, config, drafter_bytes=drafter_bytes)
-    cells = config.context_size + config.max_nodes + 1
-    weights = sum(
-        tensor.data_bytes if len(tensor.dims) < 2 else _onnx_matrix_bytes(tensor)
-        for tensor in spec.tensors.values()
-        if not tensor.name.startswith(LOOKUP_TABLES) or spec.tied_embeddings
-    )
-    values = sum(
-        heads * (key + value)
-        for heads, key, value in zip(
-            spec.num_kv_heads, spec.key_length, spec.value_length, strict=True
+    is_folder = spec.format == ONNX_FORMAT
+    widest = max(config.batch_size, config.max_nodes)
+    inside = 3 * max(spec.feed_forward_size, default=0)
+    live = widest * (_ONNX_LIVE_TENSORS * spec.embedding_size + inside)
+    if is_folder:
+        cells, joined_cells = config.context_size, config.context_size + widest
+        weights = int(_FOLDER_PACKED * spec.weight_bytes)
+        heads, length = max(spec.num_heads), max(spec.key_length) + max(spec.value_length)
+        scores, joined = 3 * heads * widest * joined_cells, joined_cells * length * 2 * heads
+        compute = int(_FOLDER_ARENA * F32 * (scores + joined + live))
+    else:
+        cells = config.context_size + config.max_nodes + 1
+        weights = sum(
+            tensor.data_bytes if len(tensor.dims) < 2 else _matrix_bytes(tensor)
+            for tensor in spec.tensors.values()
+            if not tensor.name.startswith(LOOKUP_TABLES) or spec.tied_embeddings
         )
-    )
-    tables = 2 if any(spec.is_sliding) else 1
-    widest = max(config.batch_size, config.max_nodes)
-    rope = tables * cells * max(spec.key_length, default=0) * F32
-    bias = widest * cells * F32 if any(spec.is_sliding) else config.max_nodes * cells * F32
-    activations = widest * (
-        _ONNX_LIVE_TENSORS * spec.embedding_size + 3 * max(spec.feed_forward_size, default=0)
-    )
-    return (
+        slides = any(spec.is_sliding)
+        rope = (1 + slides) * cells * max(spec.key_length, default=0)
+        bias = (widest if slides else config.max_nodes) * cells
+        compute = F32 * (live + rope + bias)
+    rows_read = min(spec.table_bytes, config.context_size * _PAGES_AROUND) * is_folder
+    parts = (
         Component("weights", weights, is_ceiling=True),
-        Component("kv_cache", cells * values * F32),
-        Component("compute", activations * F32 + rope + bias, is_ceiling=True),
-        Component("logits", config.max_nodes * spec.vocab_size * F32),
-        Component("drafter_tables", drafter_bytes, is_ceiling=True),
-        Component("runtime", runtime_bytes(spec) + _ONNX_RUNTIME_BYTES, is_ceiling=True),
-    )
-
-
-def folder_footprint(
-    spec: ModelSpec, config: RunConfig, *, drafter_bytes: int = 0
-) -> tuple[Component, ...]:
-    """The components of a run of an ONNX model folder.
-
-    Weights are copied as the kernels want them, and of the embedding's table pages with rows that
-    were read stay in memory. Each step joins the past with the new rows, layer by layer.
-    """
-    widest = max(config.batch_size, config.max_nodes)
-    cells = config.context_size + widest
-    heads, length = max(spec.num_heads), max(spec.key_length) + max(spec.value_length)
-    scores = 3 * heads * widest * cells
-    joined = cells * length * 2 * heads
-    activations = widest * (
-        _ONNX_LIVE_TENSORS * spec.embedding_size + 3 * max(spec.feed_forward_size)
-    )
-    compute = int(_FOLDER_ARENA * F32 * (scores + joined + activations))
-    return (
-        Component("weights", int(_FOLDER_PACKED * spec.weight_bytes), is_ceiling=True),
-        Component(
-            "embeddings",
-            min(spec.table_bytes, config.context_size * _PAGES_AROUND),
-            is_ceiling=True,
-        ),
-        Component("kv_cache", config.context_size * spec.kv_values_per_token * F32),
+        Component("embeddings", rows_read, is_ceiling=True),
+        Component("kv_cache", cells * spec.kv_values_per_token * F32),
         Component("compute", compute, is_ceiling=True),
         Component("logits", config.max_nodes * spec.vocab_size * F32, is_ceiling=True),
         Component("drafter_tables", drafter_bytes, is_ceiling=True),
         Component("runtime", runtime_bytes(spec) + _ONNX_RUNTIME_BYTES, is_ceiling=True),
     )
+    return tuple(part for part in parts if part.nbytes)
 
 
-def _onnx_matrix_bytes(tensor: GgufTensor) -> int:
-    values = tensor.dims[0] * tensor.dims[1]
-    bits = packed_bits(tensor)
+def _matrix_bytes(tensor: GgufTensor) -> int:
+    values, bits = tensor.dims[0] * tensor.dims[1], packed_bits(tensor)
     # Numbers, a scale and a sum with them, and the scale again as it was written.
     counted = values * bits // 8 + values // BLOCK * 3 * F32
     return int(counted * _ONNX_8_BIT_FACTOR) if bits == 8 else counted

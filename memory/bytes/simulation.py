@@ -26,7 +26,7 @@ from edgespec.memory.device.kernels import kernels_key
 from edgespec.memory.device.llama_binary import PACKAGE, library_folder
 from edgespec.memory.store import cache
 from edgespec.models.gguf.reader import read_gguf
-from edgespec.models.gguf.writer import skeleton_header, write_skeleton
+from edgespec.models.gguf.writer import skeleton_header
 from edgespec.models.heads import layers_to_read
 from edgespec.models.processes import Guest, GuestEndedError, GuestLimits
 from edgespec.models.projector import Projector
@@ -145,7 +145,10 @@ class _Simulator:
     def _remembered(self, name: str, question: str, ask: Callable[[], Any]) -> Any:
         """What was answered to a question about a file before, or is now."""
         with self._lock:
-            known = self._stored(name)
+            if name not in self._known:
+                answers = (cache.load(_KIND, _key(name)) or {}).get("answers")
+                self._known[name] = answers if isinstance(answers, dict) else {}
+            known = self._known[name]
             if question not in known:
                 with self.opened():
                     known[question] = answer = ask()
@@ -180,7 +183,9 @@ class _Simulator:
         for one in skeletons:
             file = Path(self._folder.name, f"{one.name}.gguf")
             if not file.exists():
-                write_skeleton(file, one.header, one.file_bytes)
+                with file.open("wb") as opened:
+                    opened.write(one.header)
+                    opened.truncate(one.file_bytes)  # a hole, which takes no room
         name = wanted[0].spec.path.name
         answer = self._told({"folder": self._folder.name, "contexts": question})
         if answer is None:
@@ -209,15 +214,6 @@ class _Simulator:
             self._folder.cleanup()
             self._folder = None
         self._store()
-
-    # -- what is known ---------------------------------------------------------------------
-
-    def _stored(self, name: str) -> dict[str, Any]:
-        if name not in self._known:
-            document = cache.load(_KIND, _key(name)) or {}
-            answers = document.get("answers")
-            self._known[name] = answers if isinstance(answers, dict) else {}
-        return self._known[name]
 
     def _store(self) -> None:
         for name in self._new:

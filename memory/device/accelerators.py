@@ -13,14 +13,14 @@ import os
 import threading
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 from edgespec.errors import UnsupportedError
 from edgespec.memory.device import host
 from edgespec.memory.device.llama_binary import ggml_function, kernel_files
 from edgespec.memory.device.structures import DeviceProperties
 
-_GPU, _INTEGRATED_GPU = 1, 2  # values of ggml_backend_dev_type
+CPU, GPU, INTEGRATED_GPU = 0, 1, 2  # values of ggml_backend_dev_type
 _RPC = "RPC"
 _NO_GPUS = ("BLAS", "CPU", _RPC)  # what else registers itself
 _VULKAN = "vulkan"  # which registers itself only where its driver starts
@@ -34,7 +34,6 @@ _FUNCTIONS: tuple[tuple[Any, ...], ...] = (
     ("ggml_backend_reg_name", ctypes.c_char_p, ctypes.c_void_p),
     ("ggml_backend_dev_count", ctypes.c_size_t),
     ("ggml_backend_dev_get", ctypes.c_void_p, ctypes.c_size_t),
-    ("ggml_backend_dev_type", ctypes.c_int, ctypes.c_void_p),
     ("ggml_backend_dev_backend_reg", ctypes.c_void_p, ctypes.c_void_p),
     ("ggml_backend_dev_get_props", None, ctypes.c_void_p, ctypes.c_void_p),
     ("ggml_log_get", None, ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(ctypes.c_void_p)),
@@ -62,51 +61,43 @@ class Accelerator:
     maps_files: bool = False
 
 
-class _Seen(NamedTuple):
-    """A device of the registry, and what tells it from others."""
-
-    gpu: Accelerator
-    is_integrated: bool
-    device_id: bytes | None  # of its slot in the machine, where that is told
-    registry: int | None  # of the kind of library that drives it
-
-
 def accelerators() -> tuple[Accelerator, ...]:
     """All GPUs llama.cpp can use now; empty without one, or when its libraries do not load.
 
     As llama.cpp chooses (`llama.cpp: src/llama.cpp`, `llama_prepare_model_devices`): a GPU that two
     libraries drive counts once, and one that is part of the processor only where there is no other.
     """
-    library = _ggml()
-    if library is None:
-        return ()
-    seen = []
-    for number in range(library.ggml_backend_dev_count()):
-        handle = library.ggml_backend_dev_get(number)
-        kind = library.ggml_backend_dev_type(handle)
-        if kind not in (_GPU, _INTEGRATED_GPU):
+    ids, gpus = set(), []  # with memory of their own, each once
+    integrated: dict[int | None, list[Accelerator]] = {}  # by the kind of library that drives them
+    for handle, told in registered_devices():
+        if told.type not in (GPU, INTEGRATED_GPU):
             continue
-        told = DeviceProperties()
-        library.ggml_backend_dev_get_props(handle, ctypes.byref(told))
+        is_integrated = told.type == INTEGRATED_GPU
         gpu = Accelerator(
             name=told.name.decode(errors="replace"),
             description=told.description.decode(errors="replace"),
             total_bytes=told.memory_total,
             free_bytes=told.memory_free,
-            shares_memory=kind == _INTEGRATED_GPU or host.has_unified_memory(),
+            shares_memory=is_integrated or host.has_unified_memory(),
             maps_files=told.caps.buffer_from_host_ptr,
         )
-        registry = library.ggml_backend_dev_backend_reg(handle)
-        seen.append(_Seen(gpu, kind == _INTEGRATED_GPU, told.device_id, registry))
-    ids, gpus = set(), []  # with memory of their own, each once
-    for one in seen:
-        if not one.is_integrated and (one.device_id is None or one.device_id not in ids):
-            ids.add(one.device_id)
-            gpus.append(one.gpu)
-    # Others are driven by the first of their libraries.
-    integrated = [one for one in seen if one.is_integrated]
-    others = [one.gpu for one in integrated if one.registry == integrated[0].registry]
-    return tuple(gpus or others)
+        if is_integrated:
+            registry = _ggml().ggml_backend_dev_backend_reg(handle)
+            integrated.setdefault(registry, []).append(gpu)
+        elif told.device_id is None or told.device_id not in ids:  # its slot, where that is told
+            ids.add(told.device_id)
+            gpus.append(gpu)
+    return tuple(gpus or next(iter(integrated.values()), ()))
+
+
+def registered_devices() -> list[tuple[int, DeviceProperties]]:
+    """ggml's handles of all devices, and what it says of each now; none where it does not load."""
+    library, found = _ggml(), list[tuple[int, DeviceProperties]]()
+    for number in range(0 if library is None else library.ggml_backend_dev_count()):
+        handle, told = library.ggml_backend_dev_get(number), DeviceProperties()
+        library.ggml_backend_dev_get_props(handle, ctypes.byref(told))
+        found.append((handle, told))
+    return found
 
 
 def gpu_kinds() -> tuple[str, ...]:

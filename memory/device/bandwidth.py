@@ -23,13 +23,9 @@ _REPEATS = 4
 _KIND = "bandwidth"
 
 
-def stored_bandwidth() -> float | None:
-    """Bytes per second measured earlier, or None."""
-    return _stored(host.device_key())
-
-
-def _stored(key: str) -> float | None:
-    document = cache.load(_KIND, key)
+def stored_bandwidth(key: str | None = None) -> float | None:
+    """Bytes per second measured earlier, as they are kept for this device; or None."""
+    document = cache.load(_KIND, host.device_key() if key is None else key)
     value = document.get("bytes_per_s") if document else None
     is_number = isinstance(value, int | float) and 0 < value < float("inf")
     return float(value) if value is not None and is_number else None
@@ -42,7 +38,7 @@ def memory_bandwidth(model_bytes: int | None = None) -> float:
     is too little to measure memory, what it finds is kept for models as small alone.
     """
     key, room = _key(model_bytes)
-    known = _stored(key)
+    known = stored_bandwidth(key)
     return _measured(key, room) if known is None else known
 
 
@@ -86,7 +82,7 @@ def _fastest(key: str, bytes_per_s: float, *, is_busy: bool) -> float:
 
     def change(_document: dict[str, Any] | None) -> dict[str, Any] | None:
         nonlocal fastest
-        known = _stored(key) or 0.0
+        known = stored_bandwidth(key) or 0.0
         fastest = max(bytes_per_s, known)
         return {"bytes_per_s": fastest, "busy": is_busy} if fastest > known else None
 

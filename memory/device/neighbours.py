@@ -142,21 +142,16 @@ def note_stall(ms: float, expected_ms: float) -> None:
 
 
 def _log_stall(ms: float, expected_ms: float) -> None:
-    _LOGGER.info(
-        "a step took %.1f s, %.0f times what it usually takes; %s, and %.0f MiB are free",
-        *(ms / 1e3, ms / expected_ms, _busiest(), available_bytes() / 2**20),
-    )
-
-
-def _busiest() -> str:
-    """The program that computes most beside this one: its name, without arguments."""
     before = _spent_s()
     time.sleep(_LOOK_S)
     spent = {one: s - before[one] for one, s in _spent_s().items() if one in before}
     (_, name), most_s = max(spent.items(), key=lambda one: one[1], default=((0, ""), 0.0))
-    if most_s < BUSY * _LOOK_S:
-        return "no other program computes now"
-    return f"{name} computes beside it, on {most_s / _LOOK_S:.1f} cores"
+    others = f"{name} computes beside it, on {most_s / _LOOK_S:.1f} cores"
+    others = others if most_s >= BUSY * _LOOK_S else "no other program computes now"
+    _LOGGER.info(
+        "a step took %.1f s, %.0f times what it usually takes; %s, and %.0f MiB are free",
+        *(ms / 1e3, ms / expected_ms, others, available_bytes() / 2**20),
+    )
 
 
 def _spent_s() -> dict[tuple[int, str], float]:

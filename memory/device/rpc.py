@@ -86,13 +86,10 @@ class Request:
 
 def read_request(connection: socket.socket) -> Request | None:
     """The next request, or None where the other end is done. Raises OSError where it breaks off."""
-    receive = connection.recv_into
-    head = bytearray(_HEAD.size)
-    count = receive(head)
-    if not count:
+    receive, head = connection.recv_into, connection.recv(_HEAD.size)
+    if not head:
         return None
-    _fill(memoryview(head)[count:], receive)
-    command, size = _HEAD.unpack(head)
+    command, size = _HEAD.unpack(head + read(_HEAD.size - len(head), receive))
     if size > _MOST_BYTES or (command == Command.GET_TENSOR and not _SIZE.size <= size <= _SMALL):
         raise ConnectionError(f"a request of {size} bytes")
     return Request(command, size, read(size, receive) if size <= _SMALL else b"")
@@ -100,17 +97,7 @@ def read_request(connection: socket.socket) -> Request | None:
 
 def read(size: int, receive: Receive) -> bytes:
     """Exactly so many bytes. Raises ConnectionError where the other end has gone."""
-    data = bytearray(size)
-    _fill(memoryview(data), receive)
-    return bytes(data)
-
-
-def _fill(view: memoryview, receive: Receive) -> None:
-    while view:
-        count = receive(view)
-        if not count:
-            raise ConnectionError("the connection was closed")
-        view = view[count:]
+    return b"".join(map(bytes, pieces(size, receive)))
 
 
 def pieces(size: int, receive: Receive) -> Iterator[memoryview]:

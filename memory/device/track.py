@@ -6,26 +6,23 @@ import ctypes
 import sys
 import threading
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 # Larger blocks are given back when they are freed. Rows of logits are smaller: with room for them
 # a step asks the system for no pages.
 MOST_FREED_BYTES = 4 << 20
 _MALLOPT_TRIM, _MALLOPT_MMAP = -1, -3  # glibc's M_TRIM_THRESHOLD and M_MMAP_THRESHOLD
 _MALLOPT_ARENAS = -8  # M_ARENA_MAX
-_PAGE_FIELDS = {"Anonymous": "anonymous", "Rss": "resident", "Shared_Clean": "shared_file"}
 
 
 def peak_resident_bytes() -> int:
     """Largest resident set of this process so far, mapped weights included; 0 if unknown."""
-    try:
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
+    with suppress(OSError, StopIteration):
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) * 1024
     try:
         import resource
     except ImportError:  # Windows
@@ -45,9 +42,9 @@ def resident_bytes() -> int:
 
 def private_bytes() -> int:
     """Resident bytes that are this process's alone, and free again when it gives them back."""
-    parts = resident_parts()
-    if "anonymous" in parts:
-        return parts["anonymous"]
+    with suppress(OSError, StopIteration):  # Linux alone has them, in a file that is quick to read
+        lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("Anonymous:")) * 1024
     import psutil
 
     return int(psutil.Process().memory_full_info().uss)
@@ -60,9 +57,7 @@ def use_one_arena() -> None:
     loads and unloads of three models 3 to 40 MiB, and a few of each burst of requests. To be
     called before there are threads. Nothing allocates while it computes, so nobody waits for it.
     """
-    change = _of_glibc("mallopt")
-    if change is not None:
-        change(_MALLOPT_ARENAS, 1)
+    _of_glibc("mallopt")(_MALLOPT_ARENAS, 1)
 
 
 def limit_freed_memory() -> None:
@@ -71,35 +66,19 @@ def limit_freed_memory() -> None:
     Without this its thresholds grow with every large buffer that is freed, up to 32 MiB of one
     block and 64 MiB in all.
     """
-    limit = _of_glibc("mallopt")
-    if limit is not None:
-        limit(_MALLOPT_MMAP, MOST_FREED_BYTES)
-        limit(_MALLOPT_TRIM, MOST_FREED_BYTES)
+    _of_glibc("mallopt")(_MALLOPT_MMAP, MOST_FREED_BYTES)
+    _of_glibc("mallopt")(_MALLOPT_TRIM, MOST_FREED_BYTES)
 
 
 def give_back_memory() -> None:
     """Return to the system what the C library keeps of freed memory, where that is glibc."""
-    trim = _of_glibc("malloc_trim")
-    if trim is not None:
-        trim(0)
+    _of_glibc("malloc_trim")(0)
 
 
-def _of_glibc(name: str) -> Any:
-    return getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None
-
-
-def resident_parts() -> dict[str, int]:
-    """Resident bytes by kind, from Linux' smaps_rollup; empty elsewhere.
-
-    `anonymous` is memory of the process alone, the rest are pages of files.
-    """
-    try:
-        lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
-    except OSError:
-        return {}
-    fields = (line.split() for line in lines if line.count(":") and line.endswith("kB"))
-    sizes = {words[0].rstrip(":"): int(words[1]) * 1024 for words in fields}
-    return {name: sizes[key] for key, name in _PAGE_FIELDS.items() if key in sizes}
+def _of_glibc(name: str) -> Callable[..., object]:
+    """One of its functions; elsewhere one that does nothing."""
+    library = ctypes.CDLL(None) if sys.platform == "linux" else None
+    return getattr(library, name, lambda *_: None)
 
 
 @dataclass(frozen=True, slots=True)

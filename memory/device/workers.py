@@ -81,8 +81,20 @@ def _devices(worker: str) -> tuple[Accelerator, ...]:
         except (ConnectionError, ValueError):  # llama.cpp's own server
             found = _asked(worker)
         require_protocol(worker, tuple(found["protocol"]))
+        place, is_only = f"worker {worker}", len(found["devices"]) == 1
         return tuple(
-            _accelerator(worker, number, one, found) for number, one in enumerate(found["devices"])
+            Accelerator(
+                name=worker if is_only else f"{worker}/{number}",
+                description=f"{one['description']} of {place}" if one.get("description") else place,
+                total_bytes=int(one["total_bytes"]),
+                free_bytes=int(one["free_bytes"]),
+                shares_memory=False,
+                worker=worker,
+                number=number,
+                bytes_per_s=float(one.get("bytes_per_s", 0.0)),
+                latency_s=float(found["latency_s"]),
+            )
+            for number, one in enumerate(found["devices"])
         )
     except EdgespecError:
         raise
@@ -90,23 +102,6 @@ def _devices(worker: str) -> tuple[Accelerator, ...]:
         raise unreachable(worker, problem) from problem
     except (KeyError, TypeError, ValueError) as problem:
         raise BackendError(f"what worker {worker} says about itself makes no sense") from problem
-
-
-def _accelerator(
-    worker: str, number: int, one: dict[str, Any], found: dict[str, Any]
-) -> Accelerator:
-    place = f"worker {worker}"
-    return Accelerator(
-        name=worker if len(found["devices"]) == 1 else f"{worker}/{number}",
-        description=f"{one['description']} of {place}" if one.get("description") else place,
-        total_bytes=int(one["total_bytes"]),
-        free_bytes=int(one["free_bytes"]),
-        shares_memory=False,
-        worker=worker,
-        number=number,
-        bytes_per_s=float(one.get("bytes_per_s", 0.0)),
-        latency_s=float(found["latency_s"]),
-    )
 
 
 def _asked(worker: str) -> dict[str, Any]:

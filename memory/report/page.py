@@ -31,13 +31,8 @@ _WIDTH, _HEIGHT = 7.2, 3.3  # inches; the page scales them
 
 def write_page(page: str, path: Path) -> None:
     """Write a page to `path`. Raises UnsupportedError where it cannot be written."""
-    write_text(page, path, "--html")
-
-
-def write_text(text: str, path: Path, option: str) -> None:
-    """Write what an option asked for. Raises UnsupportedError where it cannot be written."""
-    with refusing(path, f"name another file with {option}"), whole_file(path) as partial:
-        partial.write_text(text, encoding="utf-8", newline="")
+    with refusing(path, "name another file with --html"), whole_file(path) as partial:
+        partial.write_text(page, encoding="utf-8", newline="")
 
 
 def require_plots() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from pathlib import Path
 
 from edgespec.errors import ModelFileError
 from edgespec.models.gguf.reader import Gguf, read_gguf
@@ -22,8 +21,32 @@ def read_gguf_shards(path: str | os.PathLike[str]) -> tuple[Gguf, ...]:
     count = given.integer("split.count", 1)
     if count <= 1:
         return (given,)
-    _check_alone(given, count)
-    paths = _shard_paths(given.path, count)
+    # A part has no others behind it, as `cat` would join them.
+    ends = (tensor.offset + tensor.data_bytes for tensor in given.tensors)
+    extra = given.file_bytes - max(ends, default=given.data_offset)
+    if extra >= given.alignment:
+        raise ModelFileError(
+            f"{given.path} is part {given.integer('split.no', 0) + 1} of a model in {count} files, "
+            f"with {extra} bytes behind it: parts of a GGUF cannot be joined with cat",
+            hint=f"name the first of the {count} parts as they were, or join them with "
+            "`llama-gguf-split --merge FIRST-PART NEW-FILE`",
+        )
+    path, match = given.path, _SHARD_NAME.fullmatch(given.path.name)
+    if match is None or int(match[3]) != count:
+        raise ModelFileError(
+            f"{path} is part of a model in {count} files, and its name does not end in "
+            f"-NNNNN-of-{count:05}.gguf",
+            hint="give the parts back their original names",
+        )
+    paths = [path.with_name(f"{match[1]}-{n:05}-of-{match[3]}.gguf") for n in range(1, count + 1)]
+    if missing := [shard.name for shard in paths if not os.path.exists(shard)]:
+        more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
+        verb = "is" if len(missing) == 1 else "are"
+        raise ModelFileError(
+            f"{', '.join(missing[:_SHOWN])}{more} {verb} missing: {len(missing)} of the {count} "
+            "parts of this model",
+            hint=f"download the missing parts into {path.parent}",
+        )
     shards = tuple(given if shard == given.path else read_gguf(shard) for shard in paths)
     for number, shard in enumerate(shards):
         found = shard.integer("split.no"), shard.integer("split.count")
@@ -42,37 +65,3 @@ def read_gguf_shards(path: str | os.PathLike[str]) -> tuple[Gguf, ...]:
             hint="the parts are not of one model; download them again",
         )
     return shards
-
-
-def _check_alone(gguf: Gguf, count: int) -> None:
-    """Raises ModelFileError for a part with others behind it, as `cat` would join them."""
-    ends = (tensor.offset + tensor.data_bytes for tensor in gguf.tensors)
-    extra = gguf.file_bytes - max(ends, default=gguf.data_offset)
-    if extra >= gguf.alignment:
-        raise ModelFileError(
-            f"{gguf.path} is part {gguf.integer('split.no', 0) + 1} of a model in {count} files, "
-            f"with {extra} bytes behind it: parts of a GGUF cannot be joined with cat",
-            hint=f"name the first of the {count} parts as they were, or join them with "
-            "`llama-gguf-split --merge FIRST-PART NEW-FILE`",
-        )
-
-
-def _shard_paths(path: Path, count: int) -> list[Path]:
-    match = _SHARD_NAME.fullmatch(path.name)
-    if match is None or int(match[3]) != count:
-        raise ModelFileError(
-            f"{path} is part of a model in {count} files, and its name does not end in "
-            f"-NNNNN-of-{count:05}.gguf",
-            hint="give the parts back their original names",
-        )
-    paths = [path.with_name(f"{match[1]}-{n:05}-of-{match[3]}.gguf") for n in range(1, count + 1)]
-    missing = [shard for shard in paths if not os.path.exists(shard)]
-    if missing:
-        names = ", ".join(shard.name for shard in missing[:_SHOWN])
-        more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
-        verb = "is" if len(missing) == 1 else "are"
-        raise ModelFileError(
-            f"{names}{more} {verb} missing: {len(missing)} of the {count} parts of this model",
-            hint=f"download the missing parts into {path.parent}",
-        )
-    return paths

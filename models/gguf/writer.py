@@ -80,13 +80,6 @@ def skeleton_header(
     return header, aligned(len(header)) + offset
 
 
-def write_skeleton(path: Path, header: bytes, file_bytes: int) -> None:
-    """Write one; what follows the header takes no room on disks that know holes."""
-    with path.open("wb") as file:
-        file.write(header)
-        file.truncate(file_bytes)
-
-
 def keys_of(document: Gguf, start: bytes) -> tuple[int, bytes]:
     """How many keys a file has, and their bytes; `start` are its first `data_offset` bytes."""
     first = document.tensors[0]

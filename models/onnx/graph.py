@@ -147,10 +147,6 @@ class Decoder(GraphWriter, ABC):
         """Suffixes of inputs there are for each kind of attention."""
         return ("", "_window") if any(self.spec.is_sliding) else ("",)
 
-    def main_output(self, rows: int | str) -> Any:
-        """Logits of `rows`."""
-        return self.floats_info("logits", rows, self.spec.vocab_size)
-
     def cache_infos(self, when: str, cells: int | str) -> Iterator[Any]:
         """A key and a value a layer, [1, heads, cells, D]."""
         for layer in range(self.spec.num_layers):
@@ -247,7 +243,8 @@ class GqaDecoder(Decoder):
         return [*infos, *self.cache_infos("past", "C")]
 
     def outputs(self) -> list[Any]:
-        return [self.main_output("r"), *self.cache_infos("present", "C")]
+        logits = self.floats_info("logits", "r", self.spec.vocab_size)
+        return [logits, *self.cache_infos("present", "C")]
 
 
 # -- standard operations, and fixed shapes where wanted --------------------------------
@@ -407,7 +404,8 @@ class SplitDecoder(Decoder):
     def outputs(self) -> list[Any]:
         nodes = self.options.step or "n"
         rows = "r" if self.has_rows else nodes
-        return [self.main_output(rows), *self.cache_infos("new", nodes)]
+        logits = self.floats_info("logits", rows, self.spec.vocab_size)
+        return [logits, *self.cache_infos("new", nodes)]
 
 
 GRAPH_VERSION = 3

@@ -88,16 +88,13 @@ def _pack(tensor: GgufTensor, rows: NDArray[np.uint8]) -> Packed:
         data = rows.reshape(count, blocks, 34)
         flipped = np.bitwise_xor(data[..., 2:], np.uint8(0x80))  # int8 + 128: the sign bit
         return Packed(flipped.astype(np.uint8, copy=False), _scales(data))
-    return _quantize(dequantize(tensor, rows).reshape(count, blocks, BLOCK))
+    values = dequantize(tensor, rows).reshape(count, blocks, BLOCK)
+    scales = np.abs(values).max(axis=-1) / 127.0
+    inverse = np.divide(1.0, scales, out=np.zeros_like(scales), where=scales > 0)
+    numbers = np.rint(values * inverse[..., None]) + 128.0
+    return Packed(numbers.astype(np.uint8), scales.astype(np.float32))
 
 
 def _scales(data: NDArray[np.uint8]) -> NDArray[np.float32]:
     halves = np.ascontiguousarray(data[..., :2]).view(np.float16)
     return halves[..., 0].astype(np.float32)
-
-
-def _quantize(values: NDArray[np.float32]) -> Packed:
-    scales = np.abs(values).max(axis=-1) / 127.0
-    inverse = np.divide(1.0, scales, out=np.zeros_like(scales), where=scales > 0)
-    numbers = np.rint(values * inverse[..., None]) + 128.0
-    return Packed(numbers.astype(np.uint8), scales.astype(np.float32))

@@ -40,7 +40,7 @@ def test_files_that_were_compared_before_an_interruption_are_told(
     cancel = threading.Event()
     monkeypatch.setattr("edgespec.cli.quantize.cancel_on_interrupt", lambda: cancel)
 
-    def measured(*arguments: Any, **options: Any) -> dict[int, float]:
+    def measured(*arguments: Any, **options: Any) -> list[dict[int, float]]:
         cancel.set()
         return step_ms(*arguments, **options)
 
@@ -75,7 +75,7 @@ def test_cache_types_that_were_measured_before_an_interruption_are_told_and_kept
     cancel = threading.Event()
     monkeypatch.setattr("edgespec.cli.quantize.cancel_on_interrupt", lambda: cancel)
 
-    def measured(*arguments: Any, kv_type: str, **options: Any) -> dict[int, float]:
+    def measured(*arguments: Any, kv_type: str, **options: Any) -> list[dict[int, float]]:
         if kv_type == "q8_0":
             cancel.set()
         return step_ms(*arguments, kv_type=kv_type, **options)

@@ -24,13 +24,13 @@ def test_blocks_are_counted_and_the_head_is_added_once(
     seen: list[tuple[int, bool]] = []
 
     def times(
-        paths: Sequence[Path], *, sizes: Sequence[int], outputs: bool, **_: Any
+        *paths: Path, sizes: Sequence[int], outputs: bool, **_: Any
     ) -> list[dict[int, float]]:
         blocks = read_gguf(paths[0]).integer("llama.block_count")
         seen.append((blocks, outputs))
         return [{n: n * (0.3 * blocks + 1.0 + 2.0 * outputs) for n in sizes}]
 
-    monkeypatch.setattr(step_times, "step_ms_in_turns", times)
+    monkeypatch.setattr(step_times, "step_ms", times)
     types = predict(source, Recipe("Q4_0")).types
     found = predicted_step_ms(source, types, "Q4_0", LAYERS, tmp_path, threads=1, sizes=(1, 4))
     assert found == pytest.approx({1: 4.2, 4: 16.8})
@@ -52,7 +52,7 @@ def test_small_files_have_the_types_of_the_whole(source: Path, tmp_path: Path) -
 def test_times_are_of_the_sizes_asked_for(source: Path, tmp_path: Path) -> None:
     target = tmp_path / "small.gguf"
     convert(source, target, "Q8_0")
-    found = step_ms(target, threads=1, sizes=(1, 3), depth=70, kv_type="q8_0")
+    (found,) = step_ms(target, threads=1, sizes=(1, 3), depth=70, kv_type="q8_0")
     assert set(found) == {1, 3} and 0 < found[1] < 1000
 
 
@@ -63,4 +63,4 @@ def test_a_model_that_cannot_go_back_reads_its_past_again(
     target = tmp_path / "small.gguf"
     convert(source, target, "Q8_0")
     monkeypatch.setattr(EvalContext, "trim", lambda *_: False)
-    assert step_ms(target, threads=1, sizes=(1, 3), depth=70)[3] > 0
+    assert step_ms(target, threads=1, sizes=(1, 3), depth=70)[0][3] > 0

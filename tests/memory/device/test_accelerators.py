@@ -42,17 +42,13 @@ class Registry:
     def ggml_backend_dev_get(self, number: int) -> int:
         return number
 
-    def ggml_backend_dev_type(self, number: int) -> int:
-        return int(self.devices[number][0])
-
     def ggml_backend_dev_backend_reg(self, number: int) -> int:
         return hash(self.devices[number][1].rstrip(b"0123456789"))
 
     def ggml_backend_dev_get_props(self, number: int, properties: Any) -> None:
         told = properties._obj
-        _, told.name, told.memory_free, told.memory_total, told.device_id, maps = self.devices[
-            number
-        ]
+        found = self.devices[number]
+        told.type, told.name, told.memory_free, told.memory_total, told.device_id, maps = found
         told.description = b"Some \xff GPU"
         told.caps.buffer_from_host_ptr = maps
 

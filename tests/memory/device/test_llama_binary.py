@@ -46,13 +46,13 @@ unused = ctypes.CFUNCTYPE(None)(lambda: None)
 
 def tell(_device, told):
     told[0].name, told[0].description = b"RPC0", b"another machine's"
-    told[0].memory_free, told[0].memory_total = 5 << 30, 6 << 30
+    told[0].memory_free, told[0].memory_total, told[0].type = 5 << 30, 6 << 30, 1
 
 functions = [
     texts(lambda _: ctypes.addressof(name)),
     unused,
     unused,
-    ctypes.CFUNCTYPE(ctypes.c_int, pointer)(lambda _: 1),
+    unused,
     ctypes.CFUNCTYPE(None, pointer, ctypes.POINTER(DeviceProperties))(tell),
 ]
 device = Device()

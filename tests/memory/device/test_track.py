@@ -14,8 +14,8 @@ from planning_cases import held
 from edgespec.memory.device.track import (
     MemoryTracker,
     peak_resident_bytes,
+    private_bytes,
     resident_bytes,
-    resident_parts,
 )
 
 MIB = 1 << 20
@@ -32,9 +32,10 @@ def test_the_peak_stays_where_the_memory_was_largest() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="smaps_rollup is Linux's")
 def test_anonymous_memory_is_a_part_of_the_resident_one() -> None:
-    parts = resident_parts()
-    assert 0 < parts["anonymous"] < parts["resident"]
-    assert parts["resident"] == pytest.approx(resident_bytes(), rel=0.2)
+    before = private_bytes()
+    with held(64 * MIB):
+        assert 60 * MIB < private_bytes() - before < 68 * MIB
+        assert private_bytes() < resident_bytes()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the limits are glibc's")
