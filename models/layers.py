@@ -147,16 +147,11 @@ class Layers:
         return self.keys.per_layer("attention.head_count", self.num, default)
 
     @cached_property
-    def kv_heads(self) -> tuple[int, ...]:
-        """Key-value heads, by layer."""
-        if self.keys.value("attention.head_count_kv") is None:
-            return self.num_heads
-        return self.keys.per_layer("attention.head_count_kv", self.num, None)
-
-    @cached_property
     def num_cached_heads(self) -> tuple[int, ...]:
         """Key-value heads where a layer has its own cache, else 0."""
-        arch = self.keys.arch
+        arch, kv_heads = self.keys.arch, self.num_heads
+        if self.keys.value("attention.head_count_kv") is not None:
+            kv_heads = self.keys.per_layer("attention.head_count_kv", self.num, None)
         end = self.num_trunk or self.num
         if arch == "gemma3n":
             end = min(end, _GEMMA3N_CACHED_LAYERS)
@@ -165,7 +160,7 @@ class Layers:
         return tuple(
             heads if index < end and (arch == _ATTENDS_TOO or not recurs) else 0
             for index, (heads, recurs) in enumerate(
-                zip(self.kv_heads, self.is_recurrent_layer, strict=True)
+                zip(kv_heads, self.is_recurrent_layer, strict=True)
             )
         )
 

@@ -35,14 +35,20 @@ def _quantize(job: dict[str, Any], say: Callable[..., None]) -> None:
     )
     # The structure keeps the arrays of ctypes that it points to; numpy's are kept by `matrix`.
     if job["overrides"]:
-        set_params(params, tt_overrides=_overrides(lib, job["overrides"]))
+        rows = [{"pattern": text.encode(), "type": kind} for text, kind in job["overrides"]]
+        set_params(params, tt_overrides=_filled(lib.llama_model_tensor_override, rows))
     if job["blocks"] is not None:
         pruned = [n for n in range(job["num_blocks"]) if n not in job["blocks"]]
         set_params(params, prune_layers=(ctypes.c_int32 * (len(pruned) + 1))(*pruned, -1))
     if job["imatrix"]:
         matrix = read_imatrix(Path(job["imatrix"]))
-        said = _said_of(lib, matrix, job)
-        set_params(params, imatrix=_matrix(lib, matrix), kv_overrides=said)
+        floats = ctypes.POINTER(ctypes.c_float)
+        rows = [
+            {"name": name.encode(), "data": one.ctypes.data_as(floats), "size": one.size}
+            for name, one in matrix.values.items()
+        ]
+        found, said = _filled(lib.llama_model_imatrix_data, rows), _said_of(lib, matrix, job)
+        set_params(params, imatrix=found, kv_overrides=said)
     problems: list[str] = []
     callback = lib.llama_log_callback(_listener(problems, say))
     lib.llama_log_set(callback, None)
@@ -83,19 +89,12 @@ def _listener(
     return hear
 
 
-def _overrides(lib: Any, pairs: list[list[Any]]) -> Any:
-    array = (lib.llama_model_tensor_override * (len(pairs) + 1))()
-    for place, (pattern, kind) in zip(array, pairs, strict=False):
-        set_params(place, pattern=pattern.encode(), type=kind)
-    return array  # ends with a null pattern
-
-
-def _matrix(lib: Any, matrix: ImportanceMatrix) -> Any:
-    array = (lib.llama_model_imatrix_data * (len(matrix.values) + 1))()
-    for place, (name, values) in zip(array, matrix.values.items(), strict=False):
-        data = values.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
-        set_params(place, name=name.encode(), data=data, size=values.size)
-    return array  # ends with a null name
+def _filled(kind: Any, rows: list[dict[str, Any]]) -> Any:
+    """An array of structures with these fields, which ends with an empty one."""
+    array = (kind * (len(rows) + 1))()
+    for place, fields in zip(array, rows, strict=False):
+        set_params(place, **fields)
+    return array
 
 
 def _said_of(lib: Any, matrix: ImportanceMatrix, job: dict[str, Any]) -> Any:

@@ -57,6 +57,7 @@ class LlamaContext:
     _model: Any = None
     _parts: Sequence[Path] = ()  # of a split model, wherever they lie
     _tokenizer: LlamaTokenizer | None = None
+    _is_simulated = False  # so that weights have no memory
 
     def __init__(self, settings: RunConfig) -> None:
         self.lib: ModuleType = library()
@@ -114,9 +115,6 @@ class LlamaContext:
         self.buffer_bytes = LIBRARY_LOG.buffer_bytes(self._placed.labels)
         self.logits = _LogitsView(self.lib, rows, self.tokenizer.vocab_size)
 
-    def _adjust_loading(self, params: Any) -> None:
-        """Other parameters of a model, for contexts that derive from this one."""
-
     def _load(self, path: str, progress: Callable[[float], None] | None) -> None:
         params = model_params()
         self._placed.apply(params)
@@ -125,8 +123,8 @@ class LlamaContext:
             load_mtp=self.settings.head,
             lazy_mode=self.lib.LLAMA_LAZY_MODE_ON,  # for tables that are looked up by row
             load_mode=_LOAD_MAPPED if self.settings.mapped else _LOAD_COPIED,
+            no_alloc=self._is_simulated,
         )
-        self._adjust_loading(params)
         pages, problems, files = HugePages(), list[BaseException](), tuple[Gguf, ...]()
         with suppress(EdgespecError):  # of one that cannot be read llama.cpp says what it is
             files = tuple(map(read_gguf, self._parts)) or read_gguf_shards(path)

@@ -122,6 +122,8 @@ class SimulatedContext(LlamaContext):
     `tied_bytes` are those of an embedding table that is the head, too.
     """
 
+    _is_simulated = True
+
     def __init__(self, config: RunConfig, tied_bytes: int) -> None:
         self._captured_layers, self._tied_bytes = config.captured_layers, tied_bytes
         super().__init__(replace(config, mapped=False, tied=tied_bytes > 0, captured_layers=()))
@@ -164,9 +166,6 @@ class SimulatedContext(LlamaContext):
             if self._captured_layers or self.adapters:
                 # Before its next step llama.cpp would do so itself, but no step can be made here.
                 function_of(self.lib._lib, _LAY_OUT, None, ctypes.c_void_p)(self.handle)
-
-    def _adjust_loading(self, params: Any) -> None:
-        set_params(params, no_alloc=True, load_mode=0)
 
     def allocated_bytes(self) -> dict[str, DeviceBytes]:
         """Bytes by label of the device: exact, or as the log rounds them."""

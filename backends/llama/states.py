@@ -17,7 +17,7 @@ import logging
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import count, pairwise
 from time import perf_counter
 from typing import Any
 
@@ -56,7 +56,7 @@ class States:
         self.most = most
         self._context = context
         self._all: list[_State] = []
-        self._clock = 0
+        self._tick = count(1).__next__  # a clock of uses
         self._copy_s, self._token_s = 0.0, 0.0  # of a copy, and of reading a token
         self._since = (0, 0, 0.0)  # sequence, length and time when the last one was made
         self._far: dict[int, list[int]] = {}  # of a sequence, places within a long message
@@ -154,10 +154,6 @@ class States:
             return 0 if one.is_far else 2 if one.length in (min(ends), max(ends)) else 1
 
         return max(map(rank, unit)), max(one.used for one in unit)
-
-    def _tick(self) -> int:
-        self._clock += 1
-        return self._clock
 
     def reach(self, owner: int, length: int) -> int:
         """Tokens of the longest prefix of at most `length` that there is a copy of."""

@@ -137,15 +137,9 @@ def _steps(part: dict[str, Any]) -> list[dict[str, Any]]:
     return [step for inner in part["decoders"] for step in _steps(inner)]
 
 
-def _byte_letters() -> dict[str, bytes]:
-    """The letter that stands for each byte in byte-level vocabularies (`gpt-2: encoder.py`).
-
-    Printable Latin-1 letters stand for themselves; the 68 others follow from U+0100 on.
-    """
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    letters = {chr(byte): bytes((byte,)) for byte in printable}
-    return letters | {chr(256 + place): bytes((byte,)) for place, byte in enumerate(others)}
-
-
-_BYTE_OF = _byte_letters()
+# The letter that stands for each byte in byte-level vocabularies (`gpt-2: encoder.py`): printable
+# Latin-1 letters stand for themselves; the 68 others follow from U+0100 on.
+_PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
+_OTHERS = (byte for byte in range(256) if byte not in _PRINTABLE)
+_BYTE_OF = {chr(byte): bytes((byte,)) for byte in _PRINTABLE}
+_BYTE_OF |= {chr(256 + place): bytes((byte,)) for place, byte in enumerate(_OTHERS)}

@@ -15,7 +15,7 @@ import json
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,6 +35,10 @@ from edgespec.models.spec import ModelSpec
 _MODULE = "edgespec.backends.llama.simulator"
 _KIND = "layouts"  # of what is stored
 _QUIET_END = {"GGML_NO_BACKTRACE": "1"}  # where it ends, no debugger is started
+# Of a configuration, what does not change its answer: whether files are mapped, and what edgespec
+# keeps or reads itself.
+_UNASKED = {"mapped", "packed_file", "drafter", "states", "projector", "image_tokens", "backend"}
+_UNASKED |= {"device"}
 _CONTEXTS = 3  # one more whenever contexts are made in another way for the same settings
 _ENDED = "llama.cpp ended while it was asked about {}"
 _MOST_KEPT = 400  # answers about a file: a plan takes 10 to 25
@@ -230,12 +234,17 @@ def _hint(wanted: Sequence[ContextRequest], kind: str) -> str:
 
 
 def _described(one: ContextRequest, bones: _Skeleton) -> dict[str, Any]:
+    """What the process is asked about a context."""
     adapters = [(str(path.absolute()), 1.0) for path, _ in one.config.lora]  # all are computed
     table = one.spec.tensors.get("token_embd.weight") if one.spec.tied_embeddings else None
+    config = {name: value for name, value in asdict(one.config).items() if name not in _UNASKED}
+    devices = [{**device, "description": "", "free_bytes": 0} for device in config["devices"]]
+    if layers_to_read(one.spec, one.config.captured_layers):  # which edgespec's kernels read
+        config["captured_layers"] = ()
     return {
         "skeleton": bones.name,
         "tied_bytes": 0 if table is None else table.data_bytes,
-        "config": asdict(_allocating(one)) | {"lora": adapters},
+        "config": {**config, "devices": devices, "lora": adapters},
         "adapters": [read_gguf(path).header_hash for path, _ in adapters],
         "changes": dict(one.changes),
         "beside": one.beside,
@@ -258,26 +267,3 @@ def _library() -> str:
 _simulator = _Simulator()
 simulated, simulated_projector = _simulator.answer, _simulator.projector
 simulating = _simulator.opened
-
-
-def _allocating(one: ContextRequest) -> RunConfig:
-    """What of a configuration changes llama.cpp's answer.
-
-    Whether files are mapped does not, nor what edgespec keeps or reads itself.
-    """
-    config = one.config
-    layers = () if layers_to_read(one.spec, config.captured_layers) else config.captured_layers
-    devices = (replace(device, description="", free_bytes=0) for device in config.devices)
-    return replace(
-        config,
-        mapped=False,
-        packed_file=False,
-        captured_layers=layers,
-        devices=tuple(devices),
-        drafter="none",
-        states=0,
-        projector=None,
-        image_tokens=None,
-        backend="llamacpp",
-        device="cpu",
-    )

@@ -50,7 +50,14 @@ def groups(controller: str) -> tuple[Group, ...]:
 def _groups(controller: str, proc: Path, memberships: str) -> tuple[Group, ...]:
     paths = _paths(memberships)
     inside, outside = [], []
-    for point, root, is_v2 in _mounts(controller, read_text(proc / "mountinfo")):
+    for line in read_text(proc / "mountinfo").splitlines():
+        before, _, after = line.partition(" - ")
+        where, what = before.split(" "), after.split(" ")
+        is_v2 = what[0] == "cgroup2"
+        is_hierarchy = is_v2 or (what[0] == "cgroup" and controller in what[-1].split(","))
+        if len(where) < 5 or not is_hierarchy:
+            continue
+        point, root = Path(_unescaped(where[4])), _unescaped(where[3])
         path = paths.get(_V2 if is_v2 else controller, "/")
         try:
             below = PurePosixPath(path).relative_to(root)
@@ -74,18 +81,6 @@ def _paths(memberships: str) -> dict[str, str]:
         if colon:
             found |= dict.fromkeys(controllers.split(","), path)
     return found
-
-
-def _mounts(controller: str, mountinfo: str) -> Iterator[tuple[Path, str, bool]]:
-    """Mounted hierarchies that may have a controller: where, which group of it, whether v2."""
-    for line in mountinfo.splitlines():
-        before, _, after = line.partition(" - ")
-        where, what = before.split(" "), after.split(" ")
-        if len(where) < 5 or what[0] not in ("cgroup", "cgroup2"):
-            continue
-        is_v2 = what[0] == "cgroup2"
-        if is_v2 or controller in what[-1].split(","):
-            yield Path(_unescaped(where[4])), _unescaped(where[3]), is_v2
 
 
 def _unescaped(text: str) -> str:

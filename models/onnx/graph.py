@@ -89,26 +89,24 @@ class Decoder(GraphWriter, ABC):
     def _layer(self, layer: int, hidden: str, skip: str) -> tuple[str, str]:
         """One block; the residual stream is the sum of the two tensors it takes and gives."""
         normed, stream = self.add_norm(hidden, skip, f"blk.{layer}.attn_norm.weight")
-        attended = self._attention(layer, normed)
-        if self.has(name := f"blk.{layer}.post_attention_norm.weight"):
-            attended = self.norm(attended, name)
-        normed, stream = self.add_norm(attended, stream, f"blk.{layer}.ffn_norm.weight")
-        out = self._feed_forward(layer, normed)
-        if self.has(name := f"blk.{layer}.post_ffw_norm.weight"):
-            out = self.norm(out, name)
-        return out, stream
-
-    def _attention(self, layer: int, normed: str) -> str:
-        spec = self.spec
         query, key, value = (
             self.product(normed, f"blk.{layer}.attn_{name}", self.row_order(layer, name))
             for name in "qkv"
         )
-        length = spec.key_length[layer]
-        query = self._head_norm(layer, query, "q", spec.num_heads[layer], length)
-        key = self._head_norm(layer, key, "k", spec.num_kv_heads[layer], length)
+        length = self.spec.key_length[layer]
+        query = self._head_norm(layer, query, "q", self.spec.num_heads[layer], length)
+        key = self._head_norm(layer, key, "k", self.spec.num_kv_heads[layer], length)
         attended = self.attend(layer, query, key, value)
-        return self.product(attended, f"blk.{layer}.attn_output")
+        attended = self.product(attended, f"blk.{layer}.attn_output")
+        if self.has(name := f"blk.{layer}.post_attention_norm.weight"):
+            attended = self.norm(attended, name)
+        normed, stream = self.add_norm(attended, stream, f"blk.{layer}.ffn_norm.weight")
+        gate = self.product(normed, f"blk.{layer}.ffn_gate")
+        up = self.product(normed, f"blk.{layer}.ffn_up")
+        out = self.product(self.op("Mul", self.activate(gate), up), f"blk.{layer}.ffn_down")
+        if self.has(name := f"blk.{layer}.post_ffw_norm.weight"):
+            out = self.norm(out, name)
+        return out, stream
 
     def _head_norm(self, layer: int, tensor: str, name: str, heads: int, length: int) -> str:
         weight = f"blk.{layer}.attn_{name}_norm.weight"
@@ -117,12 +115,6 @@ class Decoder(GraphWriter, ABC):
         apart = self.op("Reshape", tensor, self.integers((1, -1, heads, length)))
         normed = self.norm(apart, weight)
         return self.op("Reshape", normed, self.integers((1, -1, heads * length)))
-
-    def _feed_forward(self, layer: int, normed: str) -> str:
-        gate = self.product(normed, f"blk.{layer}.ffn_gate")
-        up = self.product(normed, f"blk.{layer}.ffn_up")
-        gated = self.op("Mul", self.activate(gate), up)
-        return self.product(gated, f"blk.{layer}.ffn_down")
 
     def _head(self, hidden: str) -> None:
         if self.has_rows:
