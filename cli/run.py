@@ -216,6 +216,7 @@ def run(
         max_tokens=wanted.max_tokens,
         images=len(images),
         is_plain_greedy=sampling.is_plain_greedy and not any(texts.values()),
+        is_one_text=True,
         keeps_to_form=any(texts.values()),
         sounds_s=tuple(one.seconds for one in images if isinstance(one, Sound)),
     )

@@ -34,12 +34,15 @@ TABLE, HEAD = "token_embd.weight", "output.weight"
 _READS_ROWS = ("gemma4", "qwen4exp")
 # Interpreter, numpy, the command line and llama.cpp's library, on Linux x86-64 with Python 3.11,
 # where all pages of the libraries are in the page cache, and what the C library keeps of freed
-# memory. Measured: 61 MiB without that (benchmarks/LOG.md).
-RUNTIME_BYTES = (66 << 20) + MOST_FREED_BYTES
+# memory. Measured: 58 MiB without that (benchmarks/LOG.md).
+RUNTIME_BYTES = (59 << 20) + MOST_FREED_BYTES
 # Of that llama.cpp's library and our modules that decode, which come with the first load; and by
 # how much a process grows with which they came already.
 LIBRARY_BYTES, GROWTH_BYTES = (26 << 20) + MOST_FREED_BYTES, (4 << 20) + MOST_FREED_BYTES
 NUMPY_BYTES = 14 << 20  # of these, which are there already where numpy is: 16 MiB were measured
+# Of each token of a context, its text and its ids, which are kept in several lists. Measured behind
+# 30,000 tokens: 620 bytes, drafters' tables included.
+TEXT_TOKEN_BYTES = 640
 # What llama.cpp keeps of a token and of a merge (`llama.cpp: src/llama-vocab.cpp`): entries of
 # vectors, and nodes of hash tables as glibc rounds them. Such a table has one of these numbers of
 # buckets. Texts of over 15 bytes lie apart, three times: six tenths of all in the worst case. Of 20
@@ -136,6 +139,7 @@ def footprint(
         *context_parts(answer),
         Component("logits", config.max_nodes * spec.vocab_size * F32, is_ceiling=True),
         Component("drafter_tables", drafter_bytes, is_ceiling=True),
+        Component("text", TEXT_TOKEN_BYTES * config.cache_cells, is_ceiling=True),
     )
     here = sum(part.nbytes for part in parts if part.device == HOST)
     loading = max(0, loading_bytes(spec, config, answer.get(HOST, NOTHING)) - here)

@@ -18,7 +18,7 @@ from edgespec.memory.device import host
 from edgespec.memory.device.neighbours import BUSY, Neighbours, alone
 from edgespec.memory.store import cache
 
-_LEAST_BYTES = 96 << 20  # beyond most caches, and less than any model takes afterwards
+_LEAST_BYTES = 96 << 20  # beyond most caches
 _REPEATS = 4
 _KIND = "bandwidth"
 
@@ -34,8 +34,8 @@ def stored_bandwidth(key: str | None = None) -> float | None:
 def memory_bandwidth(model_bytes: int | None = None) -> float:
     """Bytes per second that all usable cores together move, as far as it is known.
 
-    A plan must not take more than its model of `model_bytes`. Where caches are so large that this
-    is too little to measure memory, what it finds is kept for models as small alone.
+    A plan must not take more than its model of `model_bytes`. Where this is too little to measure
+    memory, beside caches as large, what it finds is kept for models as small alone.
     """
     key, room = _key(model_bytes)
     known = stored_bandwidth(key)
@@ -50,7 +50,7 @@ def is_from_busy_moment(model_bytes: int) -> bool:
 
 def _key(model_bytes: int | None) -> tuple[str, int]:
     """Under what the bandwidth of a plan is stored, and the bytes that it may take to measure."""
-    room = _total_bytes() if model_bytes is None else max(_LEAST_BYTES, model_bytes)
+    room = _total_bytes() if model_bytes is None else model_bytes
     if room >= _total_bytes() or stored_bandwidth() is not None:
         return host.device_key(), _total_bytes()
     return f"{host.device_key()} | {room >> 20} MiB", room

@@ -55,6 +55,7 @@ from edgespec.models.spec import ModelSpec
 
 BATCH_SIZES = (512, 256, 128, 64, 32)
 DRAFT_SIZES = (3, 7, 15, 31)
+_LATER = ("sampling", "schemas", "states")  # components that are not there while weights are read
 Losses = Mapping[str, float]  # KL divergence in nats from f16, by type of cache
 
 
@@ -272,6 +273,12 @@ class Layout:
         """
         config = self.config(context, batch, draft_max)
         parts = (*self._model_parts(config, draft_max), *self._other_parts(context))
+        later = sum(part.nbytes for part in parts if part.name in _LATER)
+        parts = tuple(
+            replace(part, nbytes=part.nbytes - later) if part.name == "loading" else part
+            for part in parts
+            if part.name != "loading" or part.nbytes > later
+        )
         if not self.machine.is_one_pool:
             return parts
         return tuple(
@@ -394,9 +401,10 @@ class Layout:
 
         What recurs is what a cache has whatever its length; of sliding layers the window's cells.
         A cache that is exact has its cells in the order of the text, which a copy does not keep.
+        None is made for a text that nobody comes back to.
         """
         spec, nbytes = self.spec, 0.0
-        if self.backend == ONNX:
+        if self.backend == ONNX or self.request.is_one_text:
             return 0
         if spec.keeps_state:
             shapes = (RunConfig(cells, 32, 1) for cells in (256, 512))

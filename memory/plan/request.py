@@ -34,6 +34,7 @@ class Request(LoadOptions):
     max_tokens: int = 0
     interface_bytes: int = 0  # of what the process holds besides, such as a line editor
     is_plain_greedy: bool = False  # no answer is sampled, penalised or kept to a grammar
+    is_one_text: bool = False  # a prompt and its answer, and no more
     images: int = 0  # and sounds, in the prompt
     sounds_s: tuple[float, ...] = ()  # seconds of each sound
     serves: bool = False  # prompts come by HTTP

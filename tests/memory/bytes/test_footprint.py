@@ -10,6 +10,7 @@ from laid_out import sizes_by_hand
 
 from edgespec.memory.bytes.config import Device, RunConfig, padded
 from edgespec.memory.bytes.footprint import (
+    TEXT_TOKEN_BYTES,
     footprint,
     has_packed_weights,
     kv_type_fits,
@@ -147,6 +148,7 @@ def test_a_run_is_its_parts() -> None:
         "host work": 55,
         "host logits": 32 * 1000 * 4,
         "host drafter_tables": 7777,
+        "host text": TEXT_TOKEN_BYTES * run.cache_cells,
         "host runtime": runtime_bytes(UNTIED),
     }
 
@@ -166,7 +168,7 @@ def test_ceilings_are_what_is_touched_as_it_is_used() -> None:
         parts = footprint(UNTIED, run, SAID, drafter_bytes=1)
         return {part.name for part in parts if part.is_ceiling}
 
-    used = {"compute", "work", "logits", "drafter_tables", "runtime"}
+    used = {"compute", "work", "logits", "drafter_tables", "text", "runtime"}
     assert ceilings(shape(mapped=False)) == used
     assert ceilings(shape(mapped=True)) == {"weights", *used}
 

@@ -68,7 +68,7 @@ CHOICES = {"backend", "head",
     "mapped", "device", "kernels",
 }  # fmt: skip
 COMPONENTS = {
-    "weights", "kv_cache", "compute", "work", "logits", "drafter_tables", "runtime",
+    "weights", "kv_cache", "compute", "work", "logits", "drafter_tables", "text", "runtime",
 }  # fmt: skip
 EXACT = {"kv_cache"}  # components that are no ceilings
 if not missing_kernels():  # which pack all weights of the embedded model
