@@ -58,7 +58,7 @@ def onnx_footprint(
         bias = (widest if slides else config.max_nodes) * cells
         compute = F32 * (live + rope + bias)
     rows_read = min(spec.table_bytes, config.context_size * _PAGES_AROUND) * is_folder
-    parts = (
+    parts: tuple[Component, ...] = (
         Component("weights", weights, is_ceiling=True),
         Component("embeddings", rows_read, is_ceiling=True),
         Component("kv_cache", cells * spec.kv_values_per_token * F32),
