@@ -26,10 +26,10 @@ def test_a_context_that_was_asked_for_is_refused_with_the_largest_that_fits() ->
 
 
 def test_the_largest_components_are_named() -> None:
-    """16 MiB of cache and 2.03 of weights, each rounded up; the runtime is larger than both."""
+    """16 MiB of cache, 5 of text and 2.03 of weights, rounded up; the runtime is larger."""
     error = does_not_fit(SPEC, machine_with(64 * MIB), context_size=8192)
     runtime = -(-runtime_bytes(SPEC) // MIB)
-    assert f"(runtime {runtime}, kv cache 16, weights 3, compute 1 MiB)" in str(error)
+    assert f"(runtime {runtime}, kv cache 16, text 5, weights 3 MiB)" in str(error)
 
 
 def test_no_error_ever_says_that_as_much_is_free_as_is_needed() -> None:
@@ -76,7 +76,7 @@ def test_a_cache_type_that_was_chosen_is_not_argued_about(kv_type: str) -> None:
 
 def test_a_smaller_cache_is_offered_where_that_may_differ() -> None:
     """4,096 tokens fit with it; `--exact` would not be exact."""
-    asked: dict[str, Any] = {"context_size": 4096, "budget_bytes": peak(context_size=2560)}
+    asked: dict[str, Any] = {"context_size": 4096, "budget_bytes": peak(context_size=2816)}
     assert "`--kv-type q8_0 --ctx 4096` fits" in does_not_fit(**asked).hint
     assert plan_of(**asked, kv_type="q8_0").context_size == 4096
     assert "--kv-type" not in does_not_fit(**asked, exact=True).hint

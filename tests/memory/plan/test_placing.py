@@ -194,7 +194,7 @@ def test_only_the_preference_for_context_takes_a_smaller_cache_and_says_what_it_
     budget = peak(context_size=4096)
     long = plan_of(budget_bytes=budget, prefer="context")
     assert (long.kv_type_k, long.kv_type_v) == ("q8_0", "q8_0")
-    assert long.context_size == 7424  # 34 bytes for 32 values instead of 64
+    assert long.context_size == 6144  # 34 bytes for 32 values instead of 64, and the text
     assert "what it loses is measured" in reason(long, "kv_type")
     assert plan_of(budget_bytes=budget, prefer="speed").kv_type_k == "f16"
     ample = plan_of(prefer="context")
