@@ -174,8 +174,8 @@ def _worst(name: str, pairs: list[tuple[int, int]], part: float, slack: int) -> 
 # A file's name, tokens of the prompt or so, and options.
 _PEAKS = (
     ("smollm2-*-q4_0", 6000, "--ctx 8192 --kv-type q8_0"),
-    ("smollm2-*-q4_0", 7600, "--ctx 8192 --kv-type q8_0"),
-    ("smollm2-*-q4_0", 7600, "--ctx 8192 --kv-type q4_0"),
+    ("smollm2-*-q4_0", 7000, "--ctx 8192 --kv-type q8_0"),
+    ("smollm2-*-q4_0", 7000, "--ctx 8192 --kv-type q4_0"),
     ("smollm2-*-q4_1", 0, "--ctx 1000 --kv-type f32 --kernels off -t 1 --drafter none"),
     ("smollm2-*-q4_0", 0, "--ctx 777 --budget 215MiB"),
     ("gemma-3-270m-*", 6000, "--ctx 8000 --kv-type bf16"),
