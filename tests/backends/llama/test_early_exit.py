@@ -174,6 +174,9 @@ def test_drafting_needs_no_package_beside_llama_cpp(target: ModelSpec, drafter: 
     program = (
         "import sys; sys.modules['gguf'] = None\n"
         "import edgespec\n"
+        "from edgespec.measure import timing\n"
+        "from edgespec.setup import loading\n"
+        "timing._LOOK_SECONDS, loading._CURVE_SECONDS = 0.0, 0.1\n"
         f"engine = edgespec.load({str(target.path)!r}, context_size=256, backend='llamacpp',\n"
         f"    draft_model={str(drafter.path)!r})\n"
         "engine.generate([3, 200, 7], max_tokens=4)\n"

@@ -48,6 +48,12 @@ def _nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_tried", {})
 
 
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What has no end is ended soon."""
+    monkeypatch.setattr(module._guest, "_limits", module._guest._limits._replace(seconds=0.4))
+
+
 def chained(rule: str, count: int, *, lark: bool = False) -> str:
     """So many rules, in each of which "{}" is the next one."""
     is_, root, name = (":", "start", "a") if lark else ("::=", "root", "a")
@@ -73,6 +79,7 @@ CHAINS = [
 ]
 
 
+@pytest.mark.usefixtures("hurried")
 @pytest.mark.parametrize(("rule", "count"), CHAINS)
 def test_a_long_chain_of_rules_is_a_sentence(
     tokenizer: VocabularyTokenizer, rule: str, count: int
@@ -84,6 +91,7 @@ def test_a_long_chain_of_rules_is_a_sentence(
     assert peak_resident_bytes() - before < 8 << 20  # nothing was compiled here
 
 
+@pytest.mark.usefixtures("hurried")
 @pytest.mark.parametrize("count", [1000, 4000])
 def test_terminals_within_terminals_are_a_sentence(
     tokenizer: VocabularyTokenizer, count: int
@@ -146,6 +154,7 @@ def test_a_form_is_tried_once(
     assert tokenizer.trial(AnswerFormat("json_schema", "{}")) is None
 
 
+@pytest.mark.usefixtures("hurried")
 def test_what_takes_long_with_all_tokens_alone_is_refused(tokenizer: VocabularyTokenizer) -> None:
     """Compiled in no time, and 16 s of the first token: it is tried with the whole vocabulary."""
     rules = [f'r{i} ::= "\\n"* root' for i in range(1000)]
