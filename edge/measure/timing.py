@@ -94,9 +94,6 @@ def some_tokens(backend: Backend, count: int) -> list[int]:
     return [token % backend.tokenizer.vocab_size for token in range(100, 100 + count)]
 
 
-_SINGLES = 8  # steps over one token at first, and around a size that say how fast the machine is
-
-
 def in_turns(
     steps: Sequence[Callable[[], object]],
     most: int,
@@ -149,13 +146,14 @@ def measure_curve(
     all sizes are thrown away.
     """
     steps = [partial(run, n) for n in range(max_nodes + 1)]
+    most = 8  # steps over one token at first; as many around sizes say how fast the machine is
     deadline = clock() + seconds
     run(1)
-    [singles] = in_turns([steps[1]], _SINGLES, seconds / 8, clock=clock)
+    [singles] = in_turns([steps[1]], most, seconds / 8, clock=clock)
     same = typical_ms(singles)
     if max_nodes == 1:
         return CostCurve([float("inf"), same])
-    twos, changed = in_turns([steps[2], steps[1]], _SINGLES, seconds / 8, clock=clock)
+    twos, changed = in_turns([steps[2], steps[1]], most, seconds / 8, clock=clock)
     unprepared = set(range(3, max_nodes + 1)) if twos[0] > 1.5 * max(twos[1:]) else set()
     usual = typical_ms(changed)  # of a single token after another size
     base = [float("inf")] * (max_nodes + 1) if known is None else known.resized(max_nodes).base
@@ -175,7 +173,7 @@ def measure_curve(
         first.append(after_ms)
         second += more[0] if quick else []
     drifts = _drifts(first, usual)
-    if quick and len(rows) >= _SINGLES:
+    if quick and len(rows) >= most:
         # Those at first may have come before caches held the weights.
         same, usual = median(second[1:]), median(first[1:])
         drifts = _drifts(second, same)

@@ -27,7 +27,6 @@ from edgespec.memory.plan.request import Choice, Request, contexts_of, threads_o
 from edgespec.models.pooling import POOLINGS, RANK
 from edgespec.models.spec import ONNX_FORMAT, ModelSpec
 
-_LEAST_CONTEXT = 64
 # What this kind of model can be told, and what changes nothing; others are about writing text.
 _TAKEN = {
     *("budget_bytes", "context_size", "threads", "gpu_layers", "kernels", "backend", "device"),
@@ -86,9 +85,9 @@ def plan_embedding(
     limit = min(machine.free_bytes, options.budget_bytes or machine.free_bytes)
     request = options if isinstance(options, Request) else Request.loading(options)
     asked, trained = options.context_size, contexts_of((spec,), request).trained
-    longest = asked or min(trained, 2048)
+    longest, least = asked or min(trained, 2048), 64
     halves = (longest >> times for times in range(1, 6) if asked is None)
-    for context in [longest, *(half for half in halves if half >= _LEAST_CONTEXT)]:
+    for context in [longest, *(half for half in halves if half >= least)]:
         plan = _planned(spec, request, chosen, context, limit, machine)
         if plan.predicted_peak_bytes <= limit:
             return plan
@@ -97,7 +96,7 @@ def plan_embedding(
     raise DoesNotFitError(
         f"needs {needed} MiB for texts of {plan.context_size} tokens; {where}: "
         f"{plan.limit_bytes // MEBIBYTE} MiB",
-        hint="leave out --ctx" if (asked or 0) > _LEAST_CONTEXT else "use a smaller model file",
+        hint="leave out --ctx" if (asked or 0) > least else "use a smaller model file",
     )
 
 

@@ -164,8 +164,11 @@ def _sized(
 ) -> Plan:
     """The plan of a layout: its context, drafts and batch, as large as memory allows."""
     least = layout.contexts.least, layout.least_batch, drafts.sizes[0]
-    layout = with_states(layout, *least, most=_LEAST_STATES)
-    lacks_states = bool(layout.state_bytes) and layout.states < _LEAST_STATES
+    first_states = (
+        2  # behind a system prompt that conversations have in common, and the last message
+    )
+    layout = with_states(layout, *least, most=first_states)
+    lacks_states = bool(layout.state_bytes) and layout.states < first_states
     search = ContextSearch(layout, drafts.sizes[:1] if lacks_states else drafts.sizes)
     context, draft_max = search.choose()
     batch = batch_of(layout, context, draft_max)
@@ -481,8 +484,6 @@ def _largest_batch(layout: Layout, draft_max: int) -> int:
 
 
 # -- states of prefixes ----------------------------------------------------------------
-
-_LEAST_STATES = 2  # behind a system prompt that several conversations have, and the last message
 
 
 def with_states(
