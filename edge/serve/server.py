@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import socket
 import threading
-import time
 from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -96,6 +95,7 @@ class Server:
             engine = Pool([member], shared=shared, any_model=any_model)
         self.pool, engine.shared.tools = engine, tools
         self._running: Running | None = None
+        self._is_over = threading.Event()
         self._thread: threading.Thread | None = None
 
     @property
@@ -143,6 +143,7 @@ class Server:
         try:
             self._running.run([listener])
         finally:
+            self._is_over.set()
             self.pool.close()
             self._running.has_ended()
 
@@ -153,10 +154,10 @@ class Server:
         if the server had begun later.
         """
         for service in self.pool.ready():
-            time.sleep(_QUIET_S)
-            while service.is_busy:
-                time.sleep(_QUIET_S)
-            service.prepare_formats()
+            while not self._is_over.wait(_QUIET_S):
+                if not service.is_busy:
+                    service.prepare_formats()
+                    break
 
     def start(self, host: str = "127.0.0.1", port: int = 0) -> str:
         """Answer in a thread of its own until `close`; returns the address, `http://HOST:PORT`.
@@ -175,6 +176,7 @@ class Server:
 
     def close(self) -> None:
         """Stop, and end all generations; safe to call twice."""
+        self._is_over.set()
         if self._running is not None:
             self._running.stop()
         if self._thread is not None:
