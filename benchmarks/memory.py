@@ -5,6 +5,8 @@ python benchmarks/memory.py peaks FOLDER [ROW...]
 python benchmarks/memory.py budgets MODEL... [--steps 40] [--json OUT]
 python benchmarks/memory.py atlas FOLDER [--kernels] [--users 4] [--kv-type q8_0]
 python benchmarks/memory.py frugality MODEL [--ctx 4096] [--kv-type f16] [--json OUT]
+python benchmarks/memory.py two MODEL [--budget MIB]
+python benchmarks/memory.py experts MODEL --budget MIB [--tokens 64] [--prompt 1000]
 python benchmarks/memory.py projectors FOLDER
 """
 
@@ -22,17 +24,24 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from random import Random
+from time import perf_counter, process_time
 from typing import Any
 
 from shared import run
 
+import edgespec
 from edgespec.backends.base import Capabilities
+from edgespec.backends.llama.backend import LlamaBackend
 from edgespec.backends.llama.context import LlamaContext
 from edgespec.backends.llama.simulator import SimulatedContext, allocated
+from edgespec.backends.tree import DraftTree
 from edgespec.errors import BackendError, ModelFileError
 from edgespec.measure.prompts import PROMPTS
 from edgespec.memory.bytes.config import RunConfig
 from edgespec.memory.bytes.simulation import ContextRequest, DeviceBytes, simulated, simulating
+from edgespec.memory.plan.options import LoadOptions
+from edgespec.memory.plan.plan import Plan
 from edgespec.models.spec import ModelSpec, read_model_spec
 
 # -- grid ------------------------------------------------------------------------------------
@@ -516,6 +525,126 @@ def _rate(counters: list[Any]) -> float:
     )
 
 
+# -- two processes ---------------------------------------------------------------------------
+
+
+def two() -> None:
+    """What two processes of one model hold together, each behind an answer.
+
+    Pss: of pages that both have, each has half. With packed weights that are pages of a file, and
+    with a copy in each process.
+    """
+    parser = argparse.ArgumentParser("memory.py two")
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--budget", type=int, metavar="MIB", help="of each process")
+    parser.add_argument("--ctx", type=int, default=4096)
+    parser.add_argument("--part", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.part:
+        _answer_and_wait(arguments)
+        return
+    budget = [] if arguments.budget is None else ["--budget", str(arguments.budget)]
+    for packed in ("auto", "off"):
+        command = [sys.executable, __file__, "two", str(arguments.model), "--part", packed]
+        command += ["--ctx", str(arguments.ctx), *budget]
+        processes, lines = [], []
+        for _ in range(2):
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+            one = subprocess.Popen(command, **pipes, stderr=subprocess.DEVNULL)
+            processes.append(one)
+            assert one.stdout is not None
+            lines.append(one.stdout.readline())
+        if not all(lines):
+            print(f"packed file {packed}: it does not load")
+        else:
+            held = [_held_mib(one.pid) for one in processes]
+            both = {name: sum(each[name] for each in held) for name in _HELD}
+            print(f"packed file {packed}: {both}, of each {[one['Pss'] for one in held]} MiB")
+        for one in processes:
+            one.communicate()
+
+
+_HELD = ("Pss", "Pss_Anon", "Pss_File")
+
+
+def _answer_and_wait(arguments: argparse.Namespace) -> None:
+    budget = arguments.budget
+    with edgespec.load(
+        arguments.model,
+        context_size=arguments.ctx,
+        budget_bytes=None if budget is None else budget << 20,
+        packed_file=arguments.part,
+    ) as engine:
+        engine.generate("Count to five.", max_tokens=24)
+        print("ready", flush=True)
+        sys.stdin.read()
+
+
+def _held_mib(pid: int) -> dict[str, int]:
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
+    found = {name: int(rest.split()[0]) >> 10 for name, rest in (one.split(":") for one in lines)}
+    return {name: found[name] for name in _HELD}
+
+
+# -- experts ---------------------------------------------------------------------------------
+
+
+def experts() -> None:
+    """Of a mixture larger than its budget: what a plan said of a token, and what it took.
+
+    Random tokens, one a step, behind a prompt of random ones. `--random` draws others: a first run
+    counts what a plan for another budget, and for other texts, goes by.
+    """
+    parser = argparse.ArgumentParser("memory.py experts")
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--budget", type=int, metavar="MIB", required=True)
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--prompt", type=int, default=1000)
+    parser.add_argument("--random", type=int, default=1)
+    arguments = parser.parse_args()
+    options = LoadOptions(
+        context_size=2048, budget_bytes=arguments.budget << 20, drafter="none", packed_file="on"
+    )
+    _say_experts("before the load", edgespec.plan(arguments.model, options))
+    with edgespec.load(arguments.model, options) as engine:
+        backend, random = engine.backend, Random(arguments.random)
+        assert isinstance(backend, LlamaBackend)
+        for name, size, count in (
+            ("prompt", backend.batch_size, arguments.prompt),
+            ("tokens", 1, arguments.tokens),  # the first ones that ask the last layer
+            ("tokens behind them", 1, arguments.tokens),
+        ):
+            tokens = [random.randrange(300, engine.vocab_size) for _ in range(count)]
+            before, began = backend.expert_counts, perf_counter()
+            used = process_time()
+            for start in range(0, len(tokens), size):
+                if size == 1:
+                    backend.verify(DraftTree.chain(tokens[start : start + 1]))
+                    backend.commit([0])
+                else:
+                    backend.prefill(tokens[start : start + size])
+            seconds, after = perf_counter() - began, backend.expert_counts
+            read = (after.read_bytes - before.read_bytes) / _MEBIBYTE
+            busy = (after.busy_ns - before.busy_ns) / 1e9
+            waited = (after.waited_ns - before.waited_ns) / 1e6
+            print(
+                f"{name}: {read / len(tokens):.1f} MiB a token, {len(tokens) / seconds:.2f} "
+                f"tokens/s, {1e3 * seconds / len(tokens):.1f} ms each; threads waited for "
+                f"{waited / len(tokens):.1f}, all together, and computed for "
+                f"{1e3 * (process_time() - used) / len(tokens):.1f}; the disk was busy for "
+                f"{busy / seconds:.0%}, at {read / max(busy, 1e-9):.0f} MiB/s",
+                flush=True,
+            )
+    _say_experts("behind it", edgespec.plan(arguments.model, options))
+
+
+def _say_experts(when: str, plan: Plan) -> None:
+    (said,) = (f"{one.value}, {one.reason}" for one in plan.choices if one.name == "experts")
+    low, high = plan.plain_range
+    speed = f"{plan.plain_tokens_per_s:.2f} tokens/s ({low:.2f} to {high:.2f})"
+    print(f"{when}: {said}; {speed}, {plan.speed_source}", flush=True)
+
+
 # -- projectors ------------------------------------------------------------------------------
 
 
@@ -632,4 +761,6 @@ if __name__ == "__main__":
         atlas=atlas,
         frugality=frugality,
         projectors=projectors,
+        two=two,
+        experts=experts,
     )

@@ -1,5 +1,5 @@
 // Experts of a mixture that is larger than memory: read from its packed file once a router has chosen them, and kept
-// within a bound, those that were used last.
+// within a bound, those that the last tokens used.
 #pragma once
 
 #include <cstddef>
@@ -16,12 +16,20 @@ struct ExpertTensor {
     int layer;
 };
 
-// Of experts, since there is no room for more; of bytes, since the load. `problem` is why the last read failed that
-// did: errno, or -1 where the file ended before it.
+// An expert that a step is about to use, for a token of the step.
+struct ExpertUse {
+    int64_t expert, token;
+};
+
+// Since the load. Some read was under way for `busy_ns`; threads of steps waited for `waited_ns`, all together. `problem`
+// is why the last read failed that did: errno, or -1 where the file ended before it.
+//
+// Of experts that tokens used since `count_experts`: after how many tokens of the layer they were used again, or by how
+// many they had not been used when they were for the first time. Counts at i are of 2^(i/8) tokens and more.
 struct ExpertCounts {
-    uint64_t used, read;  // experts that steps asked layers for, and those of them that were not in memory
-    uint64_t read_bytes, waited_ns;
+    uint64_t read_bytes, busy_ns, waited_ns;
     int problem;
+    uint32_t again[128], first[128];
 };
 
 class ExpertCache;
@@ -39,8 +47,12 @@ void release_experts(const void* begin);
 // What was counted; forgets the problem.
 ExpertCounts expert_counts(const void* begin);
 
-// Has experts read that the step is about to use, in all tensors of the layer. One thread of the step calls it.
-void request_experts(ExpertCache& cache, const void* weights, const std::vector<int64_t>& experts);
+// Uses are counted from here on: those of steps that were timed say nothing about texts.
+void count_experts(const void* begin);
+
+// Has experts read that a step of so many tokens is about to use, in all tensors of the layer. Uses of an expert stand
+// together, in the order of tokens. One thread of the step calls it.
+void request_experts(ExpertCache& cache, const void* weights, const std::vector<ExpertUse>& uses, int64_t tokens);
 
 // Whether an expert that was requested is here, or could not be read.
 bool is_here(ExpertCache& cache, const void* weights, int64_t expert);

@@ -328,6 +328,9 @@ EXPORTED int edgespec_kernels_hold(int file, size_t expert_bytes) {
 // What was counted of the experts of packed weights that lie here.
 EXPORTED edgespec::ExpertCounts edgespec_kernels_expert_counts(const void* begin) { return edgespec::expert_counts(begin); }
 
+// As `count_experts`.
+EXPORTED void edgespec_kernels_count_experts(const void* begin) { edgespec::count_experts(begin); }
+
 // A head of fewer tokens than its model's is in use: its logits are spread over the vocabulary by the kernels.
 EXPORTED void edgespec_kernels_spread() { edgespec::has_heads = true; }
 

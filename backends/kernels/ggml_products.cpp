@@ -225,11 +225,12 @@ void route(const Tensor* ids, const Routing& routing, uint8_t* memory) {
 }
 
 // Has the used experts read that are not in memory, and puts these behind the others.
-void request_used(ExpertCache& cache, const Tensor* weights, Used* used) {
-    std::vector<int64_t> experts;
-    Used* end = used;
-    for (; end->end; end++) experts.push_back(end->expert);
-    request_experts(cache, weights->data, experts);
+void request_used(ExpertCache& cache, const Tensor* weights, const Routing& routing, uint8_t* memory) {
+    std::vector<ExpertUse> uses;
+    Used *used = routing.used(memory), *end = used;
+    for (; end->end; end++)
+        for (int64_t i = end->first; i < end->end; i++) uses.push_back({end->expert, routing.routed(memory)[i].token});
+    request_experts(cache, weights->data, uses, routing.sizes.tokens);
     std::stable_partition(used, end, [&](const Used& one) { return is_here(cache, weights->data, one.expert); });
 }
 
@@ -289,7 +290,7 @@ void multiply_experts(const ComputeParams* params, const Tensor* op) {
     ExpertCache* cache = expert_cache_of(weights->data);
     if (params->ith == 0) {
         route(op->src[2], routing, memory);
-        if (cache) request_used(*cache, weights, routing.used(memory));
+        if (cache) request_used(*cache, weights, routing, memory);
     }
     if (!f.multiply_floats) quantize_all_columns(params, op->src[1], x);
     start_sharing(params);

@@ -623,6 +623,11 @@ class LlamaBackend(LlamaSequence):
         packed = self._context.packed
         return ExpertCounts() if packed is None else packed.counts()
 
+    def count_experts(self) -> None:
+        """Uses of experts, of which some are read, are counted from here on."""
+        assert self._context.packed is not None
+        self._context.packed.count_experts()
+
     def release_threads(self) -> None:
         end_team()
 

@@ -138,6 +138,10 @@ class PackedWeights:
         counted: ExpertCounts = function(self._memory.begin)
         return counted
 
+    def count_experts(self) -> None:
+        """Uses of experts are counted from here on."""
+        kernel_function("edgespec_kernels_count_experts", None, ctypes.c_void_p)(self._memory.begin)
+
     def write(self) -> None:
         """Bring a new file to the disk, in a thread: steps are timed before, as that sums it."""
         if self._new is not None:

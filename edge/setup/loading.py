@@ -272,6 +272,8 @@ def _load_one(
         engine.slots.release_threads()  # from measuring: whoever generates may be another thread
         if isinstance(backend, LlamaBackend):
             backend.write_packed()
+            if plan.expert_bytes:  # of timed steps nobody would learn
+                backend.count_experts()
         stack.pop_all()
         return engine
 
@@ -293,7 +295,7 @@ def _close(learning: Learning, backend: Backend, spec: ModelSpec, plan: Plan) ->
         learning.keep()
         if plan.expert_bytes and isinstance(backend, LlamaBackend):
             counts = backend.expert_counts
-            keep_counts(spec, plan.expert_bytes, counts.used, counts.read)
+            keep_counts(spec, [*counts.again], [*counts.first])
     finally:
         release()
 

@@ -1,23 +1,26 @@
 """Experts of a mixture that memory has no room for: how many bytes they are, and what is read.
 
 With them on a disk a token takes as long as its other weights take in memory, and as long as the
-disk takes for the experts that are not there. Memory has those that were used last: with a part f
-of all, f^a of the next ones. A router that knows no favourites has a = 1; real ones have a = 0.15,
-by public counts: a quarter of all has 81% of what is used next.
+disk takes for the experts that are not there. Memory has those that the last T tokens used. Let
+m(t) be the part of what a token uses that the t tokens before it did not. Then T tokens use a part
 
-A step over several tokens reads an expert once, however many of them it is for. The expert behind
-a part x of all that are used more is one of a token's with probability p = min(1, u a x^(a-1)),
-where u is the part of all that a token uses. Those behind f are read for
+    f(T) = u (m(0) + m(1) + ... + m(T - 1))
 
-    u (integral of 1 + (1 - p) + ... + (1 - p)^(n-1) over y = x^a from f^a to 1)
+of all, where u is what one token uses (the working set: Denning and Schwartz, "Properties of the
+working-set model", 1972). Memory with room for f(T) lacks m(T) of the next token, and a step over n
+tokens, which reads an expert once, reads u (m(T) + ... + m(T + n - 1)) of all: what f grows by.
 
-by n tokens: for one token that is u (1 - f^a).
+So m by f is all that a router has to tell. It is counted (`counted`). Before that, m = 1 - f^a: a
+router that knows no favourites has a = 1; real ones have a = 0.15, by public counts: a quarter of
+all has 81% of what is used next.
 """
 
 from __future__ import annotations
 
 import math
 import re
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from edgespec.memory.device.kernels import packed_bytes
@@ -26,8 +29,8 @@ from edgespec.models.spec import ModelSpec
 
 _EXPERTS = re.compile(r"blk\.(\d+)\.ffn_.*_exps\.weight")
 PAGE = 4096  # of packed experts, which are whole ones
-_CELLS = 32  # of an integral
 EVEN, USUAL = 1.0, math.log(0.81) / math.log(0.25)
+Missing = Callable[[float], float]  # m by f
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +41,14 @@ class Experts:
     layer_bytes: int
     token_bytes: int  # that one token uses
 
-    def read_bytes(self, kept: int, exponent: float, num_tokens: int = 1) -> float:
+    def read_bytes(self, kept: int, missing: Missing, num_tokens: int = 1) -> float:
         """Bytes that a step over so many tokens reads where memory keeps so many."""
-        hits: float = (kept / self.nbytes) ** exponent
-        used = self.token_bytes / self.nbytes
-        distinct = 0.0
-        for cell in range(_CELLS):
-            y = hits + (1.0 - hits) * (cell + 0.5) / _CELLS
-            p = min(1.0, used * exponent * y ** ((exponent - 1.0) / exponent))
-            distinct += sum((1.0 - p) ** k for k in range(num_tokens)) / _CELLS
-        return self.token_bytes * (1.0 - hits) * distinct
+        used, part = self.token_bytes / self.nbytes, kept / self.nbytes
+        # A token that is at a layer has its experts of those before it there already: of half.
+        grown = part = max(0.0, part - used * missing(part) / 2)
+        for _ in range(num_tokens):
+            grown += used * missing(grown)
+        return (grown - part) * self.nbytes
 
 
 def experts_of(spec: ModelSpec) -> Experts | None:
@@ -67,6 +68,36 @@ def experts_of(spec: ModelSpec) -> Experts | None:
     return Experts(nbytes, max(layers.values()), token)
 
 
-def exponent_of(hits: float, part: float) -> float:
-    """By a counted part of experts that were in memory, which had a part of all."""
-    return math.log(min(max(hits, 1e-6), 1.0 - 1e-6)) / math.log(min(max(part, 1e-6), 1.0 - 1e-6))
+def power_law(exponent: float) -> Missing:
+    """Of routers nobody has counted."""
+    return lambda part: 1.0 - min(1.0, part) ** exponent
+
+
+def counted(again: Sequence[int], first: Sequence[int], used: float) -> Missing:
+    """By a run that counted uses of experts, as `ExpertCounts` has them; `used` is of one token.
+
+    What was used for the first time would have been used again later than that: such counts say so
+    of as many tokens as there had been (Kaplan and Meier, "Nonparametric estimation from incomplete
+    observations", 1958).
+    """
+    parts, missing = [0.0], [1.0]
+    at_risk, tokens = sum(again) + sum(first), 0
+    for bucket, (returned, never) in enumerate(zip(again, first, strict=True)):
+        if not at_risk:
+            break
+        count = math.ceil(2 ** ((bucket + 1) / 8)) - 1 - tokens  # that are of this bucket
+        now, after = missing[-1], missing[-1] * (1.0 - returned / at_risk)
+        at_risk -= returned + never
+        if count:  # m falls in a line from here to its end
+            tokens += count
+            parts.append(parts[-1] + used * (count * now - (now - after) * (count - 1) / 2))
+            missing.append(after)
+    parts, missing = [*parts, max(1.0, parts[-1])], [*missing, 0.0]
+
+    def at(part: float) -> float:
+        place = min(bisect_right(parts, part), len(parts) - 1)
+        before, width = parts[place - 1], parts[place] - parts[place - 1]
+        share = min(1.0, (part - before) / width) if width else 1.0
+        return missing[place - 1] + share * (missing[place] - missing[place - 1])
+
+    return at

@@ -60,11 +60,12 @@ class ExpertCounts(ctypes.Structure):
     """struct edgespec::ExpertCounts of `backends/kernels/expert_cache.h`"""
 
     _fields_ = (
-        ("used", ctypes.c_uint64),
-        ("read", ctypes.c_uint64),
         ("read_bytes", ctypes.c_uint64),
+        ("busy_ns", ctypes.c_uint64),
         ("waited_ns", ctypes.c_uint64),
         ("problem", ctypes.c_int),
+        ("again", ctypes.c_uint32 * 128),
+        ("first", ctypes.c_uint32 * 128),
     )
 
 

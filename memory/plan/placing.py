@@ -17,7 +17,16 @@ from dataclasses import dataclass, replace
 
 from edgespec.errors import DoesNotFitError, UnsupportedError
 from edgespec.memory.bytes.config import HOST, KV_FLOATS, KV_TYPE_BYTES, MEBIBYTE, kv_name, kv_pair
-from edgespec.memory.bytes.experts import EVEN, PAGE, USUAL, Experts, experts_of, exponent_of
+from edgespec.memory.bytes.experts import (
+    EVEN,
+    PAGE,
+    USUAL,
+    Experts,
+    Missing,
+    counted,
+    experts_of,
+    power_law,
+)
 from edgespec.memory.bytes.footprint import kv_type_fits, multiplied_tensors
 from edgespec.memory.device.disk import disk_bandwidth
 from edgespec.memory.plan.layout import DRAFT_SIZES, Layout, Losses
@@ -488,7 +497,7 @@ def _least(layout: Layout) -> tuple[int, int, int]:
 # to experts, and others are read from the packed file when a router chooses them.
 
 _EXPERTS_KIND = "experts"
-# Of what was counted in one text, for others.
+# How many times as much other texts read as the one that was counted.
 _OTHER_TEXTS = 1.2
 
 
@@ -525,51 +534,58 @@ def _experts(spec: ModelSpec) -> Experts:
 class ExpertReads:
     """What steps read of experts, of which memory has so many bytes.
 
-    `exponents` say how evenly routers choose: least, as counted or as is usual, and most.
+    `missing` say how evenly routers choose: least, as counted or as is usual, and most.
     """
 
     experts: Experts
     kept: int
-    exponents: tuple[float, float, float]
+    missing: tuple[Missing, Missing, Missing]
     bytes_per_s: float
     source: str
 
     def choice(self) -> Choice:
         """How many experts a plan keeps, with what the others cost."""
-        few, _, many = (self.experts.read_bytes(self.kept, one) for one in self.exponents)
+        few, usual, many = (
+            self.experts.read_bytes(self.kept, one) / MEBIBYTE for one in self.missing
+        )
         return Choice(
             "experts",
             f"{self.kept / self.experts.nbytes:.0%} in memory",
-            f"all do not fit: {few / MEBIBYTE:.0f} to {many / MEBIBYTE:.0f} MiB a token are read, "
+            f"all do not fit: {usual:.3g} MiB a token are read ({few:.3g} to {many:.3g}), "
             + self.source,
         )
 
     def added_to(self, speed: SpeedModel) -> SpeedModel:
         """A model of speeds whose steps take what reading takes on top."""
 
-        def added(exponent: float) -> CostCurve:
+        def added(missing: Missing) -> CostCurve:
             read = (
-                self.experts.read_bytes(self.kept, exponent, size)
+                self.experts.read_bytes(self.kept, missing, size)
                 for size in range(len(speed.curve.base))
             )
             return speed.curve.longer([1e3 * nbytes / self.bytes_per_s for nbytes in read])
 
-        fast, usual, slow = map(added, self.exponents)
+        fast, usual, slow = map(added, self.missing)
         return replace(speed, curve=usual, likely=(slow, fast))
 
 
 def reads_of(layout: Layout) -> ExpertReads:
     """What a layout reads, by counts of earlier runs of its file where there are any."""
     spec, experts = layout.spec, _experts(layout.spec)
-    document = cache.load(_EXPERTS_KIND, spec.fingerprint) or {}
-    exponents, source = (USUAL / 2, USUAL, EVEN), "by how evenly routers are known to choose"
-    if isinstance(counted := document.get("exponent"), float):
-        exponents = counted / _OTHER_TEXTS, counted, min(EVEN, counted * _OTHER_TEXTS)
+    missing = power_law(USUAL / 2), power_law(USUAL), power_law(EVEN)
+    source = "by how evenly routers are known to choose"
+    if (found := _stored_counts(spec)) is not None:
+        known = counted(*found, experts.token_bytes / experts.nbytes)
+        missing = (
+            lambda part: known(part) / _OTHER_TEXTS,
+            known,
+            lambda part: min(1.0, known(part) * _OTHER_TEXTS),
+        )
         source = "as counted"
     slabs = spec.num_layers * spec.num_experts * 3  # gate, up and down
     # Where a disk cannot be measured: what a virtual one gave for pieces of 864 KiB.
     speed = disk_bandwidth(spec.path, experts.nbytes // slabs) or 550e6
-    return ExpertReads(experts, layout.expert_bytes, exponents, speed, source)
+    return ExpertReads(experts, layout.expert_bytes, missing, speed, source)
 
 
 def require_speed(layout: Layout, speeds: tuple[float, float]) -> None:
@@ -583,10 +599,18 @@ def require_speed(layout: Layout, speeds: tuple[float, float]) -> None:
         )
 
 
-def keep_counts(spec: ModelSpec, expert_bytes: int, used: int, read: int) -> None:
-    """Store how often experts that a router chose were in memory, for later plans of this file."""
-    experts = experts_of(spec)
+def keep_counts(spec: ModelSpec, again: Sequence[int], first: Sequence[int]) -> None:
+    """Store a run's uses of experts, as `ExpertCounts` has them, for later plans of this file."""
     least = 32 * spec.num_layers * spec.num_experts_used  # of so many tokens it is worth a count
-    if experts is not None and used >= least:
-        found = exponent_of(1.0 - read / used, expert_bytes / experts.nbytes)
-        cache.store(_EXPERTS_KIND, spec.fingerprint, {"exponent": found})
+    if sum(again) + sum(first) >= least:
+        cache.store(_EXPERTS_KIND, spec.fingerprint, {"again": again, "first": first})
+
+
+def _stored_counts(spec: ModelSpec) -> tuple[list[int], list[int]] | None:
+    """What `keep_counts` stored; None where there is nothing, or something else."""
+    document = cache.load(_EXPERTS_KIND, spec.fingerprint) or {}
+    again, first = document.get("again"), document.get("first")
+    if not (isinstance(again, list) and isinstance(first, list) and len(again) == len(first)):
+        return None
+    is_counted = all(isinstance(one, int) and one >= 0 for one in (*again, *first))
+    return (again, first) if is_counted else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import re
 import sys
@@ -92,8 +93,8 @@ def test_experts_are_read_when_they_are_used(mixture: Path) -> None:
             for _ in range(3):
                 np.testing.assert_array_equal(rows(backend), wanted)
             counts = backend.expert_counts
-            assert 0 < counts.read <= counts.used
             assert counts.read_bytes > 3 * FEW.expert_bytes
+            assert counts.busy_ns > 0
             assert resident_bytes(backend) <= FEW.expert_bytes
 
 
@@ -153,6 +154,37 @@ def test_experts_that_were_used_last_are_kept(mixture: Path) -> None:
         assert experts_read(3) == 0
         assert experts_read(4) > 0
         assert resident_bytes(backend) <= most * EXPERT_BYTES
+
+
+def test_a_step_leaves_the_experts_of_its_last_tokens(mixture: Path) -> None:
+    """As if its tokens had come one by one, though it asks one layer after the other for all."""
+    settings, found = replace(FEW, expert_bytes=24 * EXPERT_BYTES, max_nodes=32), []
+    for size in (1, len(TEXT)):
+        with closing(LlamaBackend(mixture, settings)) as backend:
+            backend.prefill([7])
+            backend.count_experts()
+            for start in range(0, len(TEXT), size):
+                backend.verify(DraftTree.chain(TEXT[start : start + size]))
+                backend.commit(range(size))
+            counts = backend.expert_counts
+            uses, before = ([*counts.again], [*counts.first]), int(counts.read_bytes)
+            assert sum(map(sum, uses)) == 4 * 2 * (len(TEXT) - 1)  # the first one follows nothing
+            backend.verify(DraftTree.chain([7]))
+            found.append((uses, int(backend.expert_counts.read_bytes) - before))
+    assert found[0] == found[1]
+
+
+def test_a_prompt_does_not_age_experts_of_the_last_layer(mixture: Path) -> None:
+    """It asks that layer for those of its last token alone."""
+    with closing(LlamaBackend(mixture, replace(FEW, expert_bytes=40 * EXPERT_BYTES))) as backend:
+        for token in (3, 4, 5):
+            backend.prefill([token])
+        backend.count_experts()
+        backend.prefill(TEXT)
+        counts = backend.expert_counts
+        ago = [number for number, count in enumerate(counts.again) if count]
+        assert sum(counts.again) + sum(counts.first) == 3 * 2 * (len(TEXT) - 1)
+        assert ago[-1] <= 8 * math.log2(len(TEXT))
 
 
 def test_a_file_that_ends_early_ends_a_step_and_not_the_process(
