@@ -549,8 +549,8 @@ def two() -> None:
         command += ["--ctx", str(arguments.ctx), *budget]
         processes, lines = [], []
         for _ in range(2):
-            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-            one = subprocess.Popen(command, **pipes, stderr=subprocess.DEVNULL)
+            pipe, nowhere = subprocess.PIPE, subprocess.DEVNULL
+            one = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=nowhere)
             processes.append(one)
             assert one.stdout is not None
             lines.append(one.stdout.readline())
