@@ -207,11 +207,13 @@ def exact_engine(measured_cache: Path) -> Iterator[Engine]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("EDGESPEC_CACHE", str(measured_cache))
         patch.setattr("edgespec.backends.llama.context.TEAMS", _WholeTeams())
-        patch.setattr("edgespec.measure.timing._LOOK_SECONDS", 0.0)
-        patch.setattr("edgespec.measure.noise._NUM_TOKENS", 16)
-        with edgespec.load(
-            context_size=256, threads=1, draft_max=7, exact=True, drafter="suffix"
-        ) as engine:
+        with patch.context() as of_load:  # other tests see what a load measures
+            of_load.setattr("edgespec.measure.timing._LOOK_SECONDS", 0.0)
+            of_load.setattr("edgespec.measure.noise._NUM_TOKENS", 16)
+            engine = edgespec.load(
+                context_size=256, threads=1, draft_max=7, exact=True, drafter="suffix"
+            )
+        with engine:
             let_drafts_pay(engine)
             yield engine
 
