@@ -108,6 +108,7 @@ def run(arguments: argparse.Namespace, number: int) -> bool:
         threads=arguments.threads,
         exact=arguments.exact,
         kernels=arguments.kernels,
+        draft_model=arguments.draft_model,
         prompt_tokens=longest,
         max_tokens=arguments.max_tokens,
         is_plain_greedy=arguments.temperature == 0.0,
@@ -139,6 +140,7 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=192)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--drafter", default="auto")
+    parser.add_argument("--draft-model", type=Path)
     parser.add_argument("--backend", default="auto")
     parser.add_argument("--kernels", default="auto")
     parser.add_argument("--threads", type=int)
