@@ -25,7 +25,7 @@ SHORT = ("--max-tokens", "8", "--ctx", "256", "--threads", "1")
 SUMMARY = re.compile(
     r"(\d+) tokens, [\d.]+ tokens/s, acceptance length \d\.\d\d \(plain is 1\.00\)"
     r"(?:, drafts accepted: [a-z\d, ]+)?, first token after \d+\.\d\d s, "
-    r"peak memory \d+ MiB(; cut off by --max-tokens)?"
+    r"peak memory [\d.]+ [MG]iB(; cut off by --max-tokens)?"  # of this process, with other tests
 )
 
 
