@@ -70,11 +70,11 @@ class ControlTexts:
         if MARK not in text:
             return [(text, True)]
         clean, words = self._unmarked(text)
-        gaps = pairwise([0, *(place for word in words for place in word), len(clean)])
+        gaps = zip(
+            [0, *(end for _, end in words)], [*(a for a, _ in words), len(clean)], strict=True
+        )
         found = [  # control tokens between words
-            (first + a, first + b)
-            for first, end in [*gaps][::2]
-            for a, b in self.found(clean[first:end])
+            (gap + a, gap + b) for gap, end in gaps for a, b in self.found(clean[gap:end])
         ]
         starts, ends = [start for start, _ in found], [end for _, end in found]
         made, cursor = [], 0

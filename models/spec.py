@@ -199,9 +199,6 @@ def read_model_spec(path: str | os.PathLike[str], *, heads: bool = False) -> Mod
     names = {tensor.name for tensor in tensors}
     makes_logits = keys.arch not in {*_EMBEDDING_ONLY, EAGLE}
     makes_logits &= keys.arch != DFLASH or "token_embd.weight" in names
-    # The file's own word for its quantization, else the type that most bytes have.
-    file_type = first.integer("general.file_type", -1)
-    file_type -= _FILE_TYPE_GUESSED * (file_type >= _FILE_TYPE_GUESSED)
     return ModelSpec(
         path=first.path,
         files=tuple(shard.path for shard in shards),
@@ -212,7 +209,7 @@ def read_model_spec(path: str | os.PathLike[str], *, heads: bool = False) -> Mod
         ),
         arch=keys.arch,
         name=_label(first.text("general.name")) or first.path.stem,
-        file_type=FILE_TYPE_NAMES.get(file_type) or by_type.most_common(1)[0][0],
+        file_type=_file_type(first, by_type),
         notes=tuple(_notes(keys.arch, layers.num_prediction)),
         num_layers=layers.num,
         num_prediction_layers=layers.num_prediction,
@@ -292,6 +289,14 @@ def _span(gguf: Gguf, which: str) -> GgufSpan:
     """One of the tokenizer's arrays, empty where there is none."""
     value = gguf.metadata.get(f"tokenizer.ggml.{which}")
     return value if isinstance(value, GgufSpan) else GgufSpan("string", 0, 0, 0)
+
+
+def _file_type(gguf: Gguf, by_type: Counter[str]) -> str:
+    """The file's own word for its quantization, else the type that most bytes have."""
+    number = gguf.integer("general.file_type", -1)
+    if number >= _FILE_TYPE_GUESSED:
+        number -= _FILE_TYPE_GUESSED
+    return FILE_TYPE_NAMES.get(number) or by_type.most_common(1)[0][0]
 
 
 def _reads(keys: Keys, tensors: list[GgufTensor]) -> HeadSpec | None:

@@ -11,6 +11,7 @@ then every snapshot of the last one can still be reached, also by `truncate`.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ from edgespec.backends.llama.library import set_params
 from edgespec.backends.llama.states import say_lost
 from edgespec.backends.tree import DraftTree
 from edgespec.errors import BackendError, UnsupportedError
+from edgespec.memory.bytes.config import RunConfig
 
 
 class RecurrentBackend(LlamaBackend):
@@ -29,13 +31,19 @@ class RecurrentBackend(LlamaBackend):
     Its `snapshots` count tokens that can be taken back after a step, at least the drafts of one.
     """
 
-    _cells = 0  # tokens in the state, committed ones and those of the last step
-    _back = 0  # of them, the last ones that can be taken back
-    _snapshots = -1  # that are kept: at first as many as it was opened for
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        settings: RunConfig,
+        *,
+        progress: Callable[[float], None] | None = None,
+    ) -> None:
+        self._snapshots = settings.snapshots
+        self._cells = 0  # tokens in the state, committed ones and those of the last step
+        self._back = 0  # of them, the last ones that can be taken back
+        super().__init__(path, settings, progress=progress)
 
     def _adjust(self, params: Any) -> None:
-        if self._snapshots < 0:
-            self._snapshots = self._context.settings.snapshots
         set_params(params, n_rs_seq=self._snapshots)
 
     def _begin(self, embed: Embed | None) -> None:

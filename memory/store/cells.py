@@ -387,7 +387,7 @@ def _has_its_checksum(piece: Piece) -> bool:
 
 
 def _owner(salt: str) -> str:
-    """A digest of a salt, which says whose a text is without telling it."""
+    """A digest of a salt, which says whose a text is and does not reveal it."""
     return _hex(b"owner " + salt.encode())
 
 
