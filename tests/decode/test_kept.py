@@ -129,7 +129,7 @@ def test_it_is_written_while_the_server_lives_and_nobody_is_answered(_folder: Pa
     """A process that is killed has left it."""
     engine = keeping_engine(users=2)
     engine.generate(LONG)
-    until(lambda: len(files(_folder)) == 2)
+    until(lambda: len(files(_folder)) >= 2)  # the answer is a third one
     with keeping_engine() as other:
         assert num_read(other, LONG) == 1
     engine.close()
