@@ -50,7 +50,8 @@ class Teams:
         self._cores, self._look, self._clock = cores, look, clock
         self._running = running
         self._threads = set[int]()  # that make steps
-        self._lock = threading.Condition()
+        self._lock = threading.Lock()
+        self._ended = threading.Condition(self._lock)  # a step has, and somebody waits for that
         self._neighbours: Neighbours | None = None
         self._next_look_s = self._last_step_s = 0.0
         self._others = 0.0  # cores that others keep busy
@@ -75,7 +76,8 @@ class Teams:
             if self._at_work:  # an interrupt may have come before `enter`
                 self._at_work -= 1
                 self._steps += 1
-                self._lock.notify_all()
+                if self._beside:
+                    self._ended.notify_all()
             self._last_step_s = self._clock()
 
     @contextmanager
@@ -91,7 +93,7 @@ class Teams:
         try:
             with self._lock:
                 last = self._steps + self._at_work
-                self._lock.wait_for(lambda: self._steps >= last, _LONGEST_STEP_S)
+                self._ended.wait_for(lambda: self._steps >= last, _LONGEST_STEP_S)
             yield
         finally:
             with self._lock:

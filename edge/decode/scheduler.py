@@ -241,7 +241,7 @@ class Scheduler:
                     slot.promised = 0
             raise
         finally:
-            if is_mine:
+            if is_mine and self._owner is me:
                 self._release(me)
 
     def _may_turn(self, thread: threading.Thread) -> bool:
