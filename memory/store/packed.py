@@ -93,12 +93,15 @@ class PackedFile:
     def make_room(self, nbytes: int, share: float) -> None:
         """Remove what was used least recently, until all take this share of the disk.
 
-        Raises OSError where this one is larger.
+        One that is larger by itself was needed: it stays beside them. Raises OSError where this one
+        is larger.
         """
-        if nbytes > _room(share):
+        most = _room(share)
+        if nbytes > most:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        found = sorted((used, size, path) for path, size, used in _files() if path != self.path)
-        left = _room(share) - nbytes - sum(size for _, size, _ in found)
+        others = ((used, size, path) for path, size, used in _files() if path != self.path)
+        found = sorted(one for one in others if one[1] <= most)
+        left = most - nbytes - sum(size for _, size, _ in found)
         for _, size, path in found:
             if left >= 0:
                 return

@@ -200,6 +200,25 @@ def test_what_was_used_last_stays_within_the_bound(monkeypatch: pytest.MonkeyPat
     assert read(PackedFile("third")) == DATA
 
 
+def test_one_that_was_needed_stays_beside_what_is_kept_unasked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A draft model's file would take a mixture's, which takes a minute to write."""
+    monkeypatch.setattr(packed, "_room", lambda share: int(share * 1_000_000))
+    new = PackedFile("needed").begin("model.gguf", 300_000, needed=True)
+    os.write(new.handle, bytes(300_000))
+    new.finish("order")
+    new.join()
+    for key in ("first", "second", "third"):
+        write(PackedFile(key))
+    assert [read(PackedFile(key)) is not None for key in ("needed", "first", "third")] == [
+        *(True, False, True)
+    ]
+    new = PackedFile("another").begin("model.gguf", 700_000, needed=True)
+    assert read(PackedFile("needed")) is None
+    new.abandon()
+
+
 def test_little_is_kept_unasked_and_a_quarter_of_the_disk_at_most(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
