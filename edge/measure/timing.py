@@ -24,15 +24,15 @@ def contention_now(backend: Backend) -> float:
     return backend.contention
 
 
-def one_step(backend: Backend, nodes: int) -> None:
+def one_step(backend: Backend, nodes: int, tokens: Sequence[int] = ()) -> None:
     """Verify a chain of arbitrary tokens and take it back; what cannot be is one token more.
 
-    A cache that these have filled is emptied.
+    A cache that these have filled is emptied. It is these `tokens` if there are any.
     """
     returns = backend.capabilities.rollback and not backend.capabilities.snapshots
     if not returns and backend.length + nodes > backend.context_size:
         backend.truncate(0)
-    backend.verify(DraftTree.chain(some_tokens(backend, nodes)))
+    backend.verify(DraftTree.chain(tokens or some_tokens(backend, nodes)))
     if returns:
         backend.truncate(backend.length)
     else:
@@ -89,9 +89,10 @@ def reading_ms(backend: Backend) -> float:
     return min(times) / len(tokens)
 
 
-def some_tokens(backend: Backend, count: int) -> list[int]:
-    """Some tokens; which ones makes no difference to the time of a step."""
-    return [token % backend.tokenizer.vocab_size for token in range(100, 100 + count)]
+def some_tokens(backend: Backend, count: int, first: int = 0) -> list[int]:
+    """Some tokens; which ones makes no difference to the time of a step without experts."""
+    first += 100
+    return [token % backend.tokenizer.vocab_size for token in range(first, first + count)]
 
 
 def in_turns(

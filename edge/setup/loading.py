@@ -5,6 +5,7 @@ Draft models are opened for their target, and the times of their steps measured 
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 from collections.abc import Callable, Sequence
@@ -12,8 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
-from time import time
+from time import perf_counter, time
 from typing import TYPE_CHECKING, Any
 from warnings import warn
 
@@ -46,6 +46,7 @@ from edgespec.measure.timing import (
     measure_curve,
     one_step,
     snapshots_cost,
+    some_tokens,
     times_behind,
 )
 from edgespec.memory.bytes.config import RunConfig
@@ -87,6 +88,7 @@ if TYPE_CHECKING:
 _LOGGER = logging.getLogger("edgespec.setup")
 # Together with warm-up and one large step too many these stay below two seconds.
 _CURVE_SECONDS = 1.1
+_TURNS = 4  # tokens of a mixture, so that a round reads more than a processor's caches have
 
 
 def load(
@@ -222,7 +224,9 @@ def _load_one(
             max_nodes = largest_exact_step(backend, spec, plan, report)
             reuses_cache = prefill_is_exact(backend, spec, plan, max_nodes)
         if backend.capabilities.rollback:
-            one_step(backend, backend.max_nodes)  # takes what it needs now, not in mid-answer
+            # Takes what it needs now, not in mid-answer; one token alone wakes the fewest experts.
+            alike = backend.max_nodes * some_tokens(backend, 1)
+            one_step(backend, backend.max_nodes, alike)
         curve, plain_key = None, stored.plain_key(spec, plan)
         if plan.drafter != "none":
             curve = _curve(backend, spec, plan, report)
@@ -230,7 +234,7 @@ def _load_one(
             # For plans, once, where a run without drafts comes first: a step over one token.
             report("measuring step times", 0.0)
             contention_now(backend)
-            plain = measure_curve(lambda n: one_step(backend, n), 1, seconds=_CURVE_SECONDS)
+            plain = _measured(backend, spec, plan, 1)
             stored.keep_curve(plain_key, plain.uncontended(backend.contention), replaced=True)
             report("measuring step times", 1.0)
         models: Sequence[WritingDrafter] = ()
@@ -377,12 +381,8 @@ def _curve(backend: Backend, spec: ModelSpec, plan: Plan, report: Progress) -> C
     elif known is not None and (is_whole or contention > known.contention):
         report("measuring step times", 1.0)
         return known
-    curve = measure_curve(
-        lambda nodes: one_step(backend, nodes),
-        backend.max_nodes,
-        seconds=_CURVE_SECONDS,
-        known=None if known is None else known.contended(contention),
-    )
+    known_now = None if known is None else known.contended(contention)
+    curve = _measured(backend, spec, plan, backend.max_nodes, known_now)
     if known is None:
         expect_slopes(curve, spec)
     report("measuring step times", 1.0)
@@ -395,6 +395,33 @@ def _curve(backend: Backend, spec: ModelSpec, plan: Plan, report: Progress) -> C
     return curve
 
 
+def _measured(
+    backend: Backend, spec: ModelSpec, plan: Plan, max_nodes: int, known: CostCurve | None = None
+) -> CostCurve:
+    """Step times, without what steps wait for experts to be read, which plans add.
+
+    The same token again and again wakes the same experts, which the processor's caches keep more of
+    than of those of a text. So each step of a mixture has other tokens than the last one: of as
+    many as memory has the experts of, and as make a round longer than any cache.
+    """
+    token_bytes = spec.expert_bytes * spec.num_experts_used // max(1, spec.num_experts)
+    most = (plan.expert_bytes or spec.expert_bytes) // max(1, token_bytes)
+    turns = itertools.cycle(range(max(1, min(_TURNS, most))))
+
+    def step(nodes: int) -> None:
+        one_step(backend, nodes, some_tokens(backend, nodes, next(turns)))
+
+    def computing_s() -> float:
+        assert isinstance(backend, LlamaBackend)
+        return perf_counter() - int(backend.expert_counts.waited_ns) / 1e9 / plan.threads
+
+    if plan.expert_bytes:
+        for _ in range(_TURNS):  # experts are read
+            step(1)
+    clock = computing_s if plan.expert_bytes else perf_counter
+    return measure_curve(step, max_nodes, seconds=_CURVE_SECONDS, known=known, clock=clock)
+
+
 def _is_whole(curve: CostCurve) -> bool:
     """Whether one of its largest sizes was measured, and of others one for each four times as many.
 
@@ -404,7 +431,7 @@ def _is_whole(curve: CostCurve) -> bool:
     """
     sizes = [size for size, ms in enumerate(curve.base) if size and ms < float("inf")]
     has_largest = max(sizes, default=0) >= 0.9 * (len(curve.base) - 1)
-    return has_largest and all(b <= 4 * a for a, b in pairwise(sizes))
+    return has_largest and all(b <= 4 * a for a, b in itertools.pairwise(sizes))
 
 
 def largest_exact_step(

@@ -17,6 +17,7 @@ from hybrid_gguf import Shape, write_hybrid
 import edgespec
 from edgespec.backends.llama.backend import LlamaBackend
 from edgespec.backends.llama.kernels import refusal_of_kernels
+from edgespec.backends.tree import DraftTree
 from edgespec.errors import BackendError, DoesNotFitError
 from edgespec.memory.bytes.experts import (
     EVEN,
@@ -150,6 +151,29 @@ def test_what_does_not_fit_is_read_and_answers_the_same(path: Path) -> None:
     assert sum(stored["again"] + stored["first"]) < 4 * 2 * 230  # of the answer, of no timed steps
     plan = edgespec.plan(path, budget_bytes=budget, **OPTIONS)
     assert any(one.reason.endswith("as counted") for one in plan.choices)
+
+
+def test_steps_are_timed_with_tokens_that_wake_other_experts(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A clock stands while they are read; a later load reads those of one token, for all nodes."""
+    asked, verify = list[tuple[int, ...]](), LlamaBackend.verify
+
+    def asking(backend: LlamaBackend, tree: DraftTree) -> Any:
+        asked.append(tuple(tree.tokens))
+        return verify(backend, tree)
+
+    monkeypatch.setattr(LlamaBackend, "verify", asking)
+    options: dict[str, Any] = OPTIONS | {"drafter": "suffix", "draft_max": 3}
+    budget = edgespec.plan(path, **options).predicted_peak_bytes - (7 << 20)
+    for timed in (4, 1):
+        with edgespec.load(path, budget_bytes=budget, **options) as engine:
+            assert isinstance(engine.backend, LlamaBackend)
+            single = {one for one in asked if len(one) == 1}
+            assert len(single) == timed if timed > 1 else len(single) <= 1
+            read = engine.backend.expert_counts.read_bytes
+        asked.clear()
+    assert read == 4 * 2 * 3 * 3 * 4096
 
 
 def test_a_disk_error_ends_an_answer_and_the_next_one_is_whole(path: Path, tmp_path: Path) -> None:
