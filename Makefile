@@ -58,6 +58,7 @@ OBJECTS := $(KEPT)/kernels.o/$(shell { cat $(COMPILED); $(CXX) --version; } 2>&1
 TAKE_OBJECTS = { ls -d build/kernels-* || { mkdir -p build && cp -r $(OBJECTS)/. build; } || all_new=1; }
 KEEP_OBJECTS = { [ -z "$$all_new" ] || { mkdir -p $(OBJECTS).new && cp -r build/kernels-* $(OBJECTS).new && \
 	mv $(OBJECTS).new $(OBJECTS); } || true; }
+TYPES := $(KEPT)/mypy
 COMPILER := $(shell for tool in $(if $(CROSS),$(CXX),"$${CXX:-c++}" c++ g++ clang++); do command -v $$tool; done | head -1)
 # Wheels of `make dist`, made here or elsewhere: llama.cpp is not compiled then, and without a compiler
 # nothing is. The one for x86-64 needs AVX2.
@@ -146,10 +147,14 @@ test: $(STAMP)
 	$(BIN)/ruff format --check .
 	@$(MAKE) --no-print-directory -j 2 types tests-of-ci
 
-# Types are checked by one thread, so tests run beside.
+# Types are checked by one thread, so tests run beside. What is known of files is kept by their
+# contents, for another checkout as well.
 types:
+	@[ -d .mypy_cache ] || [ ! -d $(TYPES) ] || cp -r $(TYPES) .mypy_cache
 	$(BIN)/mypy -p edgespec
 	$(BIN)/mypy tests benchmarks docs
+	@{ rm -rf $(TYPES).new && mkdir -p $(KEPT) && cp -r .mypy_cache $(TYPES).new && \
+		rm -rf $(TYPES) && mv $(TYPES).new $(TYPES); } || true
 
 tests-of-ci:
 	MAKEFLAGS= $(PYTEST)

@@ -165,3 +165,14 @@ def test_a_llama_cpp_that_somebody_installed_stays(tmp_path: Path) -> None:
     packages = tmp_path / "own" / ".venv" / "lib" / "python3.11" / "site-packages"
     (packages / "llama_cpp_python-1.2.3.dist-info").mkdir(parents=True)
     assert installed(tmp_path / "own", tmp_path / "cache") == ([], [])
+
+
+def test_what_is_known_of_types_is_kept_for_another_checkout(tmp_path: Path) -> None:
+    known = []
+    for name in ("one", "other"):
+        looks = "mkdir -p .mypy_cache; echo $@ >>.mypy_cache/known"
+        python(tmp_path / name / ".venv" / "bin" / "mypy", sys.version_info[:2], looks)
+        done = make(tmp_path / name, target="types", EDGESPEC_CACHE=str(tmp_path / "cache" / "new"))
+        assert done.returncode == 0, done.stderr
+        known += [len((tmp_path / name / ".mypy_cache" / "known").read_text().splitlines())]
+    assert known == [2, 4]
