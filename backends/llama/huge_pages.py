@@ -86,15 +86,15 @@ def read_pages(address: int, nbytes: int, progress: Callable[[float], None]) -> 
 def large_regions() -> dict[int, int]:
     """Where large memory of this process alone begins and ends; empty where there is no /proc."""
     try:
-        lines = Path("/proc/self/maps").read_text().splitlines()
+        lines = Path("/proc/self/maps").read_bytes().splitlines()
     except OSError:
         return {}
     regions = {}
-    for fields in map(str.split, lines):
-        start, end = (int(address, 16) for address in fields[0].split("-"))
-        is_ours = fields[1].startswith("rw") and len(fields) == 5  # neither a file nor the heap
-        if is_ours and end - start >= _LEAST_BYTES:
-            regions[start] = end
+    for line in lines:
+        if b" rw" in line and line.rstrip().endswith(b" 00:00 0"):  # neither a file nor the heap
+            start, end = (int(address, 16) for address in line.split(b" ", 1)[0].split(b"-"))
+            if end - start >= _LEAST_BYTES:
+                regions[start] = end
     return regions
 
 

@@ -105,9 +105,9 @@ def test_a_region_without_a_whole_huge_page_is_left_alone() -> None:
 
 
 def test_where_nobody_tells_regions_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_path: Path) -> str:
+    def refuse(_path: Path) -> bytes:
         raise FileNotFoundError
 
-    monkeypatch.setattr(Path, "read_text", refuse)
+    monkeypatch.setattr(Path, "read_bytes", refuse)
     assert large_regions() == {}
     assert HugePages().ask() == 0
