@@ -268,6 +268,8 @@ int main(int count, char** arguments) {
     void* library = count > 1 ? dlopen(arguments[1], RTLD_NOW) : nullptr;
     std::string best = chosen();
     printf("instructions: %s, ggml: %s\n", best.c_str(), library ? "yes" : "no");
+    const char* wanted = getenv("EDGESPEC_KERNELS_ISA");
+    if (wanted && *wanted && best != wanted) return 0;  // this processor has others
     if (count > 2 && strcmp(arguments[2], "time") == 0) return times(), 0;
     for (const Type& type : kTypes) {
         expect(!find(type.type, 24, 256) && !find(type.type, 16, 40) && !find(type.type, 0, 256), "odd sizes are refused");
