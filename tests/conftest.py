@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 # Threads of llama.cpp sleep while they wait for each other: where something else computes, tests
 # with two threads take a tenth of the time. Read when the first library with OpenMP is loaded.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# To start threads that nothing here needs is a third of importing numpy, in hundreds of processes.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 # Of files that take 12 s of processor time or more, or wait. No long one is left to the end.
 LONGEST_FIRST = (
@@ -128,15 +130,19 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.M
 def seen_once() -> Iterator[None]:
     """What is the same for all tests is looked at by the first one that asks.
 
-    The system's certificates, which clients of httpx read for 50 ms each time, and how fast memory
-    is, for which each plan in a new cache would copy 100 MiB and more.
+    The system's certificates, which clients of httpx read for 50 ms each time, the tree of
+    commands, and how fast memory is, for which each plan in a new cache would copy 100 MiB.
     """
     from httpx import create_ssl_context
+    from typer.main import get_command
 
     from edgespec.memory.device import bandwidth
 
+    built = cache(get_command)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("httpx._transports.default.create_ssl_context", cache(create_ssl_context))
+        for place in ("main.get_command", "testing._get_command"):
+            patch.setattr(f"typer.{place}", built)
         patch.setattr(bandwidth, "_measure", cache(bandwidth._measure))
         yield
 
