@@ -8,11 +8,11 @@ from pathlib import Path
 
 import dying
 import pytest
+from random_gguf import Q8_0, write_model
 
 from edgespec.bench.loaded_model import Worker
 from edgespec.errors import BackendError, ModelNotFoundError
 from edgespec.memory.plan.request import Request
-from edgespec.models.embedded import embedded_model
 
 
 def test_what_loading_raises_comes_through(tmp_path: Path) -> None:
@@ -55,9 +55,10 @@ def test_a_worker_neither_prints_on_stdout_nor_imports_from_the_folder(tmp_path:
 
 
 @pytest.mark.model
-def test_a_worker_that_dies_is_an_error() -> None:
+def test_a_worker_that_dies_is_an_error(tmp_path: Path) -> None:
     request = Request(context_size=256, threads=1)
-    with Worker(embedded_model(), request, ["none"]) as worker:
+    model = write_model(tmp_path / "model.gguf", "llama", Q8_0, reads_bytes=True)
+    with Worker(model, request, ["none"]) as worker:
         worker._process.kill()
         with pytest.raises(BackendError, match="ended with status"):
             worker.call("noise")

@@ -19,7 +19,7 @@ from command_line import Command
 pexpect = pytest.importorskip("pexpect")
 pytestmark = pytest.mark.model
 
-COMMAND = ["-m", "edgespec.cli.main", "chat", "--ctx", "1024", "--temp", "0"]
+COMMAND = ["-m", "edgespec.cli.main", "chat", "--ctx", "1024", "--temp", "0", "--threads", "1"]
 PATIENCE_S = 30
 ENDLESS = "Write a list of ten fruits."  # the embedded model never stops counting them
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[=>]|\r")
@@ -234,7 +234,7 @@ def test_ctrl_z_suspends_the_chat_and_the_line_stays(measured: str, tiny: str) -
 
 
 def test_what_is_typed_during_an_answer_is_the_next_line(measured: str) -> None:
-    person = Person(measured, "-n", "120")
+    person = Person(measured, "-n", "60")
     person.sends(ENDLESS)
     person.sees("\n2. ")  # and not one of the memory that the prompt shows
     person.types("typed ahead")

@@ -287,7 +287,9 @@ def test_a_name_the_terminal_cannot_show_is_no_traceback(tmp_path: Path, measure
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
 @pytest.mark.parametrize("arguments", [("version",), ("plan", "--json"), ("doctor",)])
 @pytest.mark.model
-def test_an_output_that_is_full_is_a_sentence(arguments: tuple[str, ...]) -> None:
+def test_an_output_that_is_full_is_a_sentence(
+    arguments: tuple[str, ...], measured: str, tiny: str
+) -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run(
             [sys.executable, "-m", "edgespec.cli.main", *arguments],
@@ -295,6 +297,7 @@ def test_an_output_that_is_full_is_a_sentence(arguments: tuple[str, ...]) -> Non
             stderr=subprocess.PIPE,
             text=True,
             check=False,
+            env={**os.environ, "EDGESPEC_CACHE": measured, "EDGESPEC_MODEL": tiny},
         )
     assert done.returncode == 1
     lines = done.stderr.splitlines()

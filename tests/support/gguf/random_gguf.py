@@ -50,6 +50,7 @@ def write_model(
     controls: Sequence[str] = (),
     template: str = "",
     width: int = WIDTH,
+    layers: int = LAYERS,
     deepstack: int = 2,
     adds_end: bool = False,
 ) -> Path:
@@ -70,7 +71,7 @@ def write_model(
     integers = {
         "context_length": 4096,
         "embedding_length": width,
-        "block_count": LAYERS,
+        "block_count": layers,
         "feed_forward_length": HIDDEN,
         "attention.head_count": width // 32,
         "attention.head_count_kv": 1,
@@ -106,7 +107,7 @@ def write_model(
         writer.add_add_eos_token(True)
     matrices = {"token_embd": normal(vocabulary, width), "output": 8 * normal(vocabulary, width)}
     vectors = {"output_norm.weight": width}
-    for layer in range(LAYERS):
+    for layer in range(layers):
         for name, rows, columns in (
             ("attn_q", width, width),
             ("attn_k", 32, width),
