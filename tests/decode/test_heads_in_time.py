@@ -199,8 +199,14 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    ("device", "temperature"),
+    [
+        pytest.param(device, temperature, marks=() if place == number else pytest.mark.long)
+        for place, device in enumerate(DEVICES)
+        for number, temperature in enumerate((0.0, 1.0))
+    ],
+)
 def test_a_head_that_is_always_wrong_costs_next_to_nothing(
     clock: Clock, device: str, temperature: float
 ) -> None:

@@ -35,6 +35,8 @@ from edgespec.models.chat import ChatMessage
 from edgespec.models.images import Image
 
 COUNT = 12  # tokens of an answer
+OFTEN = ("gemma3", "qwen3vl", "llava")
+SELDOM = [pytest.param(kind, marks=pytest.mark.long) for kind in KINDS if kind not in OFTEN]
 
 
 @pytest.fixture(params=KINDS)
@@ -43,7 +45,7 @@ def engine(request: pytest.FixtureRequest, vision_folder: Path) -> Iterator[Engi
         yield made
 
 
-@pytest.fixture(params=["gemma3", "qwen3vl", "llava"])
+@pytest.fixture(params=OFTEN)
 def pair(request: pytest.FixtureRequest, vision_folder: Path) -> Iterator[Engine]:
     """An engine of two users."""
     with open_engine(vision_folder, request.param, drafts=True, users=2, cells=1024) as made:
@@ -110,6 +112,7 @@ def test_a_prefix_with_the_same_image_is_not_computed_again(
     assert of_other.token_ids == fresh.token_ids
 
 
+@pytest.mark.parametrize("engine", [*OFTEN, *SELDOM], indirect=True)
 def test_a_session_keeps_its_images(engine: Engine, tmp_path: Path) -> None:
     """Each turn reads what is new; a file has the images and, with their cells, the cache."""
     engine.cache_key = "tiny"

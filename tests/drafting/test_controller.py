@@ -15,7 +15,7 @@ from edgespec.drafting.proposal import EMPTY, Proposal, StepContext, build_tree,
 from edgespec.memory.times.curve import CostCurve
 
 INF = float("inf")
-quick = settings(max_examples=300)
+quick = settings(max_examples=100)
 
 
 def curve_of(*ms: float, **effects: float) -> CostCurve:

@@ -39,7 +39,7 @@ from edgespec.models.images import Image, Sound, read_image
 from edgespec.models.projector import read_projector
 
 pytestmark = pytest.mark.model
-COUNT = 40 * int(os.environ.get("EDGESPEC_FUZZ", "1"))
+COUNT = 24 * int(os.environ.get("EDGESPEC_FUZZ", "1"))
 SOUNDS = tuple(
     read_image(data)
     for data in (wav(samples(1)), wav(samples(2, 0.5, 44100), 44100, 2), flac(samples(3)), mp3())

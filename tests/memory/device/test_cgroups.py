@@ -181,7 +181,7 @@ PATHS = st.sampled_from(["/", "/a", "/a/b", "/..", "/../..", "", "a", "//a", "/a
 MISSING = None
 
 
-@settings(max_examples=80)
+@settings(max_examples=40)
 @given(
     path=PATHS | st.text(max_size=8),
     mounted=PATHS,

@@ -96,7 +96,7 @@ _REPOSITORIES = st.sampled_from([NAME, "o/tiny", "o/Tiny-UD-GGUF", "o/Tiny-I-Com
 
 
 @given(_PATHS, _PATHS, _REPOSITORIES)
-@settings(max_examples=300)
+@settings(max_examples=100)
 def test_the_name_of_a_file_means_no_other_one_elsewhere(
     here: list[str], elsewhere: list[str], repository: str
 ) -> None:
