@@ -67,7 +67,7 @@ assert (found.free_bytes, found.total_bytes, found.shares_memory) == (5 << 30, 6
 ggml_function("ggml_nbytes", ctypes.c_size_t, pointer)
 with open("/proc/self/maps") as maps:
     files = {line.split()[-1] for line in maps if "/libggml" in line or "/libllama" in line}
-print(*sorted(files), sep="\\n")
+print(*sorted(files), sep="\\n", flush=True)
 import os
 os._exit(0)  # the registry would go on with a device that is gone
 """
