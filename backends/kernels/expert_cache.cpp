@@ -1,5 +1,6 @@
-// An expert lies at its place among all weights, as in the file, so products find it as if all were in memory. Pages
-// of what was used least recently go back to the system; several threads read, for disks want many requests at once.
+// Experts lie in the memory that would have all of them: at any place of their size, from the lowest one on. One that is
+// given up leaves its place, with its pages, to the next one, which is read into them: new pages would be zeroed first,
+// and memory that is filled from below can be huge pages. Several threads read, for disks want many requests at once.
 //
 // A prompt asks a layer for most of its experts, and then the next one. Were those kept that were asked for last, these
 // would be the last layers' when an answer begins. So what counts is the last token that used an expert.
@@ -34,6 +35,8 @@ namespace {
 
 constexpr int kReaders = 8;  // memory/device/disk.py has what one to 16 gave
 constexpr int kEnded = -1;
+constexpr size_t kHuge = 2 << 20;
+constexpr size_t kHugeFrom = 256 << 20;  // bytes of experts, of which a huge page is less than a hundredth
 
 using Clock = std::chrono::steady_clock;
 
@@ -65,11 +68,16 @@ enum State : uint8_t { kAbsent, kReading, kHere, kFailed };
 
 // An expert's part of one tensor.
 struct Slab {
-    uint8_t* begin;
-    size_t bytes;
+    size_t offset, bytes;  // in the file
+    uint8_t* place = nullptr;
     std::atomic<State> state{kAbsent};
 
-    Slab(uint8_t* begin, size_t bytes) : begin(begin), bytes(bytes) {}
+    Slab(size_t offset, size_t bytes) : offset(offset), bytes(bytes) {}
+};
+
+// Places of one size that nobody has: those with pages, and others, the lowest of which is last.
+struct Places {
+    std::vector<uint8_t*> filled = {}, fresh = {};
 };
 
 constexpr int64_t kNever = -1;
@@ -116,11 +124,17 @@ class ExpertCache {
             std::deque<Expert>& experts = layers_[size_t(one.layer)].experts;
             while (experts.size() < size_t(one.experts)) experts.emplace_back(one.layer, experts.size());
             for (size_t e = 0; e < size_t(one.experts); e++) {
-                tensor.slabs.emplace_back(one.begin + e * one.slab_bytes, one.slab_bytes);
+                uint8_t* place = one.begin + e * one.slab_bytes;
+                tensor.slabs.emplace_back(size_t(place - begin), one.slab_bytes);
                 experts[e].slabs.push_back(&tensor.slabs.back());
                 experts[e].bytes += one.slab_bytes;
+                places_[one.slab_bytes].fresh.push_back(place);
             }
         }
+        for (auto& [_, one] : places_) std::sort(one.fresh.rbegin(), one.fresh.rend());
+        // Of several sizes some places are given back, whose huge pages the system may fill again.
+        is_huge_ = places_.size() == 1 && most_bytes_ >= kHugeFrom;
+        if (is_huge_) most_bytes_ -= kHuge;  // the last one has room left
     }
 
     ~ExpertCache() {
@@ -141,6 +155,8 @@ class ExpertCache {
         }
         return !readers_.empty();
     }
+
+    bool is_huge() const { return is_huge_; }
 
     bool has(const void* at) const { return at >= begin_ && at < begin_ + size_; }
 
@@ -177,6 +193,7 @@ class ExpertCache {
             kept_bytes_ += expert->bytes;
             kept_.insert(expert);
             expert->is_kept = true;
+            for (Slab* slab : expert->slabs) slab->place = take_place(slab->bytes);
         }
         read_absent(tensor.slabs, uses);  // what is multiplied now
         for (auto& [_, other] : tensors_)
@@ -189,12 +206,14 @@ class ExpertCache {
         return tensors_.at(weights).slabs[size_t(expert)].state != kReading;
     }
 
-    void wait(const void* weights, int64_t expert) {
-        if (is_here(weights, expert)) return;
+    const uint8_t* wait(const void* weights, int64_t expert) {
+        const Slab& slab = tensors_.at(weights).slabs[size_t(expert)];
+        if (slab.state != kReading) return slab.place;
         const Clock::time_point began = Clock::now();
         std::unique_lock<std::mutex> lock(mutex_);
-        done_.wait(lock, [&] { return is_here(weights, expert); });
+        done_.wait(lock, [&] { return slab.state != kReading; });
         counts_.waited_ns += since(began);
+        return slab.place;
     }
 
    private:
@@ -247,13 +266,43 @@ class ExpertCache {
             }
             for (Slab* slab : oldest.slabs) {
                 done_.wait(lock, [&] { return slab->state != kReading; });
-                madvise(slab->begin, slab->bytes, MADV_DONTNEED);
                 slab->state = kAbsent;
+                leave_place(slab->place, slab->bytes);
             }
             kept_bytes_ -= oldest.bytes;
             oldest.is_kept = false;
             next = kept_.erase(next);
         }
+    }
+
+    // One with pages, or another one. Where there is no room for more pages those of other sizes are given back.
+    uint8_t* take_place(size_t bytes) {
+        Places& places = places_[bytes];
+        std::vector<uint8_t*>& from = places.filled.empty() ? places.fresh : places.filled;
+        uint8_t* place = from.back();
+        from.pop_back();
+        if (&from == &places.filled) return place;
+        for (auto& [size, other] : places_) {
+            while (!other.filled.empty() && held_bytes_ + bytes > most_bytes_) {
+                give_back(other.filled.back(), size);
+                other.filled.pop_back();
+            }
+        }
+        held_bytes_ += bytes;
+        return place;
+    }
+
+    void leave_place(uint8_t* place, size_t bytes) {
+        if (held_bytes_ > most_bytes_)  // a request was too large
+            give_back(place, bytes);
+        else
+            places_[bytes].filled.push_back(place);
+    }
+
+    void give_back(uint8_t* place, size_t bytes) {
+        madvise(place, bytes, MADV_DONTNEED);
+        places_[bytes].fresh.push_back(place);
+        held_bytes_ -= bytes;
     }
 
     void read() {
@@ -265,7 +314,7 @@ class ExpertCache {
             queue_.pop_front();
             if (reading_++ == 0) reading_since_ = Clock::now();
             lock.unlock();
-            const int problem = read_all(file_, slab.begin, slab.bytes, size_t(slab.begin - begin_));
+            const int problem = read_all(file_, slab.place, slab.bytes, slab.offset);
             lock.lock();
             if (--reading_ == 0) counts_.busy_ns += since(reading_since_);
             counts_.read_bytes += slab.bytes;
@@ -278,7 +327,8 @@ class ExpertCache {
     uint8_t* const begin_;
     const size_t size_;
     const int file_;
-    const size_t most_bytes_;
+    size_t most_bytes_;
+    bool is_huge_ = false;
     std::map<const void*, Tensor> tensors_;  // by where they begin
     std::vector<Layer> layers_;
     std::vector<std::thread> readers_;
@@ -289,7 +339,8 @@ class ExpertCache {
     int reading_ = 0;
     Clock::time_point reading_since_;
     std::set<Expert*, LessRecent> kept_;
-    size_t kept_bytes_ = 0;
+    std::map<size_t, Places> places_;          // by their bytes
+    size_t kept_bytes_ = 0, held_bytes_ = 0;  // of experts, of places with pages
     uint64_t requests_ = 0;
     int step_layer_ = -1;                 // that was asked last
     int64_t step_ = 0, step_tokens_ = 0;  // the first token of a step, how many it has
@@ -303,20 +354,34 @@ std::mutex all_mutex;
 std::vector<std::unique_ptr<ExpertCache>> all;
 std::atomic<bool> has_any = false;  // steps of other models do not ask for the mutex
 
-// Takes what lies between the tensors of experts, in their order, into memory.
-int read_others(uint8_t* begin, size_t size, int file, std::vector<ExpertTensor> tensors) {
+// Takes what lies between the tensors of experts into memory; many pieces at once, as of experts.
+int read_others(uint8_t* begin, size_t size, int file, bool is_huge, std::vector<ExpertTensor> tensors) {
     std::sort(tensors.begin(), tensors.end(), [](auto& one, auto& other) { return one.begin < other.begin; });
     tensors.push_back({begin + size, 0, 0, 0});
+    std::vector<std::pair<uint8_t*, size_t>> pieces;
     uint8_t* at = begin;
     for (const ExpertTensor& next : tensors) {
 #ifdef MADV_HUGEPAGE
         madvise(at, size_t(next.begin - at), MADV_HUGEPAGE);
-        madvise(next.begin, next.slab_bytes * size_t(next.experts), MADV_NOHUGEPAGE);  // which reach into neighbours
+        madvise(next.begin, next.slab_bytes * size_t(next.experts), is_huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
 #endif
-        if (int problem = read_all(file, at, size_t(next.begin - at), size_t(at - begin))) return problem;
+        for (; at < next.begin; at += pieces.back().second) pieces.emplace_back(at, std::min(kHuge, size_t(next.begin - at)));
         at = next.begin + next.slab_bytes * size_t(next.experts);
     }
-    return 0;
+    std::atomic<size_t> taken{0};
+    std::atomic<int> problem{0};
+    auto read_some = [&] {
+        for (size_t i; (i = taken++) < pieces.size() && !problem;)
+            if (int found = read_all(file, pieces[i].first, pieces[i].second, size_t(pieces[i].first - begin))) problem = found;
+    };
+    std::vector<std::thread> readers;
+    try {
+        while (readers.size() < kReaders) readers.emplace_back(read_some);
+    } catch (const std::system_error&) {  // a limit on threads: this one reads, too
+    }
+    read_some();
+    for (std::thread& one : readers) one.join();
+    return problem;
 }
 
 }  // namespace
@@ -336,7 +401,7 @@ int hold_experts(void* begin, size_t size, int file, size_t most_bytes, const st
     auto cache = std::make_unique<ExpertCache>(bytes, size, own, most_bytes, tensors);
     if (!cache->start()) return EAGAIN;
     if (!renew_pages(begin, size)) return errno;
-    if (int problem = read_others(bytes, size, file, tensors)) return problem;
+    if (int problem = read_others(bytes, size, file, cache->is_huge(), tensors)) return problem;
     std::lock_guard<std::mutex> lock(all_mutex);
     all.push_back(std::move(cache));
     has_any = true;
@@ -364,7 +429,7 @@ void request_experts(ExpertCache& cache, const void* weights, const std::vector<
 
 bool is_here(ExpertCache& cache, const void* weights, int64_t expert) { return cache.is_here(weights, expert); }
 
-void wait_for_expert(ExpertCache& cache, const void* weights, int64_t expert) { cache.wait(weights, expert); }
+const uint8_t* wait_for_expert(ExpertCache& cache, const void* weights, int64_t expert) { return cache.wait(weights, expert); }
 
 }  // namespace edgespec
 
@@ -379,7 +444,7 @@ ExpertCounts expert_counts(const void*) { return {}; }
 void count_experts(const void*) {}
 void request_experts(ExpertCache&, const void*, const std::vector<ExpertUse>&, int64_t) {}
 bool is_here(ExpertCache&, const void*, int64_t) { return true; }
-void wait_for_expert(ExpertCache&, const void*, int64_t) {}
+const uint8_t* wait_for_expert(ExpertCache&, const void*, int64_t) { return nullptr; }
 
 }  // namespace edgespec
 

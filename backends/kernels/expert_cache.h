@@ -57,7 +57,7 @@ void request_experts(ExpertCache& cache, const void* weights, const std::vector<
 // Whether an expert that was requested is here, or could not be read.
 bool is_here(ExpertCache& cache, const void* weights, int64_t expert);
 
-// Returns when it is.
-void wait_for_expert(ExpertCache& cache, const void* weights, int64_t expert);
+// Where it lies, when it is.
+const uint8_t* wait_for_expert(ExpertCache& cache, const void* weights, int64_t expert);
 
 }  // namespace edgespec

@@ -242,7 +242,8 @@ void quantize_all_columns(const ComputeParams* params, const Tensor* x, Activati
 
 // Some panels of an expert.
 struct ExpertPart {
-    int64_t expert, first, end;  // panels
+    const uint8_t* matrix;
+    int64_t first, end;  // panels
     const Routed* routed;
     int64_t count;  // columns
 };
@@ -253,7 +254,7 @@ void multiply_expert(const Tensor* op, const ExpertPart& part, Activations x, Ac
     const Tensor* weights = op->src[0];
     const Format& f = format(weights);
     const int64_t k = weights->ne[0], row = part.first * f.panel_rows, rows = (part.end - part.first) * f.panel_rows;
-    const uint8_t* panel = panels(weights, part.expert) + part.first * int64_t(f.panel_bytes(k));
+    const uint8_t* panel = part.matrix + part.first * int64_t(f.panel_bytes(k));
     const int64_t most = std::min(tile_columns, kResults / rows);
     for (int64_t i = 0, n; i < part.count; i += n) {
         const Routed* routed = part.routed + i;
@@ -275,7 +276,7 @@ void multiply_float_expert(const Tensor* op, const ExpertPart& part) {
     const Tensor *weights = op->src[0], *x = op->src[1];
     for (int64_t i = 0; i < part.count; i++) {
         const Routed& r = part.routed[i];
-        format(weights).multiply_floats(panels(weights, part.expert), part.first, part.end, weights->ne[0],
+        format(weights).multiply_floats(part.matrix, part.first, part.end, weights->ne[0],
                                         column(x, r.slot % x->ne[1], r.token, 0), 0, 1, result(op, r.slot, r.token, 0), 0);
     }
 }
@@ -301,9 +302,9 @@ void multiply_experts(const ComputeParams* params, const Tensor* op) {
         for (; used->end && c >= before + chunks.count; before += chunks.count) used++;
         if (!used->end) return;
         const int64_t first = (c - before) * chunks.size;
-        const ExpertPart part = {used->expert, first, std::min(rows, first + chunks.size), routing.routed(memory) + used->first,
+        const uint8_t* matrix = cache ? wait_for_expert(*cache, weights->data, used->expert) : panels(weights, used->expert);
+        const ExpertPart part = {matrix, first, std::min(rows, first + chunks.size), routing.routed(memory) + used->first,
                                  used->end - used->first};
-        if (cache) wait_for_expert(*cache, weights->data, part.expert);
         if (f.multiply_floats)
             multiply_float_expert(op, part);
         else

@@ -15,6 +15,7 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+import written_gguf
 from hybrid_gguf import Shape, write_hybrid
 from numpy.typing import NDArray
 from random_gguf import Q8_0, write_model
@@ -115,8 +116,8 @@ def test_what_is_packed_leaves_memory_where_that_has_no_room_for_all(mixture: Pa
 EXPERT_BYTES = 3 * 12288  # three matrices of 128 x 128 values, which are 9 KiB
 
 
-def resident_bytes(backend: LlamaBackend) -> int:
-    """Of experts; 0 where the system is not asked."""
+def resident_bytes(backend: LlamaBackend, all_bytes: int = 4 * 16 * EXPERT_BYTES) -> int:
+    """Of experts, which are so many bytes in all; 0 where the system is not asked."""
     assert backend._context.packed is not None
     memory = backend._context.packed._memory
     if sys.platform != "linux":
@@ -126,8 +127,37 @@ def resident_bytes(backend: LlamaBackend) -> int:
         ctypes.c_void_p(memory.begin), ctypes.c_size_t(memory.size), pages
     )
     assert told == 0
-    others = int(memory.size) - 4 * 16 * EXPERT_BYTES
+    others = int(memory.size) - all_bytes
     return 4096 * sum(int(page) & 1 for page in pages) - others
+
+
+def test_experts_of_two_sizes_take_turns_in_one_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two layers have Q8_0 and two Q4_0, as files of K-quants mix types."""
+
+    def add(writer: Any, name: str, data: Any, kind: Any) -> None:
+        is_larger = "_exps" in name and name.startswith(("blk.0", "blk.1"))
+        add_tensor(writer, name, data, Q8_0 if is_larger else kind)
+
+    add_tensor = written_gguf.add_tensor
+    monkeypatch.setattr(written_gguf, "add_tensor", add)
+    shape = Shape("qwen3moe", interval=1, width=128, hidden=256, vocabulary=272, experts=16)
+    path = write_hybrid(tmp_path / "two.gguf", shape, gguf.GGMLQuantizationType.Q4_0)
+    larger, room = 3 * 20480, 12 * EXPERT_BYTES  # 17 KiB each
+    wanted = []
+    with closing(LlamaBackend(path, replace(SETTINGS, packed_file=False))) as plain:
+        for token in TEXT:
+            plain.truncate(0)
+            wanted.append(np.array(plain.prefill([token])))
+    with closing(LlamaBackend(path, replace(FEW, expert_bytes=room))) as backend:
+        for _ in range(2):
+            for token, row in zip(TEXT, wanted, strict=True):
+                backend.truncate(0)
+                np.testing.assert_array_equal(backend.prefill([token]), row)
+                assert resident_bytes(backend, 2 * 16 * (larger + EXPERT_BYTES)) <= room
+            rows(backend)  # asks a layer for more than there is room for
+        assert backend.expert_counts.read_bytes > 3 * room
 
 
 def test_experts_that_were_used_last_are_kept(mixture: Path) -> None:
