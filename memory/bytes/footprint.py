@@ -22,13 +22,11 @@ from edgespec.models.gguf.ggml_types import GGML_NUMBERS
 from edgespec.models.gguf.reader import GgufTensor
 from edgespec.models.spec import LOOKUP_TABLES, ModelSpec
 
-_KV_BLOCK = 32  # values of a cache with a scale of their own
 # What edgespec's kernels keep as it is. They read such matrices beside quantized ones, and none
 # of a file that has no others.
 _FLOATS = ("F32", "F16", "BF16")
 _MULTIPLIED_VECTOR = "ffn_gate_inp_shexp.weight"  # the gate of a shared expert
 F32 = 4
-NOTHING = DeviceBytes(0, 0, 0, 0)
 TABLE, HEAD = "token_embd.weight", "output.weight"
 # Architectures with tables that llama.cpp marks (`TENSOR_READ_LAZY`).
 _READS_ROWS = ("gemma4", "qwen4exp")
@@ -83,13 +81,14 @@ class Component:
 def kv_type_fits(spec: ModelSpec, kind: str) -> bool:
     """Whether the heads of all layers are whole blocks of a cache type."""
     lengths = (*spec.key_length, *spec.value_length)
-    return kind in KV_FLOATS or all(length % _KV_BLOCK == 0 for length in lengths)
+    # 32 values have a scale of their own.
+    return kind in KV_FLOATS or all(length % 32 == 0 for length in lengths)
 
 
 def weights_parts(spec: ModelSpec, config: RunConfig, answer: Allocation) -> Iterator[Component]:
     """The weights: in the file's format, as kernels read them, and on other devices."""
     devices = {label: one.weights + one.packed for label, one in answer.items() if label != HOST}
-    here = answer.get(HOST, NOTHING)
+    here = answer.get(HOST, DeviceBytes())
     if config.mapped:
         host = spec.weight_bytes - sum(devices.values())
         yield Component("weights", max(0, host), is_ceiling=True, is_mapped=True)
@@ -142,7 +141,7 @@ def footprint(
         Component("text", TEXT_TOKEN_BYTES * config.cache_cells, is_ceiling=True),
     )
     here = sum(part.nbytes for part in parts if part.device == HOST)
-    loading = max(0, loading_bytes(spec, config, answer.get(HOST, NOTHING)) - here)
+    loading = max(0, loading_bytes(spec, config, answer.get(HOST, DeviceBytes())) - here)
     parts += (
         Component("loading", loading, is_ceiling=True),
         Component("runtime", runtime_bytes(spec), is_ceiling=True),

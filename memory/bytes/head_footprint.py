@@ -26,9 +26,6 @@ HEAD_ANEW = 16  # tokens that a head reads behind a gap, before it drafts: a sho
 # a row of logits for each of them.
 EAGLE_TOKENS = HEAD_ANEW + 1
 BLOCK_TOKENS = 16  # as many as a DFlash head takes in at once
-# What contexts of heads have in llama.cpp that others do not: the type of one for a model's last
-# block (LLAMA_CONTEXT_TYPE_MTP), and one row of logits.
-_MTP_CONTEXT = {"ctx_type": 1, "n_outputs_max": 1, "n_seq_max": 1}
 
 
 def wanted_head(head: ModelSpec, target: RunConfig, config: RunConfig) -> ContextRequest:
@@ -81,7 +78,8 @@ def head_settings(
     else:
         config = replace(config, batch_size=target.batch_size, max_nodes=HEAD_NODES)
         config = replace(config, max_leaves=1, users=1, lora=())
-    return config, {**_MTP_CONTEXT}
+    # LLAMA_CONTEXT_TYPE_MTP, of one for a model's last block, and one row of logits.
+    return config, {"ctx_type": 1, "n_outputs_max": 1, "n_seq_max": 1}
 
 
 def _rows_of_block(spec: ModelSpec, target: RunConfig) -> Iterator[Component]:

@@ -19,12 +19,7 @@ from edgespec.models.images import MAX_PIXELS
 from edgespec.models.projector import Projector
 
 KEPT_BYTES = 64 << 20  # of embeddings, so that an image that comes again is not computed again
-# A decoded image, a copy of it, what a decoder holds beside it (coefficients of a JPEG), and
-# another decoded image, which is encoded meanwhile.
-_DECODED_BYTES = 15 * MAX_PIXELS
 BODY_BYTES = 24 << 20  # of a request with images to a server
-# A body, its text, and what was made of it.
-_BODIES_BYTES = 3 * BODY_BYTES * AT_ONCE
 _MASK_BYTES = 6  # of a pair of patches: in float32 and float16
 
 
@@ -63,8 +58,11 @@ def projector_parts(
     yield Component("projector_work", further, is_ceiling=True, device=place)
     # Embeddings of an image in libmtmd's memory, and in ours while its cells are read.
     embeddings = 2 * F32 * (patches // projector.merge**2) * projector.output
-    sent = _BODIES_BYTES * serves
-    yield Component("images", _DECODED_BYTES + KEPT_BYTES + embeddings + sent, is_ceiling=True)
+    # A decoded image, a copy of it, what a decoder holds beside it (coefficients of a JPEG), and
+    # another decoded image, which is encoded meanwhile.
+    decoded = 15 * MAX_PIXELS
+    sent = 3 * BODY_BYTES * AT_ONCE * serves  # a body, its text, and what was made of it
+    yield Component("images", decoded + KEPT_BYTES + embeddings + sent, is_ceiling=True)
 
 
 def first_buffers(projector: Projector, most_tokens: int | None, *, on_gpu: bool) -> Buffers:

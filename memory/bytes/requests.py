@@ -24,7 +24,6 @@ _TOKEN_BYTES = 6  # of a token that a text of a whole context may have, short wo
 # bytes for each token of a vocabulary. What is above that is for grammars that are tried.
 FORM_BYTES = 24 << 20
 FORM_TOKEN_BYTES = 450
-_LONGEST_TOKEN_BYTES = 256  # as vocabularies write it; a context of more is refused
 
 
 def requests_bytes(context_size: int) -> int:
@@ -39,6 +38,7 @@ def guests_bytes(vocab_size: int, context_size: int) -> int:
     Args:
         vocab_size: 0 where no grammar is tried.
     """
-    conversation_bytes = min(BODY_BYTES, context_size * _LONGEST_TOKEN_BYTES)
+    # 256 bytes: a token as vocabularies write it; a context of more is refused.
+    conversation_bytes = min(BODY_BYTES, context_size * 256)
     templates = TEMPLATE_LIMITS.most_bytes(conversation_bytes)
     return templates + (FORM_BYTES + FORM_TOKEN_BYTES * vocab_size if vocab_size else 0)

@@ -52,10 +52,10 @@ _LIMITS = GuestLimits(MOST_BYTES, seconds=6.0, patience_s=60.0)
 class DeviceBytes(NamedTuple):
     """What a model and a context of it take on one device."""
 
-    weights: int  # as they lie in the file
-    packed: int  # as kernels read them
-    cache: int  # keys, values and recurrent state
-    compute: int  # buffers for the results of a batch
+    weights: int = 0  # as they lie in the file
+    packed: int = 0  # as kernels read them
+    cache: int = 0  # keys, values and recurrent state
+    compute: int = 0  # buffers for the results of a batch
     work: int = 0  # of kernels on the host, which their threads share
     adapters: int = 0  # LoRA's matrices, as they lie in their files
 

@@ -14,7 +14,6 @@ from time import perf_counter
 # 718 and 446 MB/s beside other programs, of pieces of 864 KiB.
 _READERS = 8
 _PIECES = 64
-_PAGE = 4096
 
 
 @lru_cache(maxsize=16)
@@ -24,16 +23,16 @@ def disk_bandwidth(path: Path, piece_bytes: int) -> float | None:
     None where that cannot be measured: a file that is too short or not here, a system or a file
     system that reads nothing past the cache.
     """
-    pages = path.stat().st_size // _PAGE if path.exists() else 0
-    piece = max(1, piece_bytes // _PAGE)
+    pages = path.stat().st_size // mmap.PAGESIZE if path.exists() else 0
+    piece = max(1, piece_bytes // mmap.PAGESIZE)
     if not hasattr(os, "O_DIRECT") or pages < _PIECES * piece:
         return None
     places = random.Random(7).sample(range(pages // piece), _PIECES)
 
     def read(share: int) -> None:
-        with mmap.mmap(-1, piece * _PAGE) as memory:
+        with mmap.mmap(-1, piece * mmap.PAGESIZE) as memory:
             for place in places[share::_READERS]:
-                os.preadv(handle, [memory], place * piece * _PAGE)
+                os.preadv(handle, [memory], place * piece * mmap.PAGESIZE)
 
     try:
         handle = os.open(path, os.O_RDONLY | os.O_DIRECT)
@@ -48,4 +47,4 @@ def disk_bandwidth(path: Path, piece_bytes: int) -> float | None:
         return None
     finally:
         os.close(handle)
-    return _PIECES * piece * _PAGE / seconds
+    return _PIECES * piece * mmap.PAGESIZE / seconds

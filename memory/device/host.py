@@ -29,7 +29,6 @@ _FEATURE_FLAGS = {
     "i8mm": "i8mm",
 }
 _MOST_SYSCTL = 256  # bytes
-_SAMPLES, _SAMPLE_BYTES = 64, 4096  # of a library: one for GPUs has hundreds of megabytes
 _CPUS = Path("/sys/devices/system/cpu")
 _PERFORMANCE_CPUS = Path("/sys/devices/cpu_core/cpus")  # Intel's, where there are others
 _DEVICE_TREE = Path("/proc/device-tree")
@@ -145,9 +144,10 @@ def llama_build() -> str:
         with contextlib.suppress(OSError), library.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
             digest.update(size.to_bytes(8, "little"))
-            for place in range(0, size, max(1, size // _SAMPLES)):
+            # 64 samples: a library for GPUs has hundreds of megabytes.
+            for place in range(0, size, max(1, size // 64)):
                 file.seek(place)
-                digest.update(file.read(_SAMPLE_BYTES))
+                digest.update(file.read(4096))
     return f"{installed} {digest.hexdigest()}"
 
 

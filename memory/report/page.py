@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 BLUE, ORANGE, GREEN, GREY = "#3b82c4", "#e08a2e", "#3fa66b", "#9aa0a6"
 _INK = "#010203"  # replaced by the page's text colour
-_WIDTH, _HEIGHT = 7.2, 3.3  # inches; the page scales them
 
 
 def write_page(page: str, path: Path) -> None:
@@ -134,7 +133,8 @@ def figure_of(draw: Callable[[Any, Any], None], data: Any) -> Markup:
         "legend.frameon": False,
     }
     with matplotlib.rc_context(settings):
-        figure = Figure(figsize=(_WIDTH, _HEIGHT), layout="constrained")
+        # Inches, which the page scales.
+        figure = Figure(figsize=(7.2, 3.3), layout="constrained")
         figure.patch.set_alpha(0.0)
         axes = figure.subplots()
         axes.patch.set_alpha(0.0)
