@@ -39,6 +39,7 @@ from shared import run
 from streams import ReadLoop, cycles, streams
 
 import edgespec
+from edgespec.backends.base import DraftTree
 from edgespec.backends.llama.backend import LlamaBackend
 from edgespec.backends.llama.batch import Batch
 from edgespec.backends.llama.kernels import refusal_of_kernels
@@ -51,7 +52,6 @@ from edgespec.backends.ort.providers import (
     devices,
     graphs_for,
 )
-from edgespec.backends.tree import DraftTree
 from edgespec.measure.prompts import PROMPTS
 from edgespec.measure.timing import one_step, some_tokens
 from edgespec.memory.bytes.config import RunConfig

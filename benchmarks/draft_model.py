@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from shared import read_questions, run, running
 
 import edgespec
+from edgespec.backends.base import DraftTree
 from edgespec.backends.llama.backend import LlamaBackend
 from edgespec.backends.llama.following import DraftHead
 from edgespec.backends.llama.head import (
@@ -35,15 +36,14 @@ from edgespec.backends.llama.head import (
     open_head_file,
 )
 from edgespec.backends.llama.kernels import refusal_of_kernels
-from edgespec.backends.tree import DraftTree
 from edgespec.bench.switch_calibration import forced_rows
 from edgespec.decode.engine import Engine
 from edgespec.decode.generation import Result
-from edgespec.drafting.drafters import make_drafter
-from edgespec.drafting.drafters.combined import CombinedDrafter
-from edgespec.drafting.drafters.model import HeadDrafter, HeadText, ModelDrafter, WritingDrafter
-from edgespec.drafting.drafters.suffix import SuffixDrafter
+from edgespec.drafting import make_drafter
+from edgespec.drafting.combined import CombinedDrafter
+from edgespec.drafting.model import HeadDrafter, HeadText, ModelDrafter, WritingDrafter
 from edgespec.drafting.proposal import EMPTY, Drafter, Proposal, StepContext
+from edgespec.drafting.suffix import SuffixDrafter
 from edgespec.exits.files import HeadInfo, check_made_for, read_head
 from edgespec.exits.target import hyperparameters_of
 from edgespec.exits.trainer import LONGEST_RUN, agreement_of
@@ -53,7 +53,7 @@ from edgespec.measure.timing import expect_slopes, measure_curve, one_step, time
 from edgespec.memory.bytes.config import RunConfig
 from edgespec.memory.bytes.head_footprint import HEAD_NODES
 from edgespec.memory.device.host import usable_cores
-from edgespec.memory.times.curve import CostCurve
+from edgespec.memory.times import CostCurve
 from edgespec.models.early_exit import (
     CONTEXT,
     PREFIX,

@@ -27,9 +27,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import edgespec
-from edgespec.backends.base import Logits
+from edgespec.backends.base import DraftTree, Logits
 from edgespec.backends.llama.backend import LlamaBackend
-from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
 from edgespec.decode.generation import Result
 from edgespec.errors import DoesNotFitError, EdgespecError, UnsupportedError
@@ -38,9 +37,8 @@ from edgespec.memory.bytes.config import GPU, HOST, WORKER
 from edgespec.memory.device.host import cpu_name, usable_cores
 from edgespec.memory.plan.machine import Machine, this_machine
 from edgespec.memory.plan.options import LoadOptions
-from edgespec.memory.plan.plan import Plan
-from edgespec.memory.plan.request import Request
-from edgespec.memory.times.curve import CostCurve
+from edgespec.memory.plan.plan import Plan, Request
+from edgespec.memory.times import CostCurve
 from edgespec.models.embedded import embedded_drafter_path, embedded_model
 from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.setup.loading import load_plan

@@ -52,7 +52,7 @@ from edgespec.models.chat import TEMPLATE_LIMITS, render_chat
 from edgespec.models.embedded import embedded_model
 from edgespec.models.spec import read_model_spec
 from edgespec.models.template_sandbox import compiled, render
-from edgespec.sampling.constrained import make_grammar
+from edgespec.sampling.sampling import make_grammar
 from edgespec.serve.running import SWITCH_S
 
 _MOST_CHARS = 256 << 10

@@ -31,11 +31,10 @@ from typing import Any
 from shared import run
 
 import edgespec
-from edgespec.backends.base import Capabilities
+from edgespec.backends.base import Capabilities, DraftTree
 from edgespec.backends.llama.backend import LlamaBackend
 from edgespec.backends.llama.context import LlamaContext
 from edgespec.backends.llama.simulator import SimulatedContext, allocated
-from edgespec.backends.tree import DraftTree
 from edgespec.errors import BackendError, ModelFileError
 from edgespec.measure.prompts import PROMPTS
 from edgespec.memory.bytes.config import RunConfig
@@ -471,7 +470,7 @@ def _large(arguments: argparse.Namespace) -> dict[str, Any]:
     """This engine on buffers of llama.cpp's default sizes."""
     from edgespec.backends.llama.backend import LlamaBackend
     from edgespec.decode.engine import Engine
-    from edgespec.drafting.drafters.suffix import SuffixDrafter
+    from edgespec.drafting.suffix import SuffixDrafter
     from edgespec.memory.device.host import usable_cores
     from edgespec.models.spec import read_model_spec
     from edgespec.setup.planning import speed_model

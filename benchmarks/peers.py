@@ -53,7 +53,7 @@ from edgespec.errors import BackendError, UnsupportedError
 from edgespec.measure.prompts import PROMPTS, TaskPrompt, read_prompts
 from edgespec.memory.device.host import cpu_name, usable_cores
 from edgespec.memory.device.neighbours import BUSY, Neighbours
-from edgespec.memory.plan.request import Request
+from edgespec.memory.plan.plan import Request
 
 _IDLE_S = 1.0
 _TRIES = 3

@@ -22,14 +22,14 @@ import numpy as np
 from shared import run
 
 import edgespec
-from edgespec.bench.switch_calibration import curves_of, forced_rows, trace_of
+from edgespec.bench.switch_calibration import Forecast, curves_of, forced_rows, sweep, trace_of
 from edgespec.decode.generation import LARGE, SMALL
 from edgespec.memory.device.host import cpu_name, usable_cores
 from edgespec.memory.plan.options import KernelChoice
 from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.prefix import common_prefix_length
 from edgespec.setup.loading import load
-from edgespec.switching.engine import Forecast, SwitchingEngine, entropy_nats, sweep
+from edgespec.switching.engine import SwitchingEngine, entropy_nats
 from edgespec.switching.planning import Curves, SwitchPolicy
 
 # -- problems --------------------------------------------------------------------------------

@@ -34,16 +34,14 @@ from typing import Any
 from shared import read_questions
 
 import edgespec
-from edgespec.backends.base import Backend
+from edgespec.backends.base import Backend, DraftTree
 from edgespec.backends.llama.backend import LlamaBackend
-from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
+from edgespec.drafting import combined as combined_module
+from edgespec.drafting import make_drafter, suffix
+from edgespec.drafting.combined import BelievedTimes, CombinedDrafter
 from edgespec.drafting.constants import REQUIRED_GAIN
-from edgespec.drafting.drafters import combined as combined_module
-from edgespec.drafting.drafters import make_drafter, suffix
-from edgespec.drafting.drafters.combined import BelievedTimes, CombinedDrafter
-from edgespec.drafting.drafters.model import top_tokens_of
-from edgespec.drafting.drafters.suffix import SuffixDrafter, cautious
+from edgespec.drafting.model import top_tokens_of
 from edgespec.drafting.proposal import (
     EMPTY,
     Calibration,
@@ -54,10 +52,11 @@ from edgespec.drafting.proposal import (
     build_tree,
     choose_size,
 )
+from edgespec.drafting.suffix import SuffixDrafter, cautious
 from edgespec.measure.timing import measure_curve, one_step
 from edgespec.memory.bytes.config import RunConfig
 from edgespec.memory.device.host import usable_cores
-from edgespec.memory.times.curve import CostCurve
+from edgespec.memory.times import CostCurve
 from edgespec.models.spec import read_model_spec
 from edgespec.sampling.params import SamplingParams
 

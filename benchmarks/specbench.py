@@ -27,7 +27,7 @@ from edgespec.bench.summary import interval_text
 from edgespec.measure.prompts import PROMPTS, TaskPrompt, read_prompts
 from edgespec.memory.device.host import cpu_name
 from edgespec.memory.device.neighbours import BUSY
-from edgespec.memory.plan.request import Request
+from edgespec.memory.plan.plan import Request
 from edgespec.models.spec import read_model_spec
 from edgespec.sampling.params import SamplingParams
 from edgespec.setup.planning import most_prompt_tokens

@@ -27,18 +27,18 @@ from edgespec.backends.llama.backend import LlamaBackend
 from edgespec.backends.llama.kernels import refusal_of_kernels
 from edgespec.backends.llama.tokenizer import open_tokenizer
 from edgespec.decode.engine import Engine
-from edgespec.drafting.drafters.model import SHARES
-from edgespec.drafting.drafters.translated import (
+from edgespec.drafting.model import SHARES
+from edgespec.drafting.proposal import StepContext, VerifyResult
+from edgespec.drafting.translated import (
     TranslatedChain,
     TranslatedText,
     TranslatingDrafter,
     Translation,
     new_calibration,
 )
-from edgespec.drafting.proposal import StepContext, VerifyResult
 from edgespec.memory.bytes.config import RunConfig
 from edgespec.memory.device.host import usable_cores
-from edgespec.memory.times.curve import CostCurve
+from edgespec.memory.times import CostCurve
 from edgespec.models.spec import read_model_spec
 from edgespec.prefix import common_prefix_length
 

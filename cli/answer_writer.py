@@ -23,8 +23,7 @@ from edgespec.cli.render import Progress, printable, write_answer
 from edgespec.option_fields import option
 
 if TYPE_CHECKING:
-    from edgespec.decode.generation import Chunk
-    from edgespec.decode.scheduler import Stream
+    from edgespec.decode.generation import Chunk, Stream
     from edgespec.decode.session import Turn
 
 

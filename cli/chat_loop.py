@@ -23,7 +23,7 @@ from edgespec.cli.options import PLAIN
 from edgespec.cli.render import models_text, note, printable, size_text, table
 from edgespec.cli.start import cancel_on_interrupt, load_engine, start_tools
 from edgespec.decode.session import Content, Session, Turn
-from edgespec.drafting.drafters import drafter_names
+from edgespec.drafting import drafter_names
 from edgespec.errors import UnsupportedError
 from edgespec.memory.device.energy import measured_energy
 from edgespec.memory.device.track import peak_resident_bytes, resident_bytes
@@ -36,8 +36,7 @@ from edgespec.sampling.params import SamplingParams
 if TYPE_CHECKING:
     from edgespec.decode.engine import Engine
     from edgespec.decode.generation import Result, ToolCall
-    from edgespec.memory.plan.plan import Plan
-    from edgespec.memory.plan.request import Request
+    from edgespec.memory.plan.plan import Plan, Request
     from edgespec.models.images import Image
     from edgespec.serve.tool_servers import ToolServers
 

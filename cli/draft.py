@@ -63,8 +63,8 @@ def train(
         output_of,
         train_drafter,
     )
-    from edgespec.memory.plan.request import Request
-    from edgespec.memory.times.speed import predicted_speedup
+    from edgespec.memory.plan.plan import Request
+    from edgespec.memory.times import predicted_speedup
     from edgespec.models.spec import read_model_spec
     from edgespec.quantize.convert import check_target
     from edgespec.setup.planning import make_run_plan

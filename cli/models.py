@@ -20,7 +20,7 @@ from edgespec.paths import expanded
 
 if TYPE_CHECKING:
     from edgespec.memory.plan.machine import Machine
-    from edgespec.memory.plan.request import Request
+    from edgespec.memory.plan.plan import Request
     from edgespec.models.hub.resolve import Local
     from edgespec.models.spec import ModelSpec
 

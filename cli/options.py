@@ -31,7 +31,7 @@ from edgespec.option_fields import Option, argument, option, options_of
 from edgespec.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
-    from edgespec.memory.plan.request import Request
+    from edgespec.memory.plan.plan import Request
 
 
 MAX_TOKENS, ENDLESS = 512, 1 << 31  # of an answer: usually, and up to the end of the context
@@ -346,7 +346,7 @@ class PlanOptions(Given):
 
         A projector is looked for where the command `sees` images, or the prompt has some.
         """
-        from edgespec.memory.plan.request import Request
+        from edgespec.memory.plan.plan import Request
 
         if more.get("max_tokens") == ENDLESS:
             more["max_tokens"] = 0

@@ -29,8 +29,7 @@ from edgespec.paths import read_stdin, read_text
 if TYPE_CHECKING:
     from edgespec.decode.engine import Engine, Prompt
     from edgespec.decode.generation import Result
-    from edgespec.memory.plan.plan import Plan
-    from edgespec.memory.plan.request import Request
+    from edgespec.memory.plan.plan import Plan, Request
     from edgespec.models.chat import ChatMessage
     from edgespec.models.images import Image
     from edgespec.models.spec import ModelSpec

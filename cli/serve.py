@@ -25,7 +25,7 @@ from edgespec.log import PROMPTS
 from edgespec.option_fields import option
 
 if TYPE_CHECKING:
-    from edgespec.memory.plan.request import Request
+    from edgespec.memory.plan.plan import Request
     from edgespec.models.spec import ModelSpec
     from edgespec.serve.server import Server
 

@@ -15,7 +15,7 @@ from edgespec.memory.bytes.footprint import RUNTIME_BYTES
 from edgespec.memory.bytes.requests import guests_bytes, requests_bytes
 from edgespec.memory.plan.embedding import EmbeddingPlan, embeds
 from edgespec.memory.plan.machine import this_machine
-from edgespec.memory.plan.request import Request
+from edgespec.memory.plan.plan import Request
 from edgespec.models.hub.resolve import gguf_files, local_models
 from edgespec.models.onnx.folder import read_model
 from edgespec.models.projector import is_projector
@@ -25,8 +25,7 @@ from edgespec.paths import expanded
 from edgespec.serve.model_file import ModelFile
 from edgespec.serve.parsing import Defaults, Limits
 from edgespec.serve.pool import CHAT, Member, Pool, Shared, keep_alive_of
-from edgespec.setup.model_sets import largest_sets, plan_set
-from edgespec.setup.planning import prepare_kernels
+from edgespec.setup.planning import largest_sets, plan_set, prepare_kernels
 
 _ALWAYS = "always"
 _BLOB = "sha256-"  # how Ollama calls files

@@ -19,8 +19,7 @@ from edgespec.errors import DownloadError
 
 if TYPE_CHECKING:
     from edgespec.decode.engine import Engine
-    from edgespec.memory.plan.plan import Plan
-    from edgespec.memory.plan.request import Request
+    from edgespec.memory.plan.plan import Plan, Request
     from edgespec.models.spec import ModelSpec
     from edgespec.progress import Progress as ProgressCall
     from edgespec.serve.tool_servers import ToolServers

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from edgespec.decode.engine import Engine
-    from edgespec.decode.generation import Chunk, Counters, Result, Span, ToolCall
+    from edgespec.decode.generation import Chunk, Counters, Result, Span, Stream, ToolCall
     from edgespec.decode.options import GenerationOptions
-    from edgespec.decode.scheduler import Stream
     from edgespec.decode.session import Session, Turn
     from edgespec.errors import (
         BackendError,
@@ -84,7 +83,7 @@ _MODULES = {
     "GenerationOptions": "decode.options",
     "LoadOptions": "memory.plan.options",
     "Result": "decode.generation",
-    "Stream": "decode.scheduler",
+    "Stream": "decode.generation",
     "Plan": "memory.plan.plan",
     "SamplingParams": "sampling.params",
     "Server": "serve.server",

@@ -18,7 +18,7 @@ from edgespec.backends.base import Capabilities, Logits, require_room
 from edgespec.models.control_texts import NO_CONTROLS
 
 if TYPE_CHECKING:
-    from edgespec.backends.tree import DraftTree
+    from edgespec.backends.base import DraftTree
     from edgespec.decode.engine import Engine
 
 _END = 256  # behind the bytes

@@ -247,5 +247,5 @@ def quick_curves(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def frozen_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounds take no time: which drafters are asked, and for how much, is always the same."""
-    for module in ("decode.step", "drafting.drafters.combined", "drafting.drafters.model"):
+    for module in ("decode.step", "drafting.combined", "drafting.model"):
         monkeypatch.setattr(f"edgespec.{module}.perf_counter", lambda: 0.0)

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import pytest
 from fake_backend import FakeBackend
 
-from edgespec.backends.base import HoldsSequences
-from edgespec.backends.tree import DraftTree
+from edgespec.backends.base import DraftTree, HoldsSequences
 from edgespec.errors import BackendError, ContextFullError
 
 V = 16

@@ -32,8 +32,8 @@ from lossless_cases import (
 )
 
 from edgespec.decode.engine import Engine
-from edgespec.drafting.drafters.suffix import SuffixDrafter
 from edgespec.drafting.proposal import EMPTY, Proposal, StepContext
+from edgespec.drafting.suffix import SuffixDrafter
 from edgespec.sampling.chain import logprob_of
 from edgespec.sampling.params import SamplingParams
 

@@ -47,16 +47,15 @@ from word_laws import (
     words_of,
 )
 
-from edgespec.backends.base import Logits
-from edgespec.backends.tree import DraftTree
+from edgespec.backends.base import DraftDistribution, DraftTree, Logits
 from edgespec.decode.engine import Engine
 from edgespec.decode.verification import accept_sampled
-from edgespec.drafting.drafters.combined import CombinedDrafter
-from edgespec.drafting.drafters.recycling import RecyclingDrafter
-from edgespec.drafting.drafters.suffix import SuffixDrafter
+from edgespec.drafting.combined import CombinedDrafter
 from edgespec.drafting.proposal import Drafter
+from edgespec.drafting.recycling import RecyclingDrafter
+from edgespec.drafting.suffix import SuffixDrafter
 from edgespec.sampling.params import SamplingParams
-from edgespec.sampling.sampling import DraftDistribution, Sampler, TargetDistribution, without
+from edgespec.sampling.sampling import Sampler, TargetDistribution, without
 
 pytestmark = pytest.mark.usefixtures("frozen_clock")
 

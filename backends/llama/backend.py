@@ -20,14 +20,13 @@ from typing import Any
 
 import numpy as np
 
-from edgespec.backends.base import Embeddings, ImageRun, Logits, no_room, require_room
+from edgespec.backends.base import DraftTree, Embeddings, ImageRun, Logits, no_room, require_room
 from edgespec.backends.llama.batch import Batch, Embed
 from edgespec.backends.llama.branches import Branches
 from edgespec.backends.llama.context import LlamaContext
 from edgespec.backends.llama.library import LIBRARY_LOG
 from edgespec.backends.llama.states import States, say_lost
 from edgespec.backends.llama.team import end_team
-from edgespec.backends.tree import DraftTree
 from edgespec.errors import BackendError, ModelNotFoundError, UnsupportedError
 from edgespec.memory.bytes.config import RunConfig
 from edgespec.memory.device.structures import ExpertCounts

@@ -15,13 +15,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.backends.base import Capabilities, Logits
+from edgespec.backends.base import Capabilities, DraftTree, Logits
 from edgespec.backends.llama.batch import Batch
 from edgespec.backends.llama.context import LlamaContext
 from edgespec.backends.llama.hidden_rows import ModelRows, Rows
 from edgespec.backends.llama.kernels import spread_logits
 from edgespec.backends.llama.library import LIBRARY_LOG, set_params
-from edgespec.backends.tree import DraftTree
 from edgespec.memory.bytes.head_footprint import HEAD_ANEW, HEAD_NODES, HEAD_UNREAD
 from edgespec.models.gguf.reader import read_ids
 from edgespec.models.gguf.shards import read_gguf_shards

@@ -17,14 +17,13 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from edgespec.backends.base import Logits
+from edgespec.backends.base import DraftTree, Logits
 from edgespec.backends.llama.backend import LlamaBackend
 from edgespec.backends.llama.batch import Batch
 from edgespec.backends.llama.context import LlamaContext
 from edgespec.backends.llama.following import DraftHead, HeadContext
 from edgespec.backends.llama.hidden_rows import LayerRows, ModelRows, NextRows, Rows
 from edgespec.backends.llama.recurrent import RecurrentBackend
-from edgespec.backends.tree import DraftTree
 from edgespec.memory.bytes.config import RunConfig
 from edgespec.memory.bytes.head_footprint import (
     BLOCK_TOKENS,

@@ -15,12 +15,11 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from edgespec.backends.base import Capabilities, Logits
+from edgespec.backends.base import Capabilities, DraftTree, Logits
 from edgespec.backends.llama.backend import LlamaBackend
 from edgespec.backends.llama.batch import Batch, Embed
 from edgespec.backends.llama.library import set_params
 from edgespec.backends.llama.states import say_lost
-from edgespec.backends.tree import DraftTree
 from edgespec.errors import BackendError, UnsupportedError
 from edgespec.memory.bytes.config import RunConfig
 

@@ -15,10 +15,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.backends.base import Capabilities, Logits, require_room
+from edgespec.backends.base import Capabilities, DraftTree, Logits, require_room
 from edgespec.backends.ort.providers import CPU_DEVICE, OnnxDevice, open_sessions
 from edgespec.backends.ort.split import GqaRunner, SplitRunner, Step, is_split, rope_tables
-from edgespec.backends.tree import DraftTree
 from edgespec.backends.vocabulary import OwnTokenizer, open_vocabulary
 from edgespec.errors import ModelFileError, UnsupportedError
 from edgespec.memory.bytes.config import RunConfig

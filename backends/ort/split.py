@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.backends.tree import DraftTree
+from edgespec.backends.base import DraftTree
 from edgespec.errors import BackendError, UnsupportedError
 from edgespec.models.onnx.facts import GraphFacts
 from edgespec.models.onnx.weights import dequantize, raw_rows

@@ -23,15 +23,14 @@ from typing import Any, Protocol
 
 from edgespec.decode.engine import Engine, Prompt
 from edgespec.decode.generation import Counters
-from edgespec.drafting.drafters import HEAD, MODEL, WINDOW, drafter_names, make_drafter
-from edgespec.drafting.drafters.combined import CombinedDrafter, RoundHistory
-from edgespec.drafting.drafters.model import WritingDrafter
+from edgespec.drafting import HEAD, MODEL, WINDOW, drafter_names, make_drafter
+from edgespec.drafting.combined import CombinedDrafter, RoundHistory
+from edgespec.drafting.model import WritingDrafter
 from edgespec.drafting.proposal import Drafter
 from edgespec.errors import BackendError, EdgespecError
 from edgespec.measure.noise import find_divergence, measure_batch_noise
 from edgespec.memory.device.track import MemoryTracker, peak_resident_bytes
-from edgespec.memory.plan.plan import Plan
-from edgespec.memory.plan.request import Request
+from edgespec.memory.plan.plan import Plan, Request
 from edgespec.models.processes import importing_safely, leave_stdout_and_interrupts
 from edgespec.models.spec import ModelSpec
 from edgespec.sampling.params import SamplingParams

@@ -20,7 +20,7 @@ from edgespec.measure.prompts import TaskPrompt
 from edgespec.memory.device.bandwidth import measured_bandwidth
 from edgespec.memory.device.energy import EnergyMeter, energy_meter
 from edgespec.memory.device.neighbours import Neighbours
-from edgespec.memory.plan.request import Request
+from edgespec.memory.plan.plan import Request
 from edgespec.models.spec import ModelSpec
 from edgespec.progress import Progress, time_text
 

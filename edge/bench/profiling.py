@@ -29,9 +29,8 @@ from edgespec.memory.device.bandwidth import measured_bandwidth
 from edgespec.memory.device.energy import Energy, energy_meter
 from edgespec.memory.device.neighbours import Neighbours
 from edgespec.memory.device.track import MemoryTracker
-from edgespec.memory.plan.plan import Plan
-from edgespec.memory.plan.request import Request
-from edgespec.memory.times.speed import SpeedModel
+from edgespec.memory.plan.plan import Plan, Request
+from edgespec.memory.times import SpeedModel
 from edgespec.models.spec import ModelSpec
 from edgespec.progress import Progress, time_text
 from edgespec.setup.loading import load_plan, plan_to_load

@@ -20,25 +20,30 @@ from edgespec.backends.base import (
     SeesImages,
     sequences_of,
 )
-from edgespec.decode.generation import Chunk, Counters, PartReader, Result, TextStream
+from edgespec.decode.generation import (
+    Chunk,
+    Counters,
+    PartReader,
+    Result,
+    Stream,
+    TextStream,
+    chunks_of,
+)
 from edgespec.decode.kept import PrefixKeeper
 from edgespec.decode.options import GenerationOptions
-from edgespec.decode.scheduler import Scheduler, Stream, chunks_of
-from edgespec.decode.slots import Slots
+from edgespec.decode.scheduler import Scheduler, Slots
 from edgespec.decode.step import Job, Target
-from edgespec.drafting.drafters.combined import BelievedTimes, RoundHistory
+from edgespec.drafting.combined import BelievedTimes, RoundHistory
 from edgespec.drafting.proposal import Calibration, Drafter
 from edgespec.errors import ContextFullError, UnsupportedError
 from edgespec.memory.store.cells import PrefixStore
-from edgespec.memory.times.curve import CostCurve
-from edgespec.memory.times.speed import NO_DIFFERENCE
+from edgespec.memory.times import NO_DIFFERENCE, CostCurve
 from edgespec.models.chat import ChatMessage, Message, check_roles, prompt_text
 from edgespec.models.images import Image, images_of, parts_of
 from edgespec.models.spec import ModelSpec
 from edgespec.prefix import common_prefix_length
-from edgespec.sampling.constrained import ConstrainedSampler, LimitedThought, make_grammar
 from edgespec.sampling.params import SamplingParams
-from edgespec.sampling.sampling import Sampler
+from edgespec.sampling.sampling import ConstrainedSampler, LimitedThought, Sampler, make_grammar
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -207,7 +212,7 @@ class Engine(Target):
         if self._kept is not None:
             self._kept.look_up(job)
         chunks = self.scheduler.chunks(job)
-        return Stream(job, chunks, self.scheduler.drop_cancelled, reader)
+        return Stream(job, job.sampler.seed, chunks, self.scheduler.drop_cancelled, reader)
 
     @staticmethod
     def uses_tools(prompt: AnyPrompt, asked: GenerationOptions) -> bool:

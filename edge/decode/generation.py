@@ -1,15 +1,17 @@
-"""What a generation hands out: its text as far as it is decided, its result, and its numbers."""
+"""What a generation hands out: chunks as they come, its result, and its numbers."""
 
 from __future__ import annotations
 
 import codecs
 import json
+import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
 
-from edgespec.backends.tree import DraftTree
+from edgespec.backends.base import DraftTree
 from edgespec.errors import UnsupportedError
 from edgespec.models.chat import ChatMessage
 
@@ -107,7 +109,7 @@ class Counters:
 
 
 LARGE, SMALL = "large", "small"  # their names
-# A model and the tokens it wrote before the other one did: 0, if all it did was to be asked.
+# A model and the tokens it wrote until the other one took over; 0 where it handed back at once.
 ModelTurn = tuple[str, int]
 
 
@@ -211,6 +213,9 @@ class Chunk:
     # Where tools were offered: what was thought, and parts of calls; neither is in the text.
     reasoning: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
+
+
+Chunks: TypeAlias = Generator[Chunk, None, None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,3 +358,196 @@ class TextStream:
             shown = shown.removesuffix(self._held)
         self._emitted.append(shown)
         return shown
+
+
+# -- the reader's side: chunks as they come, and the result behind them -------------------
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Progress:
+    """How far a generation is, for who reads it."""
+
+    prompt: list[int]
+    text: TextStream
+    counters: Counters = field(default_factory=Counters)
+    num_read: int = 0  # tokens of the prompt that are in the cache
+    num_reused: int = 0  # of these, without having been read now
+    routing: Routing = ALONE
+    was_closed: bool = False
+    num_chunks: int = 0  # that were written
+    finish_reason: FinishReason = "cancelled"
+    has_ended: bool = False
+
+
+class Stream:
+    """Chunks of one generation; `result` is complete when the iteration has ended.
+
+    Iterating goes on where the last iteration was left. With an engine of one user the model writes
+    on when a chunk is waited for, of this or of another generation: one that is started meanwhile
+    comes after this one. An engine of several users writes on whether chunks are read or not.
+    """
+
+    def __init__(
+        self,
+        job: Progress,
+        seed: int,
+        chunks: Chunks,
+        drop_cancelled: Callable[[], None],
+        reader: PartReader | None = None,
+    ) -> None:
+        self.prompt_ids = tuple(job.prompt)
+        self.seed = seed  # that it draws with; repeat it to get the same tokens
+        self._job, self._chunks, self._drop_cancelled = job, chunks, drop_cancelled
+        self._reader, self._is_finished = reader, False
+        self._read: list[Chunk] = []
+
+    @property
+    def written(self) -> str:
+        """What was written so far, thoughts and calls included."""
+        return self._job.text.text
+
+    @property
+    def num_read(self) -> tuple[int, int]:
+        """Tokens of the prompt that are in the cache, and how many were there before."""
+        return self._job.num_read, self._job.num_reused
+
+    @property
+    def result(self) -> Result:
+        """The generation so far; its finish reason is "cancelled" while it is not complete."""
+        job, chunks = self._job, tuple(self._read)
+        reason = job.finish_reason  # which is set behind the last chunk
+        is_read = len(chunks) >= job.num_chunks
+        ids = tuple(token for chunk in chunks for token in chunk.token_ids)
+        return Result(
+            "".join(chunk.text for chunk in chunks),
+            ids,
+            reason if is_read else "cancelled",
+            replace(job.counters, generated_tokens=len(ids)),
+            _spans(chunks),
+            _turns(job.routing.turns, len(ids)),
+            tuple(one for chunk in chunks for one in chunk.logprobs),
+            job.text.stop_string if is_read else None,
+            "".join(chunk.reasoning for chunk in chunks),
+            joined_calls(call for chunk in chunks for call in chunk.tool_calls),
+        )
+
+    def __iter__(self) -> Iterator[Chunk]:
+        return self
+
+    def __next__(self) -> Chunk:
+        try:
+            chunk = self._with_parts(next(self._chunks))
+        except StopIteration:
+            job = self._job
+            # What may have begun a stop string has not, now that no more comes.
+            is_read = len(self._read) >= job.num_chunks
+            rest = job.text.finish() if job.has_ended and is_read else ""
+            chunk = self._with_parts(Chunk(rest, ()), is_last=job.has_ended and is_read)
+            if not (chunk.text or chunk.reasoning or chunk.tool_calls):
+                raise
+        self._read.append(chunk)
+        return chunk
+
+    def _with_parts(self, chunk: Chunk, *, is_last: bool = False) -> Chunk:
+        """A chunk with thoughts and calls taken out of its text, where tools were offered."""
+        if self._reader is None or self._is_finished:
+            return chunk
+        found = [self._reader.push(chunk.text)]
+        if is_last:
+            self._is_finished = True
+            found.append(self._reader.finish())
+        return replace(
+            chunk,
+            text="".join(one.content for one in found),
+            drafted_chars=0,
+            sources=(),
+            reasoning="".join(one.reasoning for one in found),
+            tool_calls=tuple(call for one in found for call in one.calls),
+        )
+
+    def close(self) -> None:
+        """Stop and give the engine back; what was read stays in `result`.
+
+        From another thread than the reading one this cancels: the step under way is finished.
+        """
+        self._job.was_closed = True
+        with suppress(ValueError):  # it is being read
+            self._chunks.close()
+        self._drop_cancelled()
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _spans(chunks: Iterable[Chunk]) -> tuple[Span, ...]:
+    """Who wrote what, where there are two models."""
+    spans: list[Span] = []
+    end = 0
+    for chunk in chunks:
+        start, end = end, end + len(chunk.token_ids)
+        if spans and spans[-1].model == chunk.model:
+            start = spans.pop().start
+        if chunk.model:
+            spans.append(Span(chunk.model, start, end))
+    return tuple(spans)
+
+
+def _turns(turns: Sequence[ModelTurn], count: int) -> tuple[ModelTurn, ...]:
+    """The turns of the first `count` tokens; the last turn may have written more."""
+    if not turns:
+        return ()
+    *ended, (model, _) = turns
+    rest = count - sum(tokens for _, tokens in ended)
+    return (*ended, (model, rest)) if rest > 0 else tuple(ended)
+
+
+async def chunks_of(stream: Any) -> AsyncGenerator[Chunk, None]:
+    """The chunks of a `Stream` or a `Turn`, without blocking the event loop.
+
+    Leaving the iteration early, or cancelling the task, stops the generation after the step under
+    way and waits for that; so does closing the event loop, which waits for nothing. Raises what the
+    stream raises.
+    """
+    import asyncio  # costs 40 ms, which commands do not need
+
+    loop = asyncio.get_running_loop()
+    queue: asyncio.Queue[Chunk | BaseException | None] = asyncio.Queue()
+
+    def put(item: Chunk | BaseException | None) -> bool:
+        """False where nobody can wait for it any more: the event loop is closed."""
+        try:
+            loop.call_soon_threadsafe(queue.put_nowait, item)
+        except RuntimeError:
+            if not loop.is_closed():
+                raise
+            return False
+        return True
+
+    def read() -> None:
+        problem: BaseException | None = None
+        try:
+            for chunk in stream:
+                if not put(chunk):
+                    stream.close()
+                    break
+        except BaseException as caught:
+            problem = caught
+        put(problem)  # None where it has ended well
+
+    threading.Thread(target=read, name="edgespec-stream", daemon=True).start()
+    item: Chunk | BaseException | None = None
+    has_ended = False
+    try:
+        while isinstance(item := await queue.get(), Chunk):
+            yield item
+        has_ended = True
+    finally:
+        if not has_ended:
+            stream.close()
+            while isinstance(await queue.get(), Chunk):
+                pass
+    if item is not None:
+        raise item

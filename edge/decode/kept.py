@@ -16,9 +16,8 @@ from functools import partial
 from warnings import warn
 
 from edgespec.backends.base import KeepsCache, Tokenizer
-from edgespec.decode.scheduler import Scheduler
-from edgespec.decode.slots import Slot, Slots
-from edgespec.decode.step import Job
+from edgespec.decode.scheduler import Scheduler, Slots
+from edgespec.decode.step import Job, Slot
 from edgespec.errors import BackendError, EdgespecError, EdgespecWarning
 from edgespec.memory.bytes.config import PIECE_TOKENS
 from edgespec.memory.store.cells import Piece, PrefixStore, ends_of, ends_of_text
@@ -150,7 +149,7 @@ class PrefixKeeper:
             for one in piece.chain:
                 with self._held():
                     left = [] if one.parent is None else one.parent.text
-                    if self._is_closed or list(slot.tokens) != left:
+                    if self._is_closed or list(slot.backend.tokens) != left:
                         return
                     assert isinstance(slot.backend, KeepsCache), "which wrote it"
                     _load(slot.backend, one)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from edgespec.backends.base import Backend
 from edgespec.decode.step import accept
-from edgespec.drafting.drafters.model import top_tokens_of
+from edgespec.drafting.model import top_tokens_of
 from edgespec.drafting.proposal import (
     EMPTY,
     Drafter,
@@ -21,7 +21,7 @@ from edgespec.drafting.proposal import (
     build_tree,
     likeliest_chain,
 )
-from edgespec.memory.times.curve import CostCurve
+from edgespec.memory.times import CostCurve
 from edgespec.sampling.sampling import Sampler
 
 

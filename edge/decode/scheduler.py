@@ -9,26 +9,39 @@ Chunked prefill: prompts are read in the steps of answers, as much as `ChunkedPr
 come, first served. What the first one leaves of a step the next one has. Whoever has a prefix in
 common with a prompt that is being read waits until it is there, so that it is read once. Whoever
 wants other scales of the model's adapters waits until nobody else runs.
+
+Cells: whoever begins is promised those for its prompt and what answers take as a rule, and more
+while it writes. Who cannot have more waits, with its sequence kept. Nobody begins or goes on where
+not all of them could write their longest answers one after the other (the banker's algorithm:
+Dijkstra, EWD 108): so one can always go on, and nobody's answer ends because of another's. Texts of
+answers that have ended stay in the cache as long as their cells are not needed, least recently used
+first; who begins with the same tokens, under the same salt, shares those cells.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 from bisect import bisect_left
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from time import perf_counter
-from typing import Any
 
-from edgespec.decode.generation import Chunk, ModelTurn, PartReader, Result, Span, joined_calls
-from edgespec.decode.slots import Slots
-from edgespec.decode.step import Chunks, Job, Outcome, PromptChunk, make_step
-from edgespec.errors import BackendError, EdgespecError, UnsupportedError
-from edgespec.memory.times.curve import Chunk as PrefillChunk
-from edgespec.memory.times.curve import CostCurve
+from edgespec.backends.base import (
+    Adapts,
+    Backend,
+    HoldsSequences,
+    ReleasesThreads,
+    sequences_of,
+)
+from edgespec.decode.generation import Chunks
+from edgespec.decode.step import Job, Outcome, Parts, PromptChunk, Slot, make_step
+from edgespec.errors import BackendError, ContextFullError, EdgespecError, UnsupportedError
+from edgespec.memory.times import Chunk as PrefillChunk
+from edgespec.memory.times import CostCurve
+from edgespec.prefix import common_prefix_length
 
 _PATIENCE_S = 0.05  # between two looks at whether a waiting generation was cancelled
 
@@ -42,11 +55,7 @@ class Scheduler:
     """
 
     def __init__(
-        self,
-        slots: Slots,
-        *,
-        curve: CostCurve | None = None,
-        splits: bool = True,
+        self, slots: Slots, *, curve: CostCurve | None = None, splits: bool = True
     ) -> None:
         # Whether prompts are read in steps of answers; else between these.
         self._mixes, self._splits = slots.shares and splits, splits
@@ -124,7 +133,8 @@ class Scheduler:
     def _release(self, me: threading.Thread, *, wakes: bool = True) -> None:
         """Let the next turn begin, or the next one who wants to work on the cache.
 
-        Who is not woken looks again after a moment: a queue must not wake up with every token.
+        Threads that are not woken look again after `_PATIENCE_S`: to wake all that wait with every
+        token would cost steps their time.
         """
         if self._owner is me:
             self._owner = None
@@ -213,7 +223,7 @@ class Scheduler:
     # -- turns -----------------------------------------------------------------------------
 
     def _advance(self, is_so: Callable[[], object], job: Job | None = None) -> None:
-        """Make a turn, or wait a moment for who makes it; neither where something is so already.
+        """Make a turn, or wait a moment for the thread that makes one; return at once if `is_so`.
 
         `job` is what the calling thread reads.
         """
@@ -549,177 +559,186 @@ class ChunkedPrefill:
         self._since_plain = self._since_plain + 1 if num_read else 0
 
 
-# -- the reader's side: chunks as they come, and the result behind them -------------------
+# -- where they run: the sequences of a cache, its cells, and the prefixes it keeps --------
 
 
-class Stream:
-    """Chunks of one generation; `result` is complete when the iteration has ended.
+class Slots:
+    """All sequences of a backend's cache."""
 
-    Iterating goes on where the last iteration was left. With an engine of one user the model writes
-    on when a chunk is waited for, of this or of another generation: one that is started meanwhile
-    comes after this one. An engine of several users writes on whether chunks are read or not.
-    """
+    def __init__(self, whole: Backend) -> None:
+        self._whole = whole
+        self._slots = [Slot(number, one) for number, one in enumerate(sequences_of(whole))]
+        self.count = len(self._slots)
+        self._cells, self.shares = whole.context_size, False
+        if isinstance(whole, HoldsSequences):
+            # Whether sequences with the same beginning hold it in the same cells.
+            self._cells, self.shares = whole.cells, whole.shares_cells
+        self._numbers = itertools.count(1)
+        # Of the model's adapters, in the next step; empty where there are none.
+        self.scales = tuple(whole.scales) if isinstance(whole, Adapts) else ()
 
-    def __init__(
+    def __iter__(self) -> Iterator[Slot]:
+        return iter(self._slots)
+
+    @property
+    def has_free(self) -> bool:
+        """Whether there is a sequence that nobody has."""
+        return any(slot.is_free for slot in self._slots)
+
+    def adapt(self, scales: tuple[float, ...]) -> None:
+        """Let the next steps have these scales of the model's adapters."""
+        if isinstance(self._whole, Adapts) and scales != self.scales:
+            self._whole.adapt(scales)
+            self.scales = scales
+
+    def release_threads(self) -> None:
+        """The calling thread, which made steps, makes none soon."""
+        if isinstance(self._whole, ReleasesThreads):
+            self._whole.release_threads()
+
+    def take(
         self,
-        job: Job,
-        chunks: Chunks,
-        drop_cancelled: Callable[[], None],
-        reader: PartReader | None = None,
-    ) -> None:
-        self.prompt_ids = tuple(job.prompt)
-        self.seed = job.sampler.seed  # that it draws with; repeat it to get the same tokens
-        self._job, self._chunks, self._drop_cancelled = job, chunks, drop_cancelled
-        self._reader, self._is_finished = reader, False
-        self._read: list[Chunk] = []
+        text: Sequence[int],
+        need: int,
+        reuse: bool,
+        salt: str = "",
+        *,
+        most: int | None = None,
+    ) -> Slot | None:
+        """A slot for a text that grows to `need` tokens or up to `most`; None until there is room.
 
-    @property
-    def written(self) -> str:
-        """What was written so far, thoughts and calls included."""
-        return self._job.text.text
-
-    @property
-    def num_read(self) -> tuple[int, int]:
-        """Tokens of the prompt that are in the cache, and how many were there before."""
-        return self._job.num_read, self._job.num_reused
-
-    @property
-    def result(self) -> Result:
-        """The generation so far; its finish reason is "cancelled" while it is not complete."""
-        job, chunks = self._job, tuple(self._read)
-        reason = job.finish_reason  # which is set behind the last chunk
-        is_read = len(chunks) >= job.num_chunks
-        ids = tuple(token for chunk in chunks for token in chunk.token_ids)
-        return Result(
-            "".join(chunk.text for chunk in chunks),
-            ids,
-            reason if is_read else "cancelled",
-            replace(job.counters, generated_tokens=len(ids)),
-            _spans(chunks),
-            _turns(job.routing.turns, len(ids)),
-            tuple(one for chunk in chunks for one in chunk.logprobs),
-            job.text.stop_string if is_read else None,
-            "".join(chunk.reasoning for chunk in chunks),
-            joined_calls(call for chunk in chunks for call in chunk.tool_calls),
-        )
-
-    def __iter__(self) -> Iterator[Chunk]:
-        return self
-
-    def __next__(self) -> Chunk:
-        try:
-            chunk = self._with_parts(next(self._chunks))
-        except StopIteration:
-            job = self._job
-            # What may have begun a stop string has not, now that no more comes.
-            is_read = len(self._read) >= job.num_chunks
-            rest = job.text.finish() if job.has_ended and is_read else ""
-            chunk = self._with_parts(Chunk(rest, ()), is_last=job.has_ended and is_read)
-            if not (chunk.text or chunk.reasoning or chunk.tool_calls):
-                raise
-        self._read.append(chunk)
-        return chunk
-
-    def _with_parts(self, chunk: Chunk, *, is_last: bool = False) -> Chunk:
-        """A chunk with thoughts and calls taken out of its text, where tools were offered."""
-        if self._reader is None or self._is_finished:
-            return chunk
-        found = [self._reader.push(chunk.text)]
-        if is_last:
-            self._is_finished = True
-            found.append(self._reader.finish())
-        return replace(
-            chunk,
-            text="".join(one.content for one in found),
-            drafted_chars=0,
-            sources=(),
-            reasoning="".join(one.reasoning for one in found),
-            tool_calls=tuple(call for one in found for call in one.calls),
-        )
-
-    def close(self) -> None:
-        """Stop and give the engine back; what was read stays in `result`.
-
-        From another thread than the reading one this cancels: the step under way is finished.
+        With `reuse` the sequence holds what the cache has of the text under the same salt.
         """
-        self._job.was_closed = True
-        with suppress(ValueError):  # it is being read
-            self._chunks.close()
-        self._drop_cancelled()
+        free = [slot for slot in self._slots if slot.is_free]
+        if not free:
+            return None
+        slot, source, known = self._place(free, text, reuse, salt)
+        shared = source.parts(known) if self.shares or source is slot else []
+        own, left = need - sum(length for _, length in shared), (most or need) - need
+        if not self._is_safe((left, [*shared, (-1, own)])):
+            return None
+        if slot.salt != salt:
+            slot.backend.truncate(0)
+            slot.salt = salt
+        if source is not slot:
+            assert isinstance(self._whole, HoldsSequences), "sequences of one cache"
+            self._whole.share(source.number, slot.number, known)
+        slot.shared, slot.own, slot.promised = shared, next(self._numbers), need
+        slot.most = most or need
+        slot.prompt = len(text)
+        self._make_room()
+        slot.last_used = next(self._numbers)
+        return slot
 
-    def __enter__(self) -> Stream:
-        return self
+    def grow(self, slot: Slot, need: int) -> bool:
+        """Promise a slot the cells of `need` tokens, at most all it may need; False: it waits."""
+        if min(need, slot.most) <= slot.promised:
+            return True
+        before = slot.promised
+        for promised in (need + 64, need):  # more than it needs, so that steps come between looks
+            slot.promised = min(promised, slot.most)
+            if self._is_safe():
+                self._make_room()
+                return True
+        slot.promised = before
+        return False
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def _is_safe(self, *others: tuple[int, Parts]) -> bool:
+        """Whether all texts, and others, could be written to their ends, one after the other.
 
-
-def _spans(chunks: Iterable[Chunk]) -> tuple[Span, ...]:
-    """Who wrote what, where there are two models."""
-    spans: list[Span] = []
-    end = 0
-    for chunk in chunks:
-        start, end = end, end + len(chunk.token_ids)
-        if spans and spans[-1].model == chunk.model:
-            start = spans.pop().start
-        if chunk.model:
-            spans.append(Span(chunk.model, start, end))
-    return tuple(spans)
-
-
-def _turns(turns: Sequence[ModelTurn], count: int) -> tuple[ModelTurn, ...]:
-    """The turns of the first `count` tokens; the last turn may have written more."""
-    if not turns:
-        return ()
-    *ended, (model, _) = turns
-    rest = count - sum(tokens for _, tokens in ended)
-    return (*ended, (model, rest)) if rest > 0 else tuple(ended)
-
-
-async def chunks_of(stream: Any) -> AsyncGenerator[Chunk, None]:
-    """The chunks of a `Stream` or a `Turn`, without blocking the event loop.
-
-    Leaving the iteration early, or cancelling the task, stops the generation after the step under
-    way and waits for that; so does closing the event loop, which waits for nothing. Raises what the
-    stream raises.
-    """
-    import asyncio  # costs 40 ms, which commands do not need
-
-    loop = asyncio.get_running_loop()
-    queue: asyncio.Queue[Chunk | BaseException | None] = asyncio.Queue()
-
-    def put(item: Chunk | BaseException | None) -> bool:
-        """False where nobody can wait for it any more: the event loop is closed."""
-        try:
-            loop.call_soon_threadsafe(queue.put_nowait, item)
-        except RuntimeError:
-            if not loop.is_closed():
-                raise
-            return False
+        Each may need so many cells more, and has some parts now.
+        """
+        running = [(one.most - one.promised, one.held()) for one in self._slots if not one.is_free]
+        texts = sorted([*running, *others], key=lambda text: text[0])
+        left = [parts for _, parts in texts]
+        for more, _ in texts:
+            if _count(part for parts in left for part in parts) + more > self._cells:
+                return False
+            del left[0]
         return True
 
-    def read() -> None:
-        problem: BaseException | None = None
-        try:
-            for chunk in stream:
-                if not put(chunk):
-                    stream.close()
-                    break
-        except BaseException as caught:
-            problem = caught
-        put(problem)  # None where it has ended well
+    def too_few(self, text: Sequence[int], limit: int) -> ContextFullError:
+        """The error where a text never fits."""
+        return ContextFullError(
+            f"the prompt has {len(text)} tokens and its answer up to {limit}, and the cache has "
+            f"room for {self._cells}",
+            hint="lower max_tokens, raise --ctx, or shorten the prompt",
+        )
 
-    threading.Thread(target=read, name="edgespec-stream", daemon=True).start()
-    item: Chunk | BaseException | None = None
-    has_ended = False
-    try:
-        while isinstance(item := await queue.get(), Chunk):
-            yield item
-        has_ended = True
-    finally:
-        if not has_ended:
-            stream.close()
-            while isinstance(await queue.get(), Chunk):
-                pass
-    if item is not None:
-        raise item
+    def gains_by_waiting(
+        self, text: Sequence[int], coming: Iterable[Sequence[int]], salt: str = ""
+    ) -> bool:
+        """Whether waiting saves prefill.
+
+        A prompt `coming`, which is being prefilled, shares more of `text` than any cached one.
+        """
+        known = max(slot.common(text[:-1], salt) for slot in self._slots)
+        return any(common_prefix_length(other, text[:-1], known) > known for other in coming)
+
+    def hold(self, slot: Slot, count: int) -> bool:
+        """Promise a slot `count` cells that no other one has; False, as before, without room."""
+        before = slot.shared, slot.promised, slot.most
+        slot.shared, slot.promised, slot.most = [], max(slot.promised, count), max(slot.most, count)
+        if not self._is_safe():
+            slot.shared, slot.promised, slot.most = before
+            return False
+        self._make_room()
+        return True
+
+    def give_back(self, slot: Slot) -> None:
+        """Its answer has ended; what its cells hold stays, while there is room."""
+        slot.promised = 0
+        slot.last_used = next(self._numbers)
+
+    def spare(self, count: int, salt: str = "") -> Backend | None:
+        """A sequence that nobody has, emptied, and cells for `count` tokens; None without room."""
+        slot = self.take((), count, reuse=False, salt=salt)
+        if slot is None:
+            return None
+        slot.backend.truncate(0)
+        self.give_back(slot)
+        return slot.backend
+
+    def _place(
+        self, free: Sequence[Slot], text: Sequence[int], reuse: bool, salt: str
+    ) -> tuple[Slot, Slot, int]:
+        """A free slot, the one that has most of the text, and how many tokens of it.
+
+        The free one has most itself where the text goes on from there; else it is the one that was
+        used least recently, and so far another conversation stays where it is.
+        """
+        oldest = min(free, key=lambda slot: (len(slot.backend.tokens) > 0, slot.last_used))
+        if not reuse:
+            return oldest, oldest, 0
+        text = text[:-1]  # the last token's logits are wanted
+        known = {slot: slot.reach(text, salt) for slot in self._slots}
+        best = max(free, key=lambda slot: known[slot])
+        # A text is another's continuation where eight times more is kept than lost, and all of its
+        # prompt but what opens the answer: conversations may have a long system prompt in common.
+        is_kept = known[best] >= max(1, 8 * (len(best.backend.tokens) - known[best]))
+        if is_kept and best.common(text, salt) >= best.prompt - 16:
+            return best, best, known[best]
+        if self.count == 1 or not oldest.goes_back:
+            return oldest, oldest, known[oldest]
+        for slot in self._slots:
+            if slot is not oldest:
+                known[slot] = slot.reach(text, salt, shared=True)
+        source = max(self._slots, key=lambda slot: (known[slot], slot is oldest))
+        return oldest, source, known[source]
+
+    def _make_room(self) -> None:
+        """Empty free slots until nobody who was promised cells can miss them."""
+        for slot in sorted(self._slots, key=lambda one: one.last_used):
+            if _count(part for one in self._slots for part in one.held()) <= self._cells:
+                return
+            if slot.is_free:
+                slot.backend.truncate(0)
+                slot.shared = []
+
+
+def _count(parts: Iterable[tuple[int, int]]) -> int:
+    """Cells of some parts, each counted once."""
+    longest: dict[int, int] = {}
+    for number, length in parts:
+        longest[number] = max(length, longest.get(number, 0))
+    return sum(longest.values())

@@ -21,9 +21,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 from edgespec.backends.base import KeepsCache, Tokenizer, sequences_of
 from edgespec.decode.engine import Engine, ShownImages
-from edgespec.decode.generation import Chunk, PartReader, Result
+from edgespec.decode.generation import Chunk, PartReader, Result, Stream, chunks_of
 from edgespec.decode.options import GenerationOptions, Tool
-from edgespec.decode.scheduler import Stream, chunks_of
 from edgespec.errors import BackendError, ContextFullError, SessionFileError, UnsupportedError
 from edgespec.memory.store.cells import read_session, write_session
 from edgespec.models.chat import ChatMessage, Message, plain_message

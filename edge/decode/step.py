@@ -20,15 +20,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, field, replace
-from heapq import heapify, heappop, heappush
-from itertools import islice
-from math import prod
+from dataclasses import dataclass, field
 from queue import SimpleQueue
 from time import perf_counter
 
 from edgespec.backends.base import (
     Backend,
+    DraftTree,
     Embeddings,
     Grammar,
     HoldsSequences,
@@ -38,45 +36,38 @@ from edgespec.backends.base import (
     Logits,
     SeesImages,
 )
-from edgespec.backends.tree import DraftTree
 from edgespec.decode.generation import (
     ALONE,
     Chunk,
-    Counters,
-    FinishReason,
-    Routing,
+    Progress,
     StepOutput,
-    TextStream,
     chunk_of,
 )
 from edgespec.decode.options import GenerationOptions
-from edgespec.decode.slots import Slot
 from edgespec.decode.verification import TypicalPick, accept_sampled, cut
-from edgespec.drafting.constants import REQUIRED_GAIN
-from edgespec.drafting.drafters.combined import BelievedTimes, GrammarDrafter, RoundHistory
-from edgespec.drafting.drafters.model import top_tokens_of
+from edgespec.drafting.combined import BelievedTimes, GrammarDrafter, RoundHistory
+from edgespec.drafting.model import top_tokens_of
 from edgespec.drafting.proposal import (
     EMPTY,
     Calibration,
     Drafter,
-    Proposal,
     StepContext,
     VerifyResult,
+    batch_context,
     build_tree,
-    choose_size,
+    chosen_sizes,
     likeliest_chain,
 )
 from edgespec.memory.store.cells import Piece
-from edgespec.memory.times.curve import CostCurve
+from edgespec.memory.times import CostCurve
 from edgespec.prefix import common_prefix_length
 from edgespec.sampling.chain import TokenLogprob, logprob_of
-from edgespec.sampling.constrained import ConstrainedSampler, LimitedThought
-from edgespec.sampling.sampling import Sampler
+from edgespec.sampling.sampling import ConstrainedSampler, LimitedThought, Sampler
 
-Chunks = Generator[Chunk, None, None]
 # What a step brought a sequence: None where another model writes on, or why it failed.
 Outcome = StepOutput | Exception | None
 PromptChunk = tuple["SequenceState", Sequence[int]]  # of a prompt, to be prefilled
+Parts = list[tuple[int, int]]  # of a text, in order: the number of a part, and its cells
 
 
 def make_step(
@@ -115,8 +106,8 @@ def make_step(
     sizes = [proposal.kept for proposal in proposals]
     if contexts:
         most = batch[0].drafts_beside(len(batch))
-        context = _batch_context(contexts, len(batch), replayed, most)
-        sizes = _chosen_sizes(proposals, context, draft_ms)
+        context = batch_context(contexts, len(batch), replayed, most)
+        sizes = chosen_sizes(proposals, context, draft_ms)
     trees = [one.draft_tree(size) for one, size in zip(batch, sizes, strict=True)]
     # Verify all trees, and prefill chunks of prompts.
     num_nodes = sum(len(tree.tokens) for tree in trees) + replayed
@@ -148,73 +139,6 @@ def make_step(
             work_ms = (perf_counter() - began_s) * 1e3 - draft_ms
             context.curve.observe(nodes, context.depth, context.previous, step_ms, work_ms)
     return [outcomes[one] for one in sequences]
-
-
-def _chosen_sizes(
-    proposals: Sequence[Proposal], context: StepContext, draft_ms: float
-) -> list[int]:
-    """How many nodes of each proposal are verified: the best of all that are worth their time."""
-    sizes = [proposal.kept for proposal in proposals]
-    if not any(proposal.tokens for proposal in proposals):
-        return sizes
-    kept, gains = sum(sizes), proposals[0].probabilities
-    order = [0] * len(gains)
-    if len(proposals) > 1 or kept:
-        gains, order = _batch_gains(proposals)
-    size, _ = choose_size(
-        gains,
-        context,
-        kept=kept,
-        spent_ms=draft_ms,
-        required_gain=1.0 if draft_ms else REQUIRED_GAIN,  # a model's were promised beforehand
-        tries=True,
-    )
-    for i in order[: size - kept]:
-        sizes[i] += 1
-    return sizes
-
-
-def _batch_gains(proposals: Sequence[Proposal]) -> tuple[list[float], list[int]]:
-    """What each node adds to the tokens that the batch expects, and which proposal it is of.
-
-    The best come first, behind those that are kept. Counted is the geometric mean over the
-    sequences, times their number: a node of a sequence that expects E tokens without it is ranked
-    by its probability over E. (What the sum of the logarithms of all speeds is largest for is
-    called proportionally fair: Kelly, "Charging and rate control for elastic traffic", 1997.)
-    """
-    batch_size, kept = len(proposals), sum(proposal.kept for proposal in proposals)
-    expected = [1.0 + sum(one.probabilities[: one.kept]) for one in proposals]
-    total = batch_size * prod(expected) ** (1.0 / batch_size)
-    gains = [(total - batch_size) / kept] * kept if kept else []
-    order: list[int] = []
-    nodes = [iter(one.probabilities[one.kept :]) for one in proposals]
-    best = [(-p / expected[i], i) for i, left in enumerate(nodes) for p in islice(left, 1)]
-    heapify(best)
-    while best:
-        gain, i = heappop(best)
-        expected[i] *= 1.0 - gain
-        before, total = total, total * (1.0 - gain) ** (1.0 / batch_size)
-        gains.append(total - before)
-        order.append(i)
-        if (probability := next(nodes[i], None)) is not None:
-            heappush(best, (-probability / expected[i], i))
-    return gains, order
-
-
-def _batch_context(
-    contexts: Sequence[StepContext], roots: int, replayed: int, most: int
-) -> StepContext:
-    """What a step over all sequences costs: at the average of their lengths in the cache."""
-    first = contexts[0]
-    if roots == 1 and not first.others:  # more where the others failed
-        return first
-    return replace(
-        first,
-        max_nodes=min(most, len(first.curve.base) - roots - replayed - 1),
-        depth=round(sum(one.depth for one in contexts) / len(contexts)),
-        extra=roots - 1 + replayed,
-        others=roots - 1,
-    )
 
 
 def _compute(
@@ -309,42 +233,80 @@ class Target:
         """No model writes any more; may be said twice."""
 
 
+class Slot:
+    """A sequence of the cache."""
+
+    def __init__(self, number: int, backend: Backend) -> None:
+        self.number, self.backend = number, backend
+        self.promised = 0  # cells; 0: nobody has it
+        self.most = 0  # cells that its text may come to need
+        self.last_used = 0  # the larger the later
+        self.prompt = 0  # tokens of the last text that began here
+        self.salt = ""  # of the text in its cells: no other salt's texts match it
+        # Parts that began in other slots, and the one that begins here.
+        self.shared: Parts = []
+        self.own = 0
+
+    @property
+    def is_free(self) -> bool:
+        return self.promised == 0
+
+    @property
+    def goes_back(self) -> bool:
+        """Whether it may hold a part of what another sequence has."""
+        return self.backend.capabilities.truncate or isinstance(self.backend, KeepsStates)
+
+    def common(self, text: Sequence[int], salt: str) -> int:
+        """How many tokens of a text with this salt it has."""
+        return common_prefix_length(self.backend.tokens, text) if self.salt == salt else 0
+
+    def reach(self, text: Sequence[int], salt: str, *, shared: bool = False) -> int:
+        """How many of these it can go back to, or share with another sequence."""
+        length = self.common(text, salt)
+        if isinstance(self.backend, KeepsStates):
+            return self.backend.reach(length, shared=shared)
+        return length
+
+    def parts(self, size: int) -> Parts:
+        """The parts of its first `size` cells."""
+        found = []
+        for number, length in [*self.shared, (self.own, size)]:
+            if size > 0:
+                found.append((number, min(length, size)))
+                size -= length
+        return found
+
+    def held(self) -> Parts:
+        """The parts that it has, or may come to have."""
+        return self.parts(self.promised or len(self.backend.tokens))
+
+
 @dataclass(slots=True, eq=False, kw_only=True)
-class Job:
+class Job(Progress):
     """One generation: what is asked for, how far it is, and what its reader has not read yet."""
 
     target: Target  # that was asked
     asked: GenerationOptions
-    prompt: list[int]
     sampler: Sampler | ConstrainedSampler | LimitedThought
     draft_sampler: Sampler | None  # draws drafts, independently of the sampler
-    text: TextStream
     is_end: Callable[[int], bool]
     limit: int  # tokens that may be generated: what the context has room for, too
     vocab_size: int  # of a row: what comes behind pads a vocabulary
-    counters: Counters = field(default_factory=Counters)
     salt: str = ""  # of its cells: those of other salts are not reused
     scales: tuple[float, ...] = ()  # of the model's adapters: a step has the same for all
     prediction: tuple[int, ...] = ()  # the end of the prompt, and what probably follows
-    num_read: int = 0  # tokens of the prompt that are in the cache
-    num_reused: int = 0  # of these, without having been read now
     grammar: Grammar | None = None
     reuse: bool = False  # what the cache already holds of the prompt
     stored: Piece | None = None  # which has more of the prompt than the cache had
-    routing: Routing = ALONE
     images: Mapping[int, ImageRun] = field(default_factory=dict)  # by where they begin
     # How far it is.
     slot: Slot | None = None  # the sequence of the cache that it has
     state: SequenceState | None = None  # of the model that writes in it
-    was_closed: bool = False
     asked_s: float = field(default_factory=lambda: perf_counter())  # when it was called
     began_s: float = 0.0  # by the clock of the scheduler
     first_s: float = 0.0
     tokens: list[int] = field(default_factory=list)  # that models have written
     chunks: SimpleQueue[Chunk | None] = field(default_factory=SimpleQueue)  # then None
-    num_chunks: int = 0  # that were written
-    finish_reason: FinishReason = "cancelled"
-    has_ended: bool = False
     problem: Exception | None = None
 
     def start(self, target: Target, number: int, reuse: bool) -> None:
@@ -377,7 +339,7 @@ class Job:
     def logprobs(
         self, rows: Logits, path: Sequence[int], emitted: Sequence[int]
     ) -> tuple[TokenLogprob, ...]:
-        """Of tokens, of which each came of the row [V] of its node; none where none are told."""
+        """Log-probabilities of emitted tokens, by the rows [n, V] of their nodes, if asked for."""
         if (count := self.asked.logprobs) is None:
             return ()
         pairs = zip(path, emitted, strict=False)
@@ -475,7 +437,7 @@ class SequenceState:
         return known[key]
 
     def drafts_beside(self, roots: int) -> int:
-        """Drafts that a step over so many sequences has room for; branches of more have none."""
+        """Most drafts of a step over so many sequences: branches share one longest draft's room."""
         target = self.target
         most = max(0, target.backend.max_nodes - len(target.sequences))
         return min(target.max_nodes - roots, most)
@@ -595,7 +557,8 @@ class SequenceState:
         if self.job.routing.switches_model(row):
             return None
         self._root = token = self.job.sampler.pick(row)
-        counters = self.job.counters  # a token that came of reading; that of a prompt is no round
+        # Behind a prompt this is no round; behind a hand-over, what was caught up with is one.
+        counters = self.job.counters
         counters.rounds += counters.generated_tokens > 0
         counters.generated_tokens += 1
         return StepOutput([token], (), self.job.logprobs(row[None], (0,), (token,)))

@@ -52,9 +52,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.backends.base import Logits
-from edgespec.backends.tree import DraftTree
-from edgespec.sampling.sampling import DraftDistribution, Sampler, TargetDistribution
+from edgespec.backends.base import DraftDistribution, DraftTree, Logits
+from edgespec.sampling.sampling import Sampler, TargetDistribution
 
 
 def accept_sampled(

@@ -4,7 +4,7 @@ Times are in plain steps of the moment: one step of the target without drafts. W
 bounded, such as sizes of tables, stands beside the tables.
 """
 
-# -- the ledger (drafters/combined.py) ------------------------------------------------------------
+# -- the ledger (combined.py) ------------------------------------------------------------
 ALLOWANCE = 0.004  # plain steps a round: what a useless drafter costs in the long run, 0.4%
 FIRST_BALANCE = 2.0  # plain steps: in replays of first answers 1 cost up to 1.5%, 4 brought nothing
 HIGHEST_BALANCE = 12.0  # plain steps: 4 cost 5% where t(32) is 7.2, 24 is the same as 12

@@ -6,7 +6,7 @@ Verified is the number of nodes with the most expected tokens per measured milli
                                                               probabilities
 
 Where several texts share the step, E(n) begins with one token for each of them, and is their number
-times the geometric mean (`decode/step.py`). No nodes but their roots are plain decoding and an
+times the geometric mean (`batch_gains`). No nodes but their roots are plain decoding and an
 ordinary choice. The best of many noisy estimates is too good on average, so steps over drafts are
 taken to be as slow as their times are unsure. What may be lost at most is not its business
 (the ledger in `combined.py`). The rule knows neither drafters nor backends.
@@ -17,18 +17,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from math import inf
+from heapq import heapify, heappop, heappush
+from itertools import islice
+from math import inf, prod
 from typing import TYPE_CHECKING, Any
 
-from edgespec.backends.tree import DraftTree, is_chain
+from edgespec.backends.base import DraftDistribution, DraftTree, is_chain
 from edgespec.drafting import constants
 from edgespec.memory.store.texts import KeptText
-from edgespec.memory.times.curve import CostCurve
+from edgespec.memory.times import CostCurve
 
 if TYPE_CHECKING:
-    from edgespec.sampling.sampling import DraftDistribution, Sampler
+    from edgespec.sampling.sampling import Sampler
 
 
 Counts = Mapping[int, tuple[float, float]]  # hits and tries by cell
@@ -300,6 +302,72 @@ def choose_size(
     return best, best_rate
 
 
+def chosen_sizes(proposals: Sequence[Proposal], context: StepContext, draft_ms: float) -> list[int]:
+    """How many nodes of each proposal are verified: the best of all that are worth their time."""
+    sizes = [proposal.kept for proposal in proposals]
+    if not any(proposal.tokens for proposal in proposals):
+        return sizes
+    kept, gains = sum(sizes), proposals[0].probabilities
+    order = [0] * len(gains)
+    if len(proposals) > 1 or kept:
+        gains, order = batch_gains(proposals)
+    size, _ = choose_size(
+        gains,
+        context,
+        kept=kept,
+        spent_ms=draft_ms,
+        # A model's drafts had to promise their gain before it wrote them.
+        required_gain=1.0 if draft_ms else constants.REQUIRED_GAIN,
+        tries=True,
+    )
+    for i in order[: size - kept]:
+        sizes[i] += 1
+    return sizes
+
+
+def batch_gains(proposals: Sequence[Proposal]) -> tuple[list[float], list[int]]:
+    """What each node adds to the tokens that the batch expects, and which proposal it is of.
+
+    The best come first, behind those that are kept. Counted is the geometric mean over the
+    sequences, times their number: a node of a sequence that expects E tokens without it is ranked
+    by its probability over E. (What the sum of the logarithms of all speeds is largest for is
+    called proportionally fair: Kelly, "Charging and rate control for elastic traffic", 1997.)
+    """
+    batch_size, kept = len(proposals), sum(proposal.kept for proposal in proposals)
+    expected = [1.0 + sum(one.probabilities[: one.kept]) for one in proposals]
+    total = batch_size * prod(expected) ** (1.0 / batch_size)
+    gains = [(total - batch_size) / kept] * kept if kept else []
+    order: list[int] = []
+    nodes = [iter(one.probabilities[one.kept :]) for one in proposals]
+    best = [(-p / expected[i], i) for i, left in enumerate(nodes) for p in islice(left, 1)]
+    heapify(best)
+    while best:
+        gain, i = heappop(best)
+        expected[i] *= 1.0 - gain
+        before, total = total, total * (1.0 - gain) ** (1.0 / batch_size)
+        gains.append(total - before)
+        order.append(i)
+        if (probability := next(nodes[i], None)) is not None:
+            heappush(best, (-probability / expected[i], i))
+    return gains, order
+
+
+def batch_context(
+    contexts: Sequence[StepContext], roots: int, replayed: int, most: int
+) -> StepContext:
+    """What a step over all sequences costs: at the average of their lengths in the cache."""
+    first = contexts[0]
+    if roots == 1 and not first.others:  # more where the others failed
+        return first
+    return replace(
+        first,
+        max_nodes=min(most, len(first.curve.base) - roots - replayed - 1),
+        depth=round(sum(one.depth for one in contexts) / len(contexts)),
+        extra=roots - 1 + replayed,
+        others=roots - 1,
+    )
+
+
 def likeliest_chain(proposal: Proposal) -> Proposal:
     """The best node, its best child, and so on: for models that cannot verify branches."""
     chain: list[int] = []
@@ -377,10 +445,10 @@ class Drafter:
         """A new text starts with `tokens`: the prompt and the first token of the answer."""
 
     def prepare(self, tokens: Sequence[int], count: int, *, ahead: bool = False) -> None:
-        """The model reads `tokens`, of which `count` may be looked at: a text begins so soon.
+        """A prompt is being prefilled, whose first `count` tokens may be indexed now.
 
-        Told again and again, so that no step of others waits for the whole prompt in `begin`. Of
-        what is read `ahead` of being asked nothing is left where it is not asked.
+        Called for each chunk, so that no step of others waits until `begin` has indexed all of a
+        prompt. What is indexed `ahead` of a request is taken back if that never comes.
         """
 
     def estimate(self, context: StepContext) -> DraftEstimate | None:

@@ -14,8 +14,7 @@ from edgespec.memory.bytes.config import kv_pair
 from edgespec.memory.bytes.footprint import has_packed_weights, kv_type_fits
 from edgespec.memory.device import host
 from edgespec.memory.device.kernels import missing_kernels
-from edgespec.memory.times.curve import CostCurve
-from edgespec.memory.times.speed import SpeedModel
+from edgespec.memory.times import CostCurve, SpeedModel
 from edgespec.models.spec import ModelSpec
 from edgespec.paths import read_text
 from edgespec.progress import Progress, time_text

@@ -16,8 +16,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from edgespec.backends.base import Backend, ImageRun, Logits, SeesImages
-from edgespec.backends.tree import DraftTree
+from edgespec.backends.base import Backend, DraftTree, ImageRun, Logits, SeesImages
 from edgespec.errors import UnsupportedError
 from edgespec.sampling.sampling import top_two_gap
 
@@ -31,12 +30,7 @@ _TEXT = (
 )
 
 
-def measure_batch_noise(
-    backend: Backend,
-    depths: Sequence[int] = _DEPTHS,
-    sizes: Sequence[int] = (2, 3, 4, 8, 16, 32),
-    progress: Callable[[float], None] = lambda _fraction: None,
-) -> float:
+def measure_batch_noise(backend: Backend, depths: Sequence[int] = _DEPTHS) -> float:
     """How far step sizes can move the gap between two good logits; 0.0 if they cannot.
 
     A text is decoded token by token and again in steps of several sizes, at several depths of
@@ -46,17 +40,15 @@ def measure_batch_noise(
     of them, beyond which a normal variable lies once in 5e8 draws (or the largest one seen, if that
     is more). The cache is empty afterwards.
     """
-    sizes = [size for size in sizes if size <= backend.max_nodes]
+    sizes = [size for size in (2, 3, 4, 8, 16, 32) if size <= backend.max_nodes]
     text, depths = _text_for(backend, depths, _NUM_TOKENS)
-    runs = len(depths) * (len(sizes) + 1)
     noise = 0.0
-    for i, depth in enumerate(depths):
+    for depth in depths:
         singles = []  # the best tokens of each row, and their logits
         for row in _decode_in_steps(backend, text, depth, 1):
             ids = np.argsort(row)[::-1][:8]
             singles.append((ids, row[ids].astype(np.float64)))
-        for j, size in enumerate(sizes):
-            progress((i * (len(sizes) + 1) + j + 1) / runs)
+        for size in sizes:
             batches = _decode_in_steps(backend, text, depth, size)
             pairs = zip(singles, batches, strict=True)
             moved = np.array([row[ids] - logits for (ids, logits), row in pairs])

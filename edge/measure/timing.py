@@ -7,9 +7,8 @@ from functools import partial
 from statistics import fmean, median
 from time import perf_counter
 
-from edgespec.backends.base import Backend, KeepsSnapshots
-from edgespec.backends.tree import DraftTree
-from edgespec.memory.times.curve import CostCurve
+from edgespec.backends.base import Backend, DraftTree, KeepsSnapshots
+from edgespec.memory.times import CostCurve
 from edgespec.models.spec import ModelSpec
 
 _LOOK_SECONDS = 0.6  # two looks at what else computes

@@ -447,25 +447,21 @@ def floor_of_best(row: NDArray[np.float32], count: int) -> float:
 
 
 def head_reaching(
-    row: NDArray[np.float32],
-    best: float,
-    inverse_temperature: float,
-    mass: float,
-    floor: float = LOWEST,
+    row: NDArray[np.float32], best: float, inverse_temperature: float, mass: float
 ) -> tuple[Best, NDArray[np.float64]]:
-    """Best tokens enough for their summed weights [k] to exceed `mass`, not going below `floor`.
+    """Best tokens enough for their summed weights [k] to exceed `mass`, or all if these do not.
 
-    The sums come with them. If even all tokens down to `floor` do not exceed it, they are all.
+    The sums come with them.
     """
     for size in _HEAD_SIZES:
         reached = floor_of_best(row, size)
-        if reached <= floor:
+        if reached <= LOWEST:
             break
         head = head_above(row, reached)
         cumulative = np.cumsum(softmax_weights(head.logits, best, inverse_temperature))
         if cumulative[-1] > mass:
             return head, cumulative
-    head = head_above(row, floor)
+    head = head_above(row, LOWEST)
     return head, np.cumsum(softmax_weights(head.logits, best, inverse_temperature))
 
 

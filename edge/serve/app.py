@@ -46,7 +46,7 @@ from edgespec.serve.page import HEADERS as PAGE_HEADERS
 from edgespec.serve.page import page_files
 from edgespec.serve.parsing import OLLAMA, ApiError, Fields, ServedModel, api_error_of, error_form
 from edgespec.serve.pool import ANY, CHAT, EMBED, Lease, Member, Pool, Shared, keep_alive_of
-from edgespec.serve.serializers import new_id
+from edgespec.serve.serializers import json_bytes, new_id
 from edgespec.serve.service import AnswerJob, Underway
 
 # For everybody: they tell nothing of anybody.
@@ -618,7 +618,7 @@ async def send_error(
 
 async def send_json(send: Send, status: int, document: Any) -> None:
     """A whole response: a document, or the bytes of one."""
-    body = document if isinstance(document, bytes) else parsing.json_bytes(document)
+    body = document if isinstance(document, bytes) else json_bytes(document)
     headers = [_JSON, (b"content-length", str(len(body)).encode())]
     if status in parsing.COME_AGAIN:
         headers.append((b"retry-after", b"1"))
@@ -630,11 +630,11 @@ async def send_json(send: Send, status: int, document: Any) -> None:
 
 def _event(document: dict[str, Any], named: bool) -> bytes:
     head = f"event: {document['type']}\n" if named and "type" in document else ""
-    return head.encode() + b"data: " + parsing.json_bytes(document) + b"\n\n"
+    return head.encode() + b"data: " + json_bytes(document) + b"\n\n"
 
 
 def _line(document: dict[str, Any], _named: bool) -> bytes:
-    return parsing.json_bytes(document) + b"\n"
+    return json_bytes(document) + b"\n"
 
 
 # -- routes --------------------------------------------------------------------------------

@@ -12,14 +12,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from edgespec.backends.base import AnswerFormat
-from edgespec.decode.generation import Chunk, ToolCall
 from edgespec.decode.options import GenerationOptions
 from edgespec.errors import ModelFileError, UnsupportedError
 from edgespec.models.chat import Message, continues, in_call_order
 from edgespec.models.images import KINDS as IMAGES
 from edgespec.models.images import Image, images_of, joined, sent_image
-from edgespec.sampling.constrained import make_grammar
 from edgespec.sampling.params import ThoughtLimit
+from edgespec.sampling.sampling import make_grammar
 from edgespec.serve.answer_reader import AnswerReader, json_text, sendable
 from edgespec.serve.call_arguments import resolve_reference
 from edgespec.serve.parsing import (
@@ -37,15 +36,7 @@ from edgespec.serve.parsing import (
     shown,
     takes_prewarm,
 )
-from edgespec.serve.serializers import (
-    Choice,
-    Delta,
-    OpenAISerializer,
-    Serializer,
-    ToldTokens,
-    choice_of,
-    timings,
-)
+from edgespec.serve.serializers import ChatSerializer, Serializer
 from edgespec.serve.service import AnswerJob, Prompts, Service, Underway
 from edgespec.serve.tool_formats import (
     HARMONY,
@@ -663,59 +654,3 @@ def answer_job(
         )
         raise api_error_of(unsupported, "tools") from problem
     return AnswerJob(generations, serializer, asked.streams, talk.make_reader, asked.writes)
-
-
-class ChatSerializer(OpenAISerializer):
-    """Answers to one request."""
-
-    def __init__(self, model: str, output: Output, tokens: ToldTokens) -> None:
-        kinds = "chat.completion.chunk", "chat.completion"
-        super().__init__("chatcmpl-", kinds, model, output, tokens)
-        self._calls = dict[str, int]()  # of the answer that is being sent: numbers by identity
-
-    def begin(self, index: int) -> list[dict[str, Any]]:
-        self._calls = {}
-        return [self._event(choice_of(index, delta={"role": "assistant", "content": ""}))]
-
-    def add(self, index: int, delta: Delta, chunks: Sequence[Chunk]) -> list[dict[str, Any]]:
-        parts: dict[str, Any] = {"reasoning_content": delta.reasoning, "content": delta.content}
-        parts["tool_calls"] = [self._part(call) for call in delta.calls]
-        said = {name: value for name, value in parts.items() if value}
-        more = self._more(chunks)
-        told = self._tokens.chat([one for chunk in chunks for one in chunk.logprobs])
-        if not (said or more or told):
-            return []
-        return [self._event(choice_of(index, None, told, delta=said), **more)]
-
-    def end(self, choice: Choice) -> list[dict[str, Any]]:
-        last = choice_of(choice.index, choice.reason, delta={})
-        return [self._event(last, timings=timings([choice]))]
-
-    def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
-        return self._document(self._kinds[1], [self._whole(one) for one in choices], choices)
-
-    def _part(self, call: ToolCall) -> dict[str, Any]:
-        """A call, or more of one: arguments alone."""
-        if call.id in self._calls:
-            more = {"arguments": call.arguments}
-            return {"index": self._calls[call.id], "function": more}
-        self._calls[call.id] = len(self._calls)
-        return {"index": self._calls[call.id], **_call_document(call)}
-
-    def _whole(self, choice: Choice) -> dict[str, Any]:
-        message: dict[str, Any] = {
-            "role": "assistant",
-            "content": None if choice.calls and not choice.content else choice.content,
-            "refusal": None,
-        }
-        if choice.reasoning:
-            message["reasoning_content"] = choice.reasoning
-        if choice.calls:
-            message["tool_calls"] = [_call_document(call) for call in choice.calls]
-        told = self._tokens.chat(choice.result.logprobs)
-        return choice_of(choice.index, choice.reason, told, message=message)
-
-
-def _call_document(call: ToolCall) -> dict[str, Any]:
-    function = {"name": call.name, "arguments": call.arguments}
-    return {"id": call.id, "type": "function", "function": function}

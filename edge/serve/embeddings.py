@@ -15,9 +15,9 @@ from edgespec.serve.parsing import (
     Fields,
     ServedModel,
     api_error_of,
-    json_bytes,
     shown,
 )
+from edgespec.serve.serializers import json_bytes
 from edgespec.setup.embedding import Embedder, Embeddings, Text
 
 if TYPE_CHECKING:

@@ -16,11 +16,18 @@ from edgespec.serve.completions import Gap, fill_ids, parse_prompts
 from edgespec.serve.parsing import (
     Fields,
     ServedModel,
-    json_bytes,
     parse_max_tokens,
     parse_options,
 )
-from edgespec.serve.serializers import Choice, Delta, Serializer, ToldTokens, timings, unwritten
+from edgespec.serve.serializers import (
+    Choice,
+    Delta,
+    Serializer,
+    ToldTokens,
+    json_bytes,
+    timings,
+    unwritten,
+)
 from edgespec.serve.service import AnswerJob, Generation, Service, Underway
 
 _MAX_TOKENS = ("n_predict", "max_completion_tokens", "max_tokens")

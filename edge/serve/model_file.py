@@ -11,7 +11,7 @@ from typing import Any
 from edgespec.errors import EdgespecError
 from edgespec.memory.plan.embedding import EmbeddingPlan, embeds
 from edgespec.memory.plan.machine import Machine
-from edgespec.memory.plan.request import Request
+from edgespec.memory.plan.plan import Request
 from edgespec.models.onnx.folder import read_model
 from edgespec.models.projector import projector_beside, read_projector
 from edgespec.models.spec import ModelSpec
@@ -21,8 +21,7 @@ from edgespec.serve.pool import CHAT, EMBED, Shared, about
 from edgespec.serve.service import Service
 from edgespec.setup.embedding import Embedder
 from edgespec.setup.loading import load_plan
-from edgespec.setup.model_sets import Planned, Sizes, beside, plan_beside
-from edgespec.setup.planning import prepare_kernels
+from edgespec.setup.planning import Planned, Sizes, beside, plan_beside, prepare_kernels
 
 
 @dataclass(eq=False)

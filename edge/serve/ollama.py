@@ -21,9 +21,9 @@ from edgespec.models.spec import ModelSpec
 from edgespec.serve.chat import ChatRequest, answer_job, prompt_of, read_chat
 from edgespec.serve.completions import Gap, fill_ids
 from edgespec.serve.embeddings import EmbeddingService, Vectors, parse_vectors
-from edgespec.serve.parsing import Fields, ServedModel, json_bytes
+from edgespec.serve.parsing import Fields, ServedModel
 from edgespec.serve.pool import EMBED, Member, Pool
-from edgespec.serve.serializers import Choice, Delta, Serializer
+from edgespec.serve.serializers import Choice, Delta, Serializer, json_bytes
 from edgespec.serve.service import AnswerJob, Service, Underway
 from edgespec.serve.tool_formats import HARMONY, format_of, think_tags
 

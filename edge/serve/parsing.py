@@ -349,11 +349,6 @@ def _check_count(data: bytes | bytearray, most: int) -> None:
 _QUOTE = ord('"')
 
 
-def json_bytes(document: Any) -> bytes:
-    """JSON as it is sent: without needless spaces, of which an event would have 25."""
-    return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
-
-
 def _decompressed(body: bytes | bytearray, encoding: str, most: int) -> bytes | bytearray:
     """The body without its encoding, of at most `most` bytes."""
     if encoding in ("", "identity"):

@@ -37,7 +37,7 @@ from edgespec.memory.device import reservations
 from edgespec.memory.device.energy import energy_meter
 from edgespec.memory.device.track import give_back_memory
 from edgespec.serve.parsing import ApiError, Limits, api_error_of, shown
-from edgespec.setup.model_sets import Capacity
+from edgespec.setup.planning import Capacity
 
 if TYPE_CHECKING:
     from edgespec.serve.tool_servers import ToolServers

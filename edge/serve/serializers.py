@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import json
 import math
 import secrets
 import time
@@ -123,6 +124,11 @@ class Serializer(ABC):
         """Everything at once, for who did not ask for a stream."""
 
 
+def json_bytes(document: Any) -> bytes:
+    """JSON as it is sent: without needless spaces, of which an event would have 25."""
+    return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
+
+
 def new_id(prefix: str) -> str:
     """A name that no other answer has."""
     return f"{prefix}{secrets.token_hex(12)}"
@@ -218,6 +224,62 @@ class OpenAISerializer(Serializer):
             "usage": usage(choices, self._num_choices),
             "timings": timings(choices),
         }
+
+
+class ChatSerializer(OpenAISerializer):
+    """Answers of a chat."""
+
+    def __init__(self, model: str, output: Output, tokens: ToldTokens) -> None:
+        kinds = "chat.completion.chunk", "chat.completion"
+        super().__init__("chatcmpl-", kinds, model, output, tokens)
+        self._calls = dict[str, int]()  # of the answer that is being sent: numbers by identity
+
+    def begin(self, index: int) -> list[dict[str, Any]]:
+        self._calls = {}
+        return [self._event(choice_of(index, delta={"role": "assistant", "content": ""}))]
+
+    def add(self, index: int, delta: Delta, chunks: Sequence[Chunk]) -> list[dict[str, Any]]:
+        parts: dict[str, Any] = {"reasoning_content": delta.reasoning, "content": delta.content}
+        parts["tool_calls"] = [self._part(call) for call in delta.calls]
+        said = {name: value for name, value in parts.items() if value}
+        more = self._more(chunks)
+        told = self._tokens.chat([one for chunk in chunks for one in chunk.logprobs])
+        if not (said or more or told):
+            return []
+        return [self._event(choice_of(index, None, told, delta=said), **more)]
+
+    def end(self, choice: Choice) -> list[dict[str, Any]]:
+        last = choice_of(choice.index, choice.reason, delta={})
+        return [self._event(last, timings=timings([choice]))]
+
+    def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
+        return self._document(self._kinds[1], [self._whole(one) for one in choices], choices)
+
+    def _part(self, call: ToolCall) -> dict[str, Any]:
+        """A call, or more of one: arguments alone."""
+        if call.id in self._calls:
+            more = {"arguments": call.arguments}
+            return {"index": self._calls[call.id], "function": more}
+        self._calls[call.id] = len(self._calls)
+        return {"index": self._calls[call.id], **_call_document(call)}
+
+    def _whole(self, choice: Choice) -> dict[str, Any]:
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": None if choice.calls and not choice.content else choice.content,
+            "refusal": None,
+        }
+        if choice.reasoning:
+            message["reasoning_content"] = choice.reasoning
+        if choice.calls:
+            message["tool_calls"] = [_call_document(call) for call in choice.calls]
+        told = self._tokens.chat(choice.result.logprobs)
+        return choice_of(choice.index, choice.reason, told, message=message)
+
+
+def _call_document(call: ToolCall) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.id, "type": "function", "function": function}
 
 
 def choice_of(

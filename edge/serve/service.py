@@ -24,9 +24,8 @@ from typing import Any
 from edgespec.backends.base import AnswerFormat, MakesGrammars
 from edgespec.backends.vocabulary import TextBound
 from edgespec.decode.engine import Engine, sees_images
-from edgespec.decode.generation import Chunk, Result
+from edgespec.decode.generation import Chunk, Result, Stream
 from edgespec.decode.options import GenerationOptions
-from edgespec.decode.scheduler import Stream
 from edgespec.decode.session import KnownText
 from edgespec.errors import ContextFullError, UnsupportedError
 from edgespec.log import PROMPTS, REQUEST_ID
@@ -34,14 +33,14 @@ from edgespec.memory.plan.plan import Plan
 from edgespec.models.chat import Message, render_chat
 from edgespec.models.images import Image
 from edgespec.prefix import common_prefix_length
-from edgespec.sampling.constrained import make_grammar
 from edgespec.sampling.params import SamplingParams
+from edgespec.sampling.sampling import make_grammar
 from edgespec.serve.access import CACHE_SALT, HISTORY
 from edgespec.serve.answer_reader import AnswerReader
 from edgespec.serve.parsing import LOGGER, ApiError, Defaults, Limits, ServedModel, seed_of_choice
 from edgespec.serve.pool import CHAT, Member, Shared, about
 from edgespec.serve.serializers import Choice, Serializer, ToldTokens, unwritten
-from edgespec.setup.model_sets import Sizes
+from edgespec.setup.planning import Sizes
 
 
 class Prompts:

@@ -21,6 +21,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
+from edgespec.drafting import HEAD, MODEL, WINDOW
+from edgespec.drafting.combined import keeps_out, part_saved
 from edgespec.drafting.constants import (
     TELLING_ROUNDS,
     TRANSLATED_GAINS,
@@ -28,14 +30,11 @@ from edgespec.drafting.constants import (
     WINDOW_GAINS,
     WINDOW_LAST,
 )
-from edgespec.drafting.drafters import HEAD, MODEL, WINDOW
-from edgespec.drafting.drafters.combined import keeps_out, part_saved
 from edgespec.errors import DoesNotFitError, EdgespecError
 from edgespec.memory.plan.layout import DRAFT_SIZES
 from edgespec.memory.plan.options import LLAMACPP, ONNX
-from edgespec.memory.plan.plan import Plan
-from edgespec.memory.plan.request import Choice, Request
-from edgespec.memory.times.speed import NO_DIFFERENCE, predicted_speedup
+from edgespec.memory.plan.plan import Choice, Plan, Request
+from edgespec.memory.times import NO_DIFFERENCE, predicted_speedup
 from edgespec.models.early_exit import (
     ExitInfo,
     MadeFor,
@@ -95,7 +94,7 @@ class DraftSource:
 
 
 def source_of(spec: ModelSpec, request: Request) -> DraftSource | None:
-    """What `--drafter auto` thinks about: the named file, the shipped one, or the model's own.
+    """What `--drafter auto` considers: the named file, the shipped one, or the model's own.
 
     Else a head beside the model that was trained for this very file, else a small model.
 

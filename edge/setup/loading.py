@@ -25,10 +25,10 @@ from edgespec.backends.llama.packed_weights import is_kept
 from edgespec.backends.llama.recurrent import RecurrentBackend
 from edgespec.backends.llama.window import Window
 from edgespec.decode.engine import Engine
+from edgespec.drafting import HEAD, MODEL, WINDOW, make_drafter
+from edgespec.drafting.combined import CombinedDrafter, RoundHistory
 from edgespec.drafting.constants import WINDOW_FIRST, WINDOW_LAST
-from edgespec.drafting.drafters import HEAD, MODEL, WINDOW, make_drafter
-from edgespec.drafting.drafters.combined import CombinedDrafter, RoundHistory
-from edgespec.drafting.drafters.model import (
+from edgespec.drafting.model import (
     HeadDrafter,
     HeadText,
     ModelDrafter,
@@ -36,8 +36,8 @@ from edgespec.drafting.drafters.model import (
     WindowText,
     WritingDrafter,
 )
-from edgespec.drafting.drafters.suffix import SuffixDrafter
-from edgespec.drafting.drafters.translated import TranslatingDrafter, Translation
+from edgespec.drafting.suffix import SuffixDrafter
+from edgespec.drafting.translated import TranslatingDrafter, Translation
 from edgespec.errors import DoesNotFitError, EdgespecWarning, UnsupportedError
 from edgespec.measure.noise import largest_invariant_step, prefill_is_invariant, tested_depth
 from edgespec.measure.timing import (
@@ -56,12 +56,11 @@ from edgespec.memory.device.reservations import release
 from edgespec.memory.plan.machine import reachable_bytes, reserve, reserve_unmapped
 from edgespec.memory.plan.options import LLAMACPP, ONNX, LoadOptions, said_as_arguments
 from edgespec.memory.plan.placing import keep_counts
-from edgespec.memory.plan.plan import DRAFT_MODEL_NODES, Plan, draft_config
-from edgespec.memory.plan.request import Request
+from edgespec.memory.plan.plan import DRAFT_MODEL_NODES, Plan, Request, draft_config
 from edgespec.memory.store import cache
 from edgespec.memory.store.cells import PrefixStore
 from edgespec.memory.store.texts import add_texts, remembered_texts
-from edgespec.memory.times.curve import CostCurve
+from edgespec.memory.times import CostCurve
 from edgespec.models.chat import prepare_template
 from edgespec.models.early_exit import gains_of, read_exit, read_made_for
 from edgespec.models.embedded import embedded_model

@@ -29,9 +29,9 @@ from time import time
 from typing import Any
 from weakref import WeakSet
 
+from edgespec.drafting import HEAD, MODEL
+from edgespec.drafting.combined import TIME, RoundHistory, dated, is_recent
 from edgespec.drafting.constants import TELLING_ROUNDS
-from edgespec.drafting.drafters import HEAD, MODEL
-from edgespec.drafting.drafters.combined import TIME, RoundHistory, dated, is_recent
 from edgespec.memory.bytes.config import KV_TYPE_BYTES, Device, RunConfig, kv_pair
 from edgespec.memory.device import host
 from edgespec.memory.device.kernels import kernels_key
@@ -39,8 +39,7 @@ from edgespec.memory.plan.layout import DRAFT_SIZES
 from edgespec.memory.plan.options import ONNX
 from edgespec.memory.plan.plan import Plan, draft_config
 from edgespec.memory.store import cache
-from edgespec.memory.times.curve import CostCurve
-from edgespec.memory.times.speed import DEFAULT_ROUNDS, Round
+from edgespec.memory.times import DEFAULT_ROUNDS, CostCurve, Round
 from edgespec.models.gguf.reader import read_gguf
 from edgespec.models.spec import ModelSpec
 

@@ -29,7 +29,7 @@ from typing import Any, TypeAlias
 from edgespec.decode.generation import LARGE, SMALL, ModelTurn
 from edgespec.errors import UnsupportedError
 from edgespec.memory.store import cache
-from edgespec.memory.times.curve import CostCurve
+from edgespec.memory.times import CostCurve
 from edgespec.models.early_exit import read_exit
 from edgespec.models.pairing import check_pair
 from edgespec.models.spec import ModelSpec
@@ -161,8 +161,25 @@ def stored_switch(spec: ModelSpec, small: ModelSpec) -> Calibrated | None:
 
 def read_calibrated(document: object) -> Calibrated | None:
     """What `keep_switch` kept; None of anything else."""
+    if not isinstance(document, dict):
+        return None
     try:
-        return _read(document) if isinstance(document, dict) else None
+        turns = [[(_model(model), tokens) for model, tokens in text] for text in document["turns"]]
+        for text in turns:
+            if not all(isinstance(tokens, int) for _, tokens in text):
+                raise ValueError("a part of a token")
+            # Only between others is the small model asked in vain.
+            if min(text[0][1], text[-1][1], *(n for model, n in text if model == LARGE)) < 1:
+                raise ValueError("a turn without tokens")
+            if not all(0 <= tokens <= MOST_TOKENS for _, tokens in text):
+                raise ValueError("fewer than no tokens, or more than any text has")
+        return Calibrated(
+            SwitchPolicy.from_json(document["policy"]),
+            _number(document["large_share"], 1),
+            _number(document["quality"], 1),
+            turns,
+            [_number(accepted, drafted) for drafted, accepted in enumerate(document["drafted"], 1)],
+        )
     except (KeyError, IndexError, TypeError, ValueError, UnsupportedError):
         return None
 
@@ -197,26 +214,6 @@ def switch_reason(
 
 def _key(spec: ModelSpec, small: ModelSpec) -> str:
     return f"{spec.fingerprint} | {small.fingerprint}"
-
-
-def _read(document: dict[str, Any]) -> Calibrated:
-    """Raises KeyError, IndexError, TypeError, ValueError or UnsupportedError for a damaged one."""
-    turns = [[(_model(model), tokens) for model, tokens in text] for text in document["turns"]]
-    for text in turns:
-        if not all(isinstance(tokens, int) for _, tokens in text):
-            raise ValueError("a part of a token")
-        # Only between others is the small model asked in vain.
-        if min(text[0][1], text[-1][1], *(n for model, n in text if model == LARGE)) < 1:
-            raise ValueError("a turn without tokens")
-        if not all(0 <= tokens <= MOST_TOKENS for _, tokens in text):
-            raise ValueError("fewer than no tokens, or more than any text has")
-    return Calibrated(
-        SwitchPolicy.from_json(document["policy"]),
-        _number(document["large_share"], 1),
-        _number(document["quality"], 1),
-        turns,
-        [_number(accepted, drafted) for drafted, accepted in enumerate(document["drafted"], 1)],
-    )
 
 
 def _number(value: Any, most: int) -> float:

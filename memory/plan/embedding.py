@@ -22,8 +22,7 @@ from edgespec.memory.bytes.simulation import ContextRequest
 from edgespec.memory.device import host
 from edgespec.memory.plan.machine import Machine, this_machine
 from edgespec.memory.plan.options import ONNX, LoadOptions
-from edgespec.memory.plan.plan import PlanBase
-from edgespec.memory.plan.request import Choice, Request, contexts_of, threads_of
+from edgespec.memory.plan.plan import Choice, PlanBase, Request, contexts_of, threads_of
 from edgespec.models.pooling import POOLINGS, RANK
 from edgespec.models.spec import ONNX_FORMAT, ModelSpec
 

@@ -44,10 +44,12 @@ from edgespec.memory.device.kernels import attends
 from edgespec.memory.plan.machine import Machine
 from edgespec.memory.plan.options import LLAMACPP, ONNX, experts_on_host
 from edgespec.memory.plan.plan import (
+    ContextRange,
+    Request,
+    contexts_of,
     draft_config,
     most_leaves,
 )
-from edgespec.memory.plan.request import ContextRange, Request, contexts_of
 from edgespec.memory.store.packed import is_worth_keeping
 from edgespec.models.adapter import adapters_of
 from edgespec.models.projector import Projector, read_projector

@@ -66,7 +66,7 @@ KvType: TypeAlias = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1"
 PREFERENCES, BACKENDS, DEVICES, KERNELS = map(
     get_args, (Preference, BackendName, DeviceName, KernelChoice)
 )
-DRAFTERS = ("suffix", "recycling", "model", "head", "window")  # edgespec.drafting.drafters
+DRAFTERS = ("suffix", "recycling", "model", "head", "window")  # edgespec.drafting
 DRAFTS = "Drafts"  # a title in help
 
 

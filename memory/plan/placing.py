@@ -31,10 +31,9 @@ from edgespec.memory.bytes.footprint import kv_type_fits, multiplied_tensors
 from edgespec.memory.device.disk import disk_bandwidth
 from edgespec.memory.plan.layout import DRAFT_SIZES, Layout, Losses
 from edgespec.memory.plan.options import ONNX
-from edgespec.memory.plan.request import Choice, Request
+from edgespec.memory.plan.plan import Choice, Request
 from edgespec.memory.store import cache
-from edgespec.memory.times.curve import CostCurve
-from edgespec.memory.times.speed import SpeedModel
+from edgespec.memory.times import CostCurve, SpeedModel
 from edgespec.models.onnx.facts import EXACTLY_PACKED
 from edgespec.models.spec import ONNX_FORMAT, ModelSpec
 

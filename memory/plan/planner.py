@@ -63,15 +63,17 @@ from edgespec.memory.plan.placing import (
     with_layers_placed,
     with_smaller_cache,
 )
-from edgespec.memory.plan.plan import Alternative, Plan, component_bytes
-from edgespec.memory.plan.request import (
+from edgespec.memory.plan.plan import (
+    Alternative,
     Choice,
+    Plan,
     Request,
+    component_bytes,
     drafter_of,
     threads_of,
     users_of,
 )
-from edgespec.memory.times.speed import NO_DIFFERENCE, SpeedModel
+from edgespec.memory.times import NO_DIFFERENCE, SpeedModel
 from edgespec.models.spec import ModelSpec
 
 

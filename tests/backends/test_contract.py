@@ -21,11 +21,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 from random_gguf import F32, Q8_0, write_model
 
-from edgespec.backends.base import Backend, HoldsSequences, KeepsLogits, Logits, sequences_of
+from edgespec.backends.base import (
+    Backend,
+    DraftTree,
+    HoldsSequences,
+    KeepsLogits,
+    Logits,
+    sequences_of,
+)
 from edgespec.backends.llama.backend import LlamaBackend
 from edgespec.backends.llama.recurrent import RecurrentBackend
 from edgespec.backends.ort.cache import converted
-from edgespec.backends.tree import DraftTree
 from edgespec.errors import UnsupportedError
 from edgespec.memory.bytes.config import RunConfig
 from edgespec.models.onnx.facts import SPLIT, GraphOptions, read_facts

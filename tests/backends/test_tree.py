@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgespec.backends.tree import DraftTree
+from edgespec.backends.base import DraftTree
 
 quick = settings(max_examples=200)
 

@@ -10,7 +10,7 @@ from planning_cases import PLENTY, SPEC
 
 from edgespec.bench import profiling
 from edgespec.memory.bytes.config import Device
-from edgespec.memory.plan.request import Request
+from edgespec.memory.plan.plan import Request
 from edgespec.setup.planning import make_run_plan
 
 

@@ -19,8 +19,8 @@ from edgespec.bench.switch_calibration import calibrate
 from edgespec.decode.engine import Engine
 from edgespec.errors import UnsupportedError
 from edgespec.measure.prompts import PROMPTS
-from edgespec.memory.plan.request import Request
-from edgespec.memory.times.curve import CostCurve
+from edgespec.memory.plan.plan import Request
+from edgespec.memory.times import CostCurve
 from edgespec.models.spec import read_model_spec
 from edgespec.setup.planning import make_run_plan
 from edgespec.switching.engine import SwitchingEngine

@@ -12,7 +12,7 @@ from random_gguf import Q8_0, write_model
 
 from edgespec.bench.loaded_model import Worker
 from edgespec.errors import BackendError, ModelNotFoundError
-from edgespec.memory.plan.request import Request
+from edgespec.memory.plan.plan import Request
 
 
 def test_what_loading_raises_comes_through(tmp_path: Path) -> None:
@@ -34,7 +34,7 @@ import sys
 sys.path.append({str(Path(dying.__file__).parent)!r})
 import dying
 import edgespec.bench.loaded_model as worker
-from edgespec.memory.plan.request import Request
+from edgespec.memory.plan.plan import Request
 if __name__ == "__main__":
     worker._serve = dying.chatters
     print(worker.Worker("none.gguf", Request(), []).drafters)

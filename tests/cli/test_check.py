@@ -9,8 +9,8 @@ import pytest
 from command_line import Command
 from frozen_times import let_drafts_pay
 
+from edgespec.backends.base import DraftTree
 from edgespec.backends.llama.backend import LlamaSequence
-from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
 from edgespec.decode.generation import Result
 from edgespec.setup import loading

@@ -17,7 +17,7 @@ from serving_cases import TEMPLATE
 from edgespec.cli.options import DEFAULTS, PoolOptions
 from edgespec.cli.serve_pool import make_pool
 from edgespec.errors import DoesNotFitError, ModelNotFoundError, UnsupportedError
-from edgespec.memory.plan.request import Request
+from edgespec.memory.plan.plan import Request
 from edgespec.serve.parsing import Defaults
 from edgespec.serve.pool import ANY, Pool
 

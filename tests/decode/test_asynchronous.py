@@ -15,8 +15,7 @@ from decoding_cases import VOCAB, echo_model
 from fake_backend import FakeBackend
 from waiting import PATIENCE_S
 
-from edgespec.backends.base import Logits
-from edgespec.backends.tree import DraftTree
+from edgespec.backends.base import DraftTree, Logits
 from edgespec.decode.engine import Engine
 from edgespec.decode.generation import Chunk
 from edgespec.errors import UnsupportedError

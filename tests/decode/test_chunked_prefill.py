@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from edgespec.decode.scheduler import ChunkedPrefill
-from edgespec.memory.times.curve import CostCurve
+from edgespec.memory.times import CostCurve
 
 
 def line(tokens: int) -> float:

@@ -9,12 +9,11 @@ from decoding_cases import END, INF, ONE_HOT, VOCAB, Prophet, echo_model, engine
 from fake_backend import FakeBackend
 from frozen_times import Frozen
 
-from edgespec.backends.base import Logits
-from edgespec.backends.tree import DraftTree
+from edgespec.backends.base import DraftTree, Logits
 from edgespec.decode.engine import Engine
-from edgespec.drafting.drafters.suffix import SuffixDrafter
+from edgespec.drafting.suffix import SuffixDrafter
 from edgespec.errors import BackendError, ContextFullError, UnsupportedError
-from edgespec.memory.times.curve import CostCurve
+from edgespec.memory.times import CostCurve
 
 
 def test_a_prompt_is_text_or_token_ids() -> None:

@@ -13,8 +13,7 @@ from waiting import PATIENCE_S, in_thread, join
 
 from edgespec.backends.base import Logits
 from edgespec.decode.engine import Engine
-from edgespec.decode.generation import Chunk
-from edgespec.decode.scheduler import Stream
+from edgespec.decode.generation import Chunk, Stream
 from edgespec.sampling.params import SamplingParams
 from edgespec.testing import ByteTokenizer
 

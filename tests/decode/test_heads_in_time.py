@@ -13,15 +13,14 @@ import numpy as np
 import pytest
 from simulated_time import Clock, Timed
 
-from edgespec.backends.base import Logits
-from edgespec.backends.tree import DraftTree
+from edgespec.backends.base import DraftTree, Logits
 from edgespec.decode.engine import Engine
-from edgespec.drafting.drafters import model
-from edgespec.drafting.drafters.combined import CombinedDrafter
-from edgespec.drafting.drafters.model import HeadDrafter, HeadText
-from edgespec.drafting.drafters.suffix import SuffixDrafter
+from edgespec.drafting import model
+from edgespec.drafting.combined import CombinedDrafter
+from edgespec.drafting.model import HeadDrafter, HeadText
 from edgespec.drafting.proposal import EMPTY, Drafter, Proposal, StepContext, VerifyResult
-from edgespec.memory.times.curve import CostCurve
+from edgespec.drafting.suffix import SuffixDrafter
+from edgespec.memory.times import CostCurve
 from edgespec.sampling.params import SamplingParams
 
 INF = float("inf")

@@ -9,8 +9,7 @@ from functools import partial
 import pytest
 from serving_cases import TEMPLATE, Speaker
 
-from edgespec.backends.base import Logits
-from edgespec.backends.tree import DraftTree
+from edgespec.backends.base import DraftTree, Logits
 from edgespec.decode.engine import Engine
 from edgespec.decode.session import Session
 from edgespec.errors import UnsupportedError

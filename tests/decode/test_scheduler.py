@@ -15,17 +15,16 @@ from fake_backend import FakeBackend
 from simulated_time import Clock
 from waiting import PATIENCE_S, until
 
-from edgespec.backends.base import Logits
-from edgespec.backends.tree import DraftTree
+from edgespec.backends.base import DraftTree, Logits
 from edgespec.decode.engine import Engine
 from edgespec.decode.generation import Result
 from edgespec.decode.options import GenerationOptions
 from edgespec.decode.step import Job
-from edgespec.drafting.drafters.recycling import RecyclingDrafter
-from edgespec.drafting.drafters.suffix import SuffixDrafter, Text, TextIndex
 from edgespec.drafting.proposal import Drafter
+from edgespec.drafting.recycling import RecyclingDrafter
+from edgespec.drafting.suffix import SuffixDrafter, Text, TextIndex
 from edgespec.errors import BackendError, ContextFullError, UnsupportedError
-from edgespec.memory.times.curve import CostCurve
+from edgespec.memory.times import CostCurve
 from edgespec.sampling.params import SamplingParams
 
 INF = float("inf")

@@ -15,7 +15,7 @@ from session_cases import Counting, backend_of, engine_of, shouting
 
 from edgespec.decode.engine import Engine
 from edgespec.decode.session import Session
-from edgespec.drafting.drafters.suffix import SuffixDrafter
+from edgespec.drafting.suffix import SuffixDrafter
 from edgespec.errors import BackendError, ContextFullError, UnsupportedError
 from edgespec.testing import ByteTokenizer
 

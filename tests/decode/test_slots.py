@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import pytest
 from fake_backend import FakeBackend
 
-from edgespec.decode.slots import Slot, Slots
+from edgespec.decode.scheduler import Slots
+from edgespec.decode.step import Slot
 
 TALK = list(range(20))
 
@@ -28,8 +29,8 @@ def takes(slots: Slots, text: Sequence[int], need: int, *, reuse: bool = True) -
     """A slot for a text, which is read."""
     slot = slots.take(text, need, reuse)
     assert slot is not None
-    slot.backend.truncate(len(slot.tokens) if reuse else 0)
-    slot.backend.prefill(text[len(slot.tokens) :])
+    slot.backend.truncate(len(slot.backend.tokens) if reuse else 0)
+    slot.backend.prefill(text[len(slot.backend.tokens) :])
     return slot
 
 
@@ -49,7 +50,7 @@ def test_shared_cells_are_promised_once() -> None:
     takes(slots, TALK, 40)
     assert slots.take(again, 30, True) is None
     slot = slots.take(again, 29, True)
-    assert slot is not None and list(slot.tokens) == TALK[:19]
+    assert slot is not None and list(slot.backend.tokens) == TALK[:19]
     copies = slots_of(2, 50, shares=False)
     takes(copies, TALK, 20)
     assert copies.take(again, 31, True) is None
@@ -62,7 +63,7 @@ def test_a_conversation_goes_on_in_its_own_slot_and_another_one_stays() -> None:
     slots.give_back(first)
     # Half of it in common is another conversation: it begins beside the first one.
     second = takes(slots, [*TALK[:10], 60, 61], 20)
-    assert second is not first and list(first.tokens) == TALK
+    assert second is not first and list(first.backend.tokens) == TALK
     slots.give_back(second)
     assert slots.take([*TALK, 62], 30, True) is first
 
@@ -73,7 +74,7 @@ def test_texts_that_have_ended_make_room_the_oldest_first() -> None:
     slots.give_back(two)
     slots.give_back(one)
     takes(slots, [50] * 20, 25, reuse=False)
-    assert (list(one.tokens), list(two.tokens)) == (TALK, [])
+    assert (list(one.backend.tokens), list(two.backend.tokens)) == (TALK, [])
 
 
 def test_waiting_pays_where_more_of_the_text_is_being_read() -> None:
@@ -91,11 +92,13 @@ def test_a_text_finds_the_cells_of_its_salt_alone() -> None:
         first = takes(slots, TALK, 30)
         slots.give_back(first)
         other = slots.take([*TALK, 62], 30, True, "b")
-        assert other is not None and not other.tokens
+        assert other is not None and not other.backend.tokens
         slots.give_back(other)
         assert slots.gains_by_waiting(TALK, [TALK[:12]], "b")
     again = slots.take([*TALK, 62], 30, True)
-    assert again is first and list(again.tokens) == TALK, "where there is room, it is still there"
+    assert again is first and list(again.backend.tokens) == TALK, (
+        "where there is room, it is still there"
+    )
 
 
 def test_a_sequence_that_is_filled_from_outside_has_a_salt_as_well() -> None:
@@ -104,7 +107,7 @@ def test_a_sequence_that_is_filled_from_outside_has_a_salt_as_well() -> None:
     assert sequence is not None
     sequence.prefill(TALK)
     found = [slots.take([*TALK, 62], 30, True, salt) for salt in ("b", "a")]
-    assert [list(one.tokens) for one in found if one is not None] == [[], TALK]
+    assert [list(one.backend.tokens) for one in found if one is not None] == [[], TALK]
 
 
 def test_a_text_grows_where_all_could_still_be_written_to_their_ends() -> None:
@@ -128,8 +131,8 @@ def test_a_text_that_grows_takes_the_cells_of_texts_that_have_ended() -> None:
     slots.give_back(ended)
     slot = slots.take([50] * 5, 10, True, most=120)
     assert slot is not None and slot is not ended
-    assert list(ended.tokens) == TALK
-    assert slots.grow(slot, 50) and slot.promised == 114 and not len(ended.tokens)
+    assert list(ended.backend.tokens) == TALK
+    assert slots.grow(slot, 50) and slot.promised == 114 and not len(ended.backend.tokens)
     assert slots.grow(slot, 500) and slot.promised == 120
 
 

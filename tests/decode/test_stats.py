@@ -8,11 +8,11 @@ import pytest
 from decoding_cases import END, VOCAB, Prophet, echo_model, engine_of, flat, writes
 from fake_backend import FakeBackend
 
-from edgespec.backends.tree import DraftTree
+from edgespec.backends.base import DraftTree
 from edgespec.decode.engine import Engine
 from edgespec.decode.generation import Counters
-from edgespec.drafting.drafters.combined import CombinedDrafter
-from edgespec.drafting.drafters.recycling import RecyclingDrafter
+from edgespec.drafting.combined import CombinedDrafter
+from edgespec.drafting.recycling import RecyclingDrafter
 
 
 @pytest.mark.parametrize("num_nodes", [0, 1, 4, 9])
@@ -38,7 +38,7 @@ def test_counters_add_up(num_nodes: int, max_tokens: int) -> None:
 @pytest.mark.parametrize("max_tokens", [2, 30, 61])
 def test_counters_by_drafter_add_up(max_tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """What each drafter drafted and what was accepted of it; a cut answer counts what was kept."""
-    monkeypatch.setattr("edgespec.drafting.drafters.combined.thread_time", lambda: 0.0)
+    monkeypatch.setattr("edgespec.drafting.combined.thread_time", lambda: 0.0)
     text = b"the cat sat on the mat and the cat sat on the hat. the cat sat."
     drafter = CombinedDrafter([Prophet(writes(text), 2), RecyclingDrafter()])
     engine = Engine(FakeBackend(writes(text), VOCAB, end=END), curve=flat(), drafter=drafter)

@@ -16,16 +16,22 @@ from decoding_cases import Prophet
 from fake_backend import NextLogits
 from simulated_time import Asked, Clock, Timed, simulate
 
-from edgespec.backends.base import Logits
-from edgespec.backends.tree import DraftTree
+from edgespec.backends.base import DraftTree, Logits
 from edgespec.decode.engine import Engine
 from edgespec.decode.options import GenerationOptions
-from edgespec.decode.step import _batch_context, _batch_gains, _chosen_sizes
-from edgespec.drafting.drafters import make_drafter
-from edgespec.drafting.drafters.combined import CombinedDrafter
-from edgespec.drafting.drafters.suffix import SuffixDrafter
-from edgespec.drafting.proposal import EMPTY, Drafter, Proposal, StepContext
-from edgespec.memory.times.curve import CostCurve
+from edgespec.drafting import make_drafter
+from edgespec.drafting.combined import CombinedDrafter
+from edgespec.drafting.proposal import (
+    EMPTY,
+    Drafter,
+    Proposal,
+    StepContext,
+    batch_context,
+    batch_gains,
+    chosen_sizes,
+)
+from edgespec.drafting.suffix import SuffixDrafter
+from edgespec.memory.times import CostCurve
 
 INF = float("inf")
 VOCAB, END = 200, 199
@@ -216,7 +222,7 @@ def sizes(times: Times, *proposals: Proposal, most: int = 30) -> list[int]:
     """How many nodes of each are verified."""
     curve, texts = curve_of(times, 40), len(proposals)
     context = StepContext(most, 0.0, curve, 0, extra=texts - 1, others=texts - 1)
-    return _chosen_sizes(proposals, context, 0.0)
+    return chosen_sizes(proposals, context, 0.0)
 
 
 def test_one_text_has_what_its_drafts_are_worth_to_all() -> None:
@@ -250,16 +256,16 @@ def test_nodes_are_worth_what_they_add_to_the_mean(
 ) -> None:
     """Twice the geometric mean of the tokens of both, from none to all nodes."""
     totals = [2.0 * (one * other) ** 0.5 for one, other in tokens]
-    worth, found = _batch_gains(proposals)
+    worth, found = batch_gains(proposals)
     assert worth == pytest.approx([b - a for a, b in pairwise(totals)]) and found == order
 
 
 def test_a_step_over_several_texts_is_as_deep_as_they_are_on_average() -> None:
     """It has a root for each, and two tokens that are fed again."""
     contexts = [StepContext(9, 0.0, curve_of(FLAT, 20), depth) for depth in (100, 300)]
-    joint = _batch_context(contexts, roots=2, replayed=2, most=50)
+    joint = batch_context(contexts, roots=2, replayed=2, most=50)
     assert (joint.depth, joint.extra, joint.others) == (200, 3, 1)
-    assert joint.max_nodes == 15 and _batch_context(contexts, 2, 2, most=8).max_nodes == 8
+    assert joint.max_nodes == 15 and batch_context(contexts, 2, 2, most=8).max_nodes == 8
 
 
 @pytest.mark.parametrize("slower", [1.0, 2.0])

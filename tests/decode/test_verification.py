@@ -31,7 +31,7 @@ from drafted_trees import (
     traversal,
 )
 
-from edgespec.backends.tree import DraftTree
+from edgespec.backends.base import DraftTree
 from edgespec.decode.verification import accept_sampled
 from edgespec.sampling.sampling import Sampler, TargetDistribution, without
 

@@ -10,8 +10,7 @@ from statistics import mean, median
 import pytest
 from simulated_time import Asked, Clock, Timed, simulate
 
-from edgespec.backends.base import Logits
-from edgespec.backends.tree import DraftTree
+from edgespec.backends.base import DraftTree, Logits
 from edgespec.decode import scheduler
 from edgespec.decode.engine import Engine
 from edgespec.decode.options import GenerationOptions

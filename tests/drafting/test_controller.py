@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.drafting.proposal import EMPTY, Proposal, StepContext, build_tree, choose_size
-from edgespec.memory.times.curve import CostCurve
+from edgespec.memory.times import CostCurve
 
 INF = float("inf")
 quick = settings(max_examples=100)

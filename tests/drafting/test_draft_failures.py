@@ -20,13 +20,12 @@ from random_gguf import Q8_0, write_model
 from word_laws import WORD_V, chi_square_p, distribution_of_words, twisted_model, words_model
 
 from edgespec import DraftModelWarning
-from edgespec.backends.base import Logits
-from edgespec.backends.tree import DraftTree
+from edgespec.backends.base import DraftTree, Logits
 from edgespec.decode.engine import Engine
-from edgespec.drafting.drafters.combined import CombinedDrafter
-from edgespec.drafting.drafters.model import ModelDrafter
-from edgespec.drafting.drafters.suffix import SuffixDrafter
+from edgespec.drafting.combined import CombinedDrafter
+from edgespec.drafting.model import ModelDrafter
 from edgespec.drafting.proposal import Drafter
+from edgespec.drafting.suffix import SuffixDrafter
 from edgespec.errors import BackendError, ContextFullError, DoesNotFitError
 from edgespec.sampling.params import SamplingParams
 
@@ -166,8 +165,8 @@ def test_what_was_drawn_before_a_failure_is_judged(num_words: int) -> None:
 FAILS = """
 import sys
 from edgespec.cli.main import main
-from edgespec.drafting.drafters import combined
-from edgespec.drafting.drafters.model import ModelText
+from edgespec.drafting import combined
+from edgespec.drafting.model import ModelText
 from edgespec.errors import BackendError
 from edgespec.measure import timing
 from edgespec.setup import loading

@@ -10,14 +10,7 @@ from draft_model_cases import quick
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.drafting.constants import (
-    ALLOWANCE,
-    FIRST_BALANCE,
-    HIGHEST_BALANCE,
-    MOST_ROUNDS,
-    TELLING_ROUNDS,
-)
-from edgespec.drafting.drafters.combined import (
+from edgespec.drafting.combined import (
     SAVINGS,
     SINCE,
     TIME,
@@ -27,6 +20,13 @@ from edgespec.drafting.drafters.combined import (
     dated,
     is_recent,
     part_saved,
+)
+from edgespec.drafting.constants import (
+    ALLOWANCE,
+    FIRST_BALANCE,
+    HIGHEST_BALANCE,
+    MOST_ROUNDS,
+    TELLING_ROUNDS,
 )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgespec.drafting.drafters.suffix import NUM_CELLS, SuffixDrafter, cautious, known_counts
+from edgespec.drafting.suffix import NUM_CELLS, SuffixDrafter, cautious, known_counts
 
 
 def test_the_shipped_counts_fit_the_drafter() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgespec.drafting.drafters.suffix import LENGTH_CAP, ORDERS, Text, TextIndex, to_keep
+from edgespec.drafting.suffix import LENGTH_CAP, ORDERS, Text, TextIndex, to_keep
 
 quick = settings(max_examples=100)
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgespec.drafting.drafters.model import top_tokens_of
+from edgespec.drafting.model import top_tokens_of
 
 quick = settings(max_examples=100)
 SPREAD = 5.3

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from random_gguf import F32, Q4_0, write_model
 
+from edgespec.backends.base import DraftTree
 from edgespec.backends.llama.backend import LlamaBackend
-from edgespec.backends.tree import DraftTree
 from edgespec.errors import UnsupportedError
 from edgespec.exits.target import check_target, hyperparameters_of
 from edgespec.memory.bytes.config import RunConfig

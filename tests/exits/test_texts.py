@@ -11,8 +11,8 @@ from eagle_cases import texts_of
 from exit_texts import written_texts
 from random_gguf import Q4_0, VOCABULARY, write_model
 
+from edgespec.backends.base import DraftTree
 from edgespec.backends.llama.backend import LlamaBackend
-from edgespec.backends.tree import DraftTree
 from edgespec.errors import DoesNotFitError, UnsupportedError
 from edgespec.exits.target import layers_read
 from edgespec.exits.texts import (

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from edgespec.measure.timing import expect_slopes
-from edgespec.memory.times.curve import CostCurve
+from edgespec.memory.times import CostCurve
 from edgespec.models.embedded import embedded_model
 from edgespec.models.spec import ModelSpec, read_model_spec
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.measure.timing import measure_curve
-from edgespec.memory.times.curve import CostCurve
+from edgespec.memory.times import CostCurve
 
 INF = float("inf")
 # Milliseconds of n = 1, 2, ...: three nodes cost more than four, as in the design's table.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,8 +11,7 @@ import pytest
 from fake_backend import FakeBackend
 from logit_gaps import V, by_length
 
-from edgespec.backends.base import Logits
-from edgespec.backends.tree import DraftTree
+from edgespec.backends.base import DraftTree, Logits
 from edgespec.errors import UnsupportedError
 from edgespec.measure.noise import (
     largest_invariant_step,
@@ -133,10 +132,9 @@ def test_steps_that_the_backend_cannot_do_are_left_out() -> None:
     assert measure_batch_noise(Noisy({4: 0.25}, rollback=False)) == 0.0
 
 
-@pytest.mark.parametrize("measure", [measure_batch_noise, largest_invariant_step])
-def test_progress_goes_from_none_to_all(measure: Callable[..., float]) -> None:
+def test_progress_goes_from_none_to_all() -> None:
     parts: list[float] = []
-    measure(FakeBackend(by_length, V), progress=parts.append)
+    largest_invariant_step(FakeBackend(by_length, V), progress=parts.append)
     assert len(parts) > 1
     assert parts == sorted(parts)
     assert 0.0 < parts[0] < 0.1 and 0.9 < parts[-1] <= 1.0

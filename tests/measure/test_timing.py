@@ -11,7 +11,7 @@ from draft_model_cases import Clock
 
 from edgespec.measure import timing
 from edgespec.measure.timing import times_behind
-from edgespec.memory.times.curve import CostCurve
+from edgespec.memory.times import CostCurve
 
 
 class Cache:

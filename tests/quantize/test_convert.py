@@ -27,7 +27,7 @@ from edgespec.errors import (
     UnsupportedError,
 )
 from edgespec.memory.bytes.config import RunConfig
-from edgespec.memory.plan.request import Request
+from edgespec.memory.plan.plan import Request
 from edgespec.models.embedded import embedded_model
 from edgespec.models.gguf.reader import read_gguf
 from edgespec.models.spec import ModelSpec, read_model_spec

@@ -17,18 +17,16 @@ from frozen_times import INF, free_drafts
 from serving_cases import letters
 
 import edgespec
-from edgespec.backends.base import Logits
-from edgespec.backends.tree import DraftTree
+from edgespec.backends.base import DraftTree, Logits
 from edgespec.decode.engine import Engine
-from edgespec.drafting.drafters.combined import GrammarDrafter
-from edgespec.drafting.drafters.suffix import SuffixDrafter
+from edgespec.drafting.combined import GrammarDrafter
 from edgespec.drafting.proposal import Calibration, StepContext, VerifyResult
+from edgespec.drafting.suffix import SuffixDrafter
 from edgespec.errors import BackendError, UnsupportedError
-from edgespec.memory.times.curve import CostCurve
+from edgespec.memory.times import CostCurve
 from edgespec.sampling.chain import logprob_of
-from edgespec.sampling.constrained import ConstrainedSampler
 from edgespec.sampling.params import SamplingParams
-from edgespec.sampling.sampling import Sampler
+from edgespec.sampling.sampling import ConstrainedSampler, Sampler
 
 V = 8
 

@@ -7,9 +7,9 @@ from decoding_cases import END, ONE_HOT, VOCAB
 from fake_backend import FakeBackend
 
 from edgespec.decode.engine import Engine
-from edgespec.drafting.drafters.suffix import SuffixDrafter
+from edgespec.drafting.suffix import SuffixDrafter
 from edgespec.errors import UnsupportedError
-from edgespec.memory.times.curve import CostCurve
+from edgespec.memory.times import CostCurve
 from edgespec.sampling.params import SamplingParams, ThoughtLimit
 
 PROMPT = "Q"

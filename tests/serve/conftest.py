@@ -20,7 +20,7 @@ from edgespec.decode.engine import Engine
 from edgespec.serve.parsing import Limits
 from edgespec.serve.pool import Member, Pool, Shared
 from edgespec.serve.server import Server
-from edgespec.setup.model_sets import Capacity
+from edgespec.setup.planning import Capacity
 
 
 @pytest.fixture(autouse=True)

@@ -21,10 +21,10 @@ from serving_cases import (
     events_of,
 )
 
-from edgespec.drafting.drafters.suffix import SuffixDrafter
-from edgespec.serve.chat import ChatSerializer, parse_messages, read_chat
+from edgespec.drafting.suffix import SuffixDrafter
+from edgespec.serve.chat import parse_messages, read_chat
 from edgespec.serve.parsing import ApiError, Defaults, Fields, Limits, Output, ServedModel
-from edgespec.serve.serializers import ToldTokens
+from edgespec.serve.serializers import ChatSerializer, ToldTokens
 from edgespec.testing import ByteTokenizer
 
 

@@ -24,7 +24,7 @@ from waiting import until
 
 from edgespec.errors import BackendError, ContextFullError, EdgespecError
 from edgespec.memory.plan.machine import this_machine
-from edgespec.memory.plan.request import Request
+from edgespec.memory.plan.plan import Request
 from edgespec.serve.embeddings import (
     EmbeddingService,
     embeddings,
@@ -37,7 +37,7 @@ from edgespec.serve.parsing import ApiError, Defaults, Fields, Limits, ServedMod
 from edgespec.serve.pool import Member, Pool
 from edgespec.serve.server import Server
 from edgespec.setup.embedding import Embedder
-from edgespec.setup.model_sets import Capacity
+from edgespec.setup.planning import Capacity
 
 Start = Callable[..., str]
 TASK: Any = SimpleNamespace(cancel=None)

@@ -25,7 +25,7 @@ from waiting import PATIENCE_S, until
 from edgespec.memory.device import reservations
 from edgespec.memory.device.track import private_bytes
 from edgespec.memory.plan.machine import this_machine
-from edgespec.memory.plan.request import Request
+from edgespec.memory.plan.plan import Request
 from edgespec.memory.store import cache
 from edgespec.models.embedded import embedded_model
 from edgespec.serve.model_file import ModelFile
@@ -33,7 +33,7 @@ from edgespec.serve.parsing import Limits
 from edgespec.serve.pool import ANY, Member, Pool, Shared
 from edgespec.serve.server import Server
 from edgespec.setup.embedding import Embedder
-from edgespec.setup.model_sets import Capacity
+from edgespec.setup.planning import Capacity
 
 REQUEST = Request(users=1, context_size=256, drafter="none", kernels="off", keeps_to_form=True)
 

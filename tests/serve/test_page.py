@@ -26,7 +26,7 @@ from waiting import PATIENCE_S
 import edgespec.serve.page
 from edgespec.backends.base import Logits
 from edgespec.decode.engine import Engine
-from edgespec.drafting.drafters.suffix import SuffixDrafter
+from edgespec.drafting.suffix import SuffixDrafter
 from edgespec.errors import ModelFileError
 from edgespec.serve.page import page_files
 from edgespec.serve.pool import Member

@@ -21,7 +21,7 @@ from edgespec.errors import DoesNotFitError, ModelFileError, UnsupportedError
 from edgespec.serve.parsing import ApiError, Limits
 from edgespec.serve.pool import ANY, Lease, Member, Pool, keep_alive_of
 from edgespec.serve.server import Server
-from edgespec.setup.model_sets import Capacity
+from edgespec.setup.planning import Capacity
 
 
 def said(answer: httpx.Response) -> str:

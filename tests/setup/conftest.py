@@ -9,8 +9,7 @@ import pytest
 from loading_cases import CURVE, SPEC
 from planning_cases import PLENTY
 
-from edgespec.memory.plan.plan import Plan
-from edgespec.memory.plan.request import Request
+from edgespec.memory.plan.plan import Plan, Request
 from edgespec.setup import loading
 from edgespec.setup.planning import make_run_plan
 

@@ -11,7 +11,7 @@ from random_gguf import Q8_0, write_model
 from edgespec.backends.llama.backend import LlamaBackend
 from edgespec.memory.device.accelerators import accelerators
 from edgespec.memory.plan.options import LLAMACPP
-from edgespec.memory.plan.request import Request
+from edgespec.memory.plan.plan import Request
 from edgespec.models.spec import read_model_spec
 from edgespec.setup import loading
 from edgespec.setup.planning import make_run_plan

@@ -16,10 +16,9 @@ from random_gguf import Q4_0, Q8_0, write_model, write_untrained
 import edgespec
 from edgespec.errors import UnsupportedError
 from edgespec.memory.plan.machine import Machine
-from edgespec.memory.plan.plan import Plan, draft_config
-from edgespec.memory.plan.request import Request
+from edgespec.memory.plan.plan import Plan, Request, draft_config
 from edgespec.memory.store import cache
-from edgespec.memory.times.curve import CostCurve
+from edgespec.memory.times import CostCurve
 from edgespec.models.early_exit import MadeFor, file_hash
 from edgespec.models.embedded import embedded_drafter_path
 from edgespec.models.spec import ModelSpec, read_model_spec

@@ -8,7 +8,7 @@ import pytest
 from planning_cases import SPEC
 
 from edgespec.errors import UnsupportedError
-from edgespec.memory.plan.request import Request
+from edgespec.memory.plan.plan import Request
 from edgespec.setup.planning import draft_rows_bytes, draft_spec_of, switch_spec_of
 
 

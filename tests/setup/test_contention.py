@@ -12,10 +12,9 @@ from fake_backend import FakeBackend
 from planning_cases import INF, PLENTY, SPEC
 
 from edgespec.memory.plan.options import LLAMACPP
-from edgespec.memory.plan.plan import Plan
-from edgespec.memory.plan.request import Request
+from edgespec.memory.plan.plan import Plan, Request
 from edgespec.memory.store import cache
-from edgespec.memory.times.curve import CostCurve
+from edgespec.memory.times import CostCurve
 from edgespec.setup import loading, planning
 from edgespec.setup.planning import make_run_plan
 from edgespec.setup.stored import curve_key, keep_curve, plain_key, settings_key, stored_curve

@@ -11,7 +11,7 @@ from random_gguf import F32, write_model
 
 import edgespec
 from edgespec.errors import EdgespecWarning
-from edgespec.memory.plan.request import Request
+from edgespec.memory.plan.plan import Request
 from edgespec.models.spec import read_model_spec
 from edgespec.setup.planning import make_run_plan
 

@@ -23,8 +23,8 @@ from tiny_folder import write_folder
 
 import edgespec
 from edgespec.backends.llama.kernels import refusal_of_kernels
-from edgespec.drafting.drafters.combined import CombinedDrafter, _Source
-from edgespec.drafting.drafters.translated import TranslatingDrafter
+from edgespec.drafting.combined import CombinedDrafter, _Source
+from edgespec.drafting.translated import TranslatingDrafter
 from edgespec.memory.plan import plan as plans
 from edgespec.memory.plan.options import LoadOptions
 from edgespec.memory.plan.plan import Plan

@@ -14,12 +14,11 @@ from eagle3_gguf import write_eagle
 from hybrid_gguf import Shape, write_hollow, write_hybrid
 from planning_cases import reason
 
-from edgespec.drafting.drafters.combined import SAVINGS
+from edgespec.drafting.combined import SAVINGS
 from edgespec.errors import DoesNotFitError, UnsupportedError
-from edgespec.memory.plan.plan import Plan
-from edgespec.memory.plan.request import Request
+from edgespec.memory.plan.plan import Plan, Request
 from edgespec.memory.store import cache
-from edgespec.memory.times.curve import CostCurve
+from edgespec.memory.times import CostCurve
 from edgespec.models.early_exit import MadeFor, file_hash
 from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.setup import candidates

@@ -10,11 +10,9 @@ import pytest
 from planning_cases import PLENTY, SPEC, curve, model, plan_of
 
 from edgespec.memory.plan.options import KernelChoice
-from edgespec.memory.plan.plan import Plan
-from edgespec.memory.plan.request import Request
+from edgespec.memory.plan.plan import Plan, Request
 from edgespec.memory.store import cache
-from edgespec.memory.times.curve import CostCurve
-from edgespec.memory.times.speed import SpeedModel
+from edgespec.memory.times import CostCurve, SpeedModel
 from edgespec.models.spec import ModelSpec
 from edgespec.setup import planning
 from edgespec.setup.planning import best_kernels, prepare_kernels

@@ -31,14 +31,13 @@ from edgespec.backends.ort import backend as ort
 from edgespec.backends.ort.backend import OrtBackend
 from edgespec.bench import loaded_model
 from edgespec.decode.engine import Engine
-from edgespec.drafting.drafters.model import ModelDrafter
+from edgespec.drafting.model import ModelDrafter
 from edgespec.errors import DoesNotFitError
 from edgespec.memory.bytes.config import RunConfig
 from edgespec.memory.device import host
 from edgespec.memory.device.track import MemoryTracker
 from edgespec.memory.plan import plan as plans
-from edgespec.memory.plan.plan import Plan
-from edgespec.memory.plan.request import Request
+from edgespec.memory.plan.plan import Plan, Request
 from edgespec.memory.store import cache
 from edgespec.models.spec import read_model_spec
 from edgespec.quantize.context import EvalContext

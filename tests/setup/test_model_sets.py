@@ -15,9 +15,9 @@ from edgespec.errors import DoesNotFitError
 from edgespec.memory.bytes.footprint import RUNTIME_BYTES
 from edgespec.memory.bytes.requests import guests_bytes, requests_bytes
 from edgespec.memory.plan.machine import Machine
-from edgespec.memory.plan.request import Request
+from edgespec.memory.plan.plan import Request
 from edgespec.models.spec import ModelSpec, read_model_spec
-from edgespec.setup.model_sets import (
+from edgespec.setup.planning import (
     Capacity,
     beside,
     largest_sets,

@@ -14,9 +14,9 @@ from edgespec.errors import DoesNotFitError
 from edgespec.memory.bytes.config import RunConfig
 from edgespec.memory.device import accelerators, host
 from edgespec.memory.plan.machine import this_machine
-from edgespec.memory.plan.request import Request
+from edgespec.memory.plan.plan import Request
 from edgespec.memory.store import cache
-from edgespec.memory.times.curve import CostCurve
+from edgespec.memory.times import CostCurve
 from edgespec.setup.planning import make_run_plan, speed_model
 from edgespec.setup.stored import settings_key
 

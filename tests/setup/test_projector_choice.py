@@ -9,7 +9,7 @@ import pytest
 from random_gguf import F32, write_model
 
 from edgespec.errors import DoesNotFitError, UnsupportedError
-from edgespec.memory.plan.request import Request
+from edgespec.memory.plan.plan import Request
 from edgespec.models.projector import read_projector
 from edgespec.models.spec import read_model_spec
 from edgespec.setup.planning import make_run_plan, with_projector

@@ -10,13 +10,12 @@ import pytest
 from bert_gguf import write_random_bert
 from random_gguf import Q8_0, write_model
 
-from edgespec.drafting.drafters.combined import SAVINGS
+from edgespec.drafting.combined import SAVINGS
 from edgespec.errors import UnsupportedError
-from edgespec.memory.plan import request as requests
-from edgespec.memory.plan.plan import Plan
-from edgespec.memory.plan.request import Request
+from edgespec.memory.plan import plan as plans
+from edgespec.memory.plan.plan import Plan, Request
 from edgespec.memory.store import cache
-from edgespec.memory.times.curve import CostCurve
+from edgespec.memory.times import CostCurve
 from edgespec.models.hub.resolve import EMBEDDED, Local
 from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.setup.planning import make_run_plan
@@ -154,7 +153,7 @@ def test_several_users_share_its_weights_and_its_cache(target: ModelSpec, small:
 def test_an_early_exit_follows_one_text(
     target: ModelSpec, small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(requests, "read_exit", lambda _spec: object())
+    monkeypatch.setattr(plans, "read_exit", lambda _spec: object())
     assert plan_of(target, draft_model=small, users=None).users == 1
     with pytest.raises(UnsupportedError, match="--users 2 is not possible: an early exit follows"):
         plan_of(target, draft_model=small, users=2)

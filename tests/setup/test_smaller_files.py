@@ -15,7 +15,7 @@ from random_gguf import F32, Q4_0, write_model
 
 import edgespec
 from edgespec.errors import DoesNotFitError
-from edgespec.memory.plan.request import Request
+from edgespec.memory.plan.plan import Request
 from edgespec.setup.planning import plan_or_say_what_fits
 
 pytestmark = pytest.mark.usefixtures("quiet", "small_process")

@@ -11,11 +11,10 @@ import pytest
 from hybrid_gguf import Shape, write_hollow
 from planning_cases import reason
 
-from edgespec.drafting.drafters.combined import SAVINGS
-from edgespec.memory.plan.plan import Plan
-from edgespec.memory.plan.request import Request
+from edgespec.drafting.combined import SAVINGS
+from edgespec.memory.plan.plan import Plan, Request
 from edgespec.memory.store import cache
-from edgespec.memory.times.curve import CostCurve
+from edgespec.memory.times import CostCurve
 from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.setup.planning import make_run_plan
 from edgespec.setup.stored import (

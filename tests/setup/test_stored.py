@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 from planning_cases import INF, SPEC, plan_of
 
-from edgespec.drafting.drafters.combined import RoundHistory
+from edgespec.drafting.combined import RoundHistory
 from edgespec.memory.bytes.config import Device, RunConfig
 from edgespec.memory.store import cache
-from edgespec.memory.times.curve import CostCurve
-from edgespec.memory.times.speed import DEFAULT_ROUNDS
+from edgespec.memory.times import DEFAULT_ROUNDS, CostCurve
 from edgespec.models.spec import ModelSpec
 from edgespec.setup.stored import rounds_key, settings_key, stored_curve, stored_rounds
 

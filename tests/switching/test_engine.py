@@ -26,10 +26,10 @@ from switching_cases import (
 )
 from waiting import PATIENCE_S, in_thread, join, until
 
-from edgespec.backends.tree import DraftTree
+from edgespec.backends.base import DraftTree
 from edgespec.decode.engine import Engine
 from edgespec.decode.generation import LARGE, SMALL
-from edgespec.drafting.drafters.suffix import SuffixDrafter
+from edgespec.drafting.suffix import SuffixDrafter
 from edgespec.errors import BackendError, EdgespecWarning, UnsupportedError
 from edgespec.sampling.params import SamplingParams
 from edgespec.switching.engine import Switch, SwitchingEngine, entropy_nats

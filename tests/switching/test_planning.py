@@ -13,9 +13,9 @@ from switching_cases import Pair, request_for, written_pair
 import edgespec
 from edgespec.decode.generation import LARGE, SMALL
 from edgespec.errors import DoesNotFitError, UnsupportedError
-from edgespec.memory.plan.request import Request
+from edgespec.memory.plan.plan import Request
 from edgespec.memory.store import cache
-from edgespec.memory.times.curve import CostCurve
+from edgespec.memory.times import CostCurve
 from edgespec.setup.planning import make_run_plan
 from edgespec.setup.stored import settings_key
 from edgespec.switching.engine import SwitchingEngine

@@ -26,7 +26,7 @@ import os, sys
 from edgespec.backends.llama import context
 from edgespec.backends.llama.backend import LlamaBackend
 from edgespec.memory.bytes.config import RunConfig
-from edgespec.backends.tree import DraftTree
+from edgespec.backends.base import DraftTree
 
 context.TEAMS.enter = lambda most: most  # as on a machine with so many cores
 

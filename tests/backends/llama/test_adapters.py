@@ -19,7 +19,7 @@ from random_gguf import F32, Q8_0, finish, write_model
 from serving_cases import HELLO, TEMPLATE
 
 import edgespec
-from edgespec.backends.tree import DraftTree
+from edgespec.backends.base import DraftTree
 from edgespec.errors import ModelFileError, ModelNotFoundError, UnsupportedError
 from edgespec.models.adapter import adapters_of
 from edgespec.models.spec import read_model_spec

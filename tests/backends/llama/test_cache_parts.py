@@ -12,8 +12,8 @@ import pytest
 from hybrid_gguf import HYBRIDS, Shape, write_hybrid
 from random_gguf import F32, write_model
 
+from edgespec.backends.base import DraftTree
 from edgespec.backends.llama.backend import LlamaBackend
-from edgespec.backends.tree import DraftTree
 from edgespec.errors import BackendError
 from edgespec.memory.bytes.config import RunConfig
 

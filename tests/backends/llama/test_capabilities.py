@@ -14,10 +14,10 @@ import edgespec
 from edgespec.backends.llama.backend import LlamaBackend
 from edgespec.decode.engine import Engine
 from edgespec.decode.options import GenerationOptions
-from edgespec.drafting.drafters.suffix import SuffixDrafter
+from edgespec.drafting.suffix import SuffixDrafter
 from edgespec.errors import UnsupportedError
 from edgespec.measure.noise import find_divergence, measure_batch_noise
-from edgespec.memory.plan.request import Request
+from edgespec.memory.plan.plan import Request
 from edgespec.models.spec import read_model_spec
 from edgespec.sampling.params import SamplingParams
 from edgespec.setup.loading import load_plan

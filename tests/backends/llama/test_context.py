@@ -29,12 +29,12 @@ from llama_cases import (
 from random_gguf import Q4_1
 
 import edgespec
+from edgespec.backends.base import DraftTree
 from edgespec.backends.llama.backend import LlamaBackend
 from edgespec.backends.llama.library import LIBRARY_LOG, library
-from edgespec.backends.tree import DraftTree
 from edgespec.errors import BackendError, ContextFullError, ModelNotFoundError, UnsupportedError
 from edgespec.memory.bytes.config import RunConfig
-from edgespec.memory.plan.request import Request
+from edgespec.memory.plan.plan import Request
 from edgespec.models.embedded import embedded_model
 from edgespec.models.spec import ModelSpec
 from edgespec.quantize.context import EvalContext

@@ -15,12 +15,12 @@ from frozen_times import INF, Frozen, free_drafts
 from random_gguf import F32, IDS, Q4_0, Q8_0, VOCABULARY, floats, write_model, write_untrained
 
 import edgespec
+from edgespec.backends.base import DraftTree
 from edgespec.backends.llama.backend import LlamaBackend
 from edgespec.backends.llama.early_exit import EmbeddingTable, ExitBackend
-from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
-from edgespec.drafting.drafters.combined import CombinedDrafter
-from edgespec.drafting.drafters.model import ModelDrafter
+from edgespec.drafting.combined import CombinedDrafter
+from edgespec.drafting.model import ModelDrafter
 from edgespec.drafting.proposal import StepContext
 from edgespec.errors import BackendError, EdgespecError, ModelFileError, UnsupportedError
 from edgespec.memory.bytes.config import RunConfig
@@ -236,7 +236,7 @@ def test_an_exit_after_all_blocks_but_the_last_is_the_target(
 
 
 def test_a_plan_counts_the_drafter(target: ModelSpec, drafter: ModelSpec) -> None:
-    from edgespec.memory.plan.request import Request
+    from edgespec.memory.plan.plan import Request
     from edgespec.setup.planning import make_run_plan
 
     plan = make_run_plan(target, Request(draft_model=drafter.path, backend="llamacpp"))

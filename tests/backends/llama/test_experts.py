@@ -23,11 +23,10 @@ from hybrid_gguf import Shape, write_hybrid
 from numpy.typing import NDArray
 
 import edgespec
-from edgespec.backends.base import Backend
+from edgespec.backends.base import Backend, DraftTree
 from edgespec.backends.llama.backend import LlamaBackend
 from edgespec.backends.llama.kernels import refusal_of_kernels
 from edgespec.backends.llama.recurrent import RecurrentBackend
-from edgespec.backends.tree import DraftTree
 from edgespec.measure.noise import find_divergence
 from edgespec.memory.bytes.config import RunConfig
 from edgespec.memory.bytes.footprint import weights_parts

@@ -30,9 +30,8 @@ from edgespec.memory.bytes.footprint import (
 )
 from edgespec.memory.device.track import resident_bytes
 from edgespec.models.embedded import embedded_model
-from edgespec.sampling.constrained import ConstrainedSampler
 from edgespec.sampling.params import SamplingParams
-from edgespec.sampling.sampling import Sampler
+from edgespec.sampling.sampling import ConstrainedSampler, Sampler
 
 pytestmark = pytest.mark.model
 

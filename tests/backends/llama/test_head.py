@@ -17,22 +17,22 @@ from head_cases import BESIDE, DRAFTS, INSIDE, Files, opened, written
 from random_gguf import F32, Q8_0, write_model
 
 import edgespec
+from edgespec.backends.base import DraftTree
 from edgespec.backends.llama.following import DraftHead
 from edgespec.backends.llama.head import BackendWithHead, CacheHead
-from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
-from edgespec.drafting.drafters import make_drafter
-from edgespec.drafting.drafters.combined import CombinedDrafter
-from edgespec.drafting.drafters.model import HeadDrafter, HeadText
-from edgespec.drafting.drafters.suffix import SuffixDrafter
+from edgespec.drafting import make_drafter
+from edgespec.drafting.combined import CombinedDrafter
+from edgespec.drafting.model import HeadDrafter, HeadText
 from edgespec.drafting.proposal import Drafter
+from edgespec.drafting.suffix import SuffixDrafter
 from edgespec.errors import UnsupportedError
 from edgespec.memory.bytes.config import RunConfig
 from edgespec.memory.bytes.footprint import Component, footprint
 from edgespec.memory.bytes.head_footprint import block_footprint, wanted_head
 from edgespec.memory.bytes.simulation import ContextRequest, simulated
-from edgespec.memory.plan.request import Request
-from edgespec.memory.times.curve import CostCurve
+from edgespec.memory.plan.plan import Request
+from edgespec.memory.times import CostCurve
 from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.sampling.params import SamplingParams
 from edgespec.setup.planning import make_run_plan

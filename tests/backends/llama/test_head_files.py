@@ -24,7 +24,7 @@ from edgespec.backends.llama.batch import Batch
 from edgespec.backends.llama.context import LlamaContext
 from edgespec.backends.llama.head import BlockHead
 from edgespec.backends.llama.hidden_rows import LayerRows
-from edgespec.drafting.drafters.combined import CombinedDrafter
+from edgespec.drafting.combined import CombinedDrafter
 from edgespec.errors import BackendError, DoesNotFitError, ModelFileError, UnsupportedError
 from edgespec.memory.bytes.config import RunConfig
 from edgespec.models.heads import check_head

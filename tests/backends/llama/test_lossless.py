@@ -17,10 +17,10 @@ import edgespec
 from edgespec.backends.llama.backend import LlamaBackend
 from edgespec.decode.engine import Engine
 from edgespec.decode.generation import Result
-from edgespec.drafting.drafters.suffix import SuffixDrafter
 from edgespec.drafting.proposal import Drafter
+from edgespec.drafting.suffix import SuffixDrafter
 from edgespec.errors import UnsupportedError
-from edgespec.memory.plan.request import Request
+from edgespec.memory.plan.plan import Request
 from edgespec.models.spec import ModelSpec
 from edgespec.sampling.params import SamplingParams
 from edgespec.setup.planning import make_run_plan

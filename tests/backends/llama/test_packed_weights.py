@@ -20,9 +20,9 @@ from hybrid_gguf import Shape, write_hybrid
 from numpy.typing import NDArray
 from random_gguf import Q8_0, write_model
 
+from edgespec.backends.base import DraftTree
 from edgespec.backends.llama import packed_weights
 from edgespec.backends.llama.backend import LlamaBackend
-from edgespec.backends.tree import DraftTree
 from edgespec.errors import BackendError
 from edgespec.memory.bytes.config import RunConfig
 from edgespec.memory.store import packed

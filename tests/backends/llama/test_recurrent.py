@@ -22,20 +22,20 @@ from numpy.typing import NDArray
 from random_gguf import F32, Q8_0
 
 import edgespec
+from edgespec.backends.base import DraftTree
 from edgespec.backends.llama.backend import LlamaBackend
 from edgespec.backends.llama.recurrent import RecurrentBackend
-from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
 from edgespec.decode.generation import Result
-from edgespec.drafting.drafters import make_drafter
+from edgespec.drafting import make_drafter
 from edgespec.drafting.proposal import EMPTY, Drafter, Proposal, StepContext, VerifyResult
 from edgespec.errors import BackendError, UnsupportedError
 from edgespec.measure.noise import find_divergence
 from edgespec.measure.timing import one_step
 from edgespec.memory.bytes.config import RunConfig
 from edgespec.memory.bytes.snapshots import most_snapshots
-from edgespec.memory.plan.request import Request
-from edgespec.memory.times.curve import CostCurve
+from edgespec.memory.plan.plan import Request
+from edgespec.memory.times import CostCurve
 from edgespec.models.spec import read_model_spec
 from edgespec.sampling.params import SamplingParams
 from edgespec.setup.planning import make_run_plan

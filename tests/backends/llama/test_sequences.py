@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 from hybrid_gguf import Shape, write_hybrid
 
-from edgespec.backends.base import HoldsSequences
+from edgespec.backends.base import DraftTree, HoldsSequences
 from edgespec.backends.llama.backend import LlamaBackend
-from edgespec.backends.tree import DraftTree
 from edgespec.errors import BackendError, UnsupportedError
 from edgespec.memory.bytes.config import RunConfig
 

@@ -15,13 +15,13 @@ from frozen_times import Frozen
 from hybrid_gguf import Shape, write_hybrid
 from random_gguf import Q8_0
 
+from edgespec.backends.base import DraftTree
 from edgespec.backends.llama.backend import LlamaBackend
 from edgespec.backends.llama.kernels import refusal_of_kernels
 from edgespec.backends.llama.library import ggml_function
 from edgespec.backends.llama.recurrent import RecurrentBackend
-from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
-from edgespec.drafting.drafters import make_drafter
+from edgespec.drafting import make_drafter
 from edgespec.measure.timing import snapshots_cost
 from edgespec.memory.bytes.config import RunConfig
 from edgespec.memory.bytes.simulation import ContextRequest, simulated

@@ -30,7 +30,7 @@ from edgespec.decode.generation import Result
 from edgespec.errors import DoesNotFitError
 from edgespec.measure.noise import find_divergence
 from edgespec.memory.bytes.config import RunConfig
-from edgespec.memory.plan.request import Request
+from edgespec.memory.plan.plan import Request
 from edgespec.models.spec import read_model_spec
 from edgespec.setup.planning import make_run_plan
 

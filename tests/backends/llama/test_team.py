@@ -17,18 +17,18 @@ from fake_backend import FakeBackend
 from random_gguf import Q4_0, write_model
 from waiting import PATIENCE_S
 
+from edgespec.backends.base import DraftTree
 from edgespec.backends.llama import context as llamacpp
 from edgespec.backends.llama import team
 from edgespec.backends.llama.backend import LlamaBackend
 from edgespec.backends.llama.team import Teams
-from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
-from edgespec.drafting.drafters import make_drafter
+from edgespec.drafting import make_drafter
 from edgespec.memory.bytes.config import RunConfig
 from edgespec.memory.device import neighbours
 from edgespec.memory.device.host import granted_cpus
 from edgespec.memory.device.neighbours import Look, of_steps
-from edgespec.memory.times.curve import CostCurve
+from edgespec.memory.times import CostCurve
 
 INF = float("inf")
 

@@ -19,15 +19,14 @@ from hybrid_gguf import Shape, write_hybrid
 from random_gguf import Q8_0, write_model
 
 import edgespec
+from edgespec.backends.base import DraftTree
 from edgespec.backends.llama.backend import LlamaBackend, LlamaSequence
 from edgespec.backends.llama.window import Window
-from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
 from edgespec.errors import BackendError, UnsupportedError
 from edgespec.memory.bytes.config import RunConfig
-from edgespec.memory.plan.plan import Plan
-from edgespec.memory.plan.request import Request
-from edgespec.memory.times.curve import CostCurve
+from edgespec.memory.plan.plan import Plan, Request
+from edgespec.memory.times import CostCurve
 from edgespec.models.spec import read_model_spec
 from edgespec.sampling.params import SamplingParams
 from edgespec.setup.candidates import DraftSource, best_drafters

@@ -15,14 +15,14 @@ from rpc_workers import NO_RPC, LocalWorker, local_worker
 from waiting import Lived
 
 import edgespec
+from edgespec.backends.base import DraftTree
 from edgespec.backends.llama.backend import LlamaBackend
-from edgespec.backends.tree import DraftTree
 from edgespec.errors import BackendError, DoesNotFitError
 from edgespec.memory.bytes.config import Device, RunConfig
 from edgespec.memory.device import rpc
 from edgespec.memory.device.accelerators import has_rpc
 from edgespec.memory.plan.options import LoadOptions, experts_on_host
-from edgespec.memory.plan.request import Request
+from edgespec.memory.plan.plan import Request
 from edgespec.models.spec import read_model_spec
 from edgespec.setup.loading import load_plan
 from edgespec.setup.planning import make_run_plan

@@ -15,11 +15,10 @@ from frozen_times import let_drafts_pay
 from random_gguf import Q8_0, VOCABULARY, write_model
 
 import edgespec
-from edgespec.backends.base import Backend, Logits
+from edgespec.backends.base import Backend, DraftTree, Logits
 from edgespec.backends.llama.backend import LlamaBackend
 from edgespec.backends.ort import cache as ort_cache
 from edgespec.backends.ort.cache import converted
-from edgespec.backends.tree import DraftTree
 from edgespec.backends.vocabulary import open_vocabulary
 from edgespec.errors import BackendError, ContextFullError, UnsupportedError
 from edgespec.measure.noise import measure_batch_noise

@@ -17,11 +17,10 @@ from frozen_times import let_drafts_pay
 from random_gguf import LAYERS, Q8_0, VOCABULARY, write_model
 
 import edgespec
-from edgespec.backends.base import Logits
+from edgespec.backends.base import DraftTree, Logits
 from edgespec.backends.ort import providers as ort_providers
 from edgespec.backends.ort.cache import converted
 from edgespec.backends.ort.providers import CPU_PROVIDER, OnnxDevice
-from edgespec.backends.tree import DraftTree
 from edgespec.errors import ContextFullError, UnsupportedError
 from edgespec.memory.bytes.config import RunConfig
 from edgespec.models.embedded import embedded_model

@@ -16,7 +16,7 @@ import pytest
 
 from edgespec.memory.device import neighbours
 from edgespec.memory.device.neighbours import Neighbours, alone, note_stall, of_steps
-from edgespec.memory.times.curve import CostCurve
+from edgespec.memory.times import CostCurve
 
 
 def test_neighbours_are_what_is_busy_and_not_ours() -> None:
@@ -137,7 +137,7 @@ def test_a_step_that_takes_twenty_times_its_prediction_is_a_stall(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     noted: list[float] = []
-    monkeypatch.setattr("edgespec.memory.times.curve.note_stall", lambda ms, _: noted.append(ms))
+    monkeypatch.setattr("edgespec.memory.times.note_stall", lambda ms, _: noted.append(ms))
     slow, fast = (CostCurve([float("inf"), ms, 1.5 * ms]) for ms in (100.0, 5.0))
     slow.observe(1, 0, 1, 1900.0)
     fast.observe(1, 0, 1, 400.0)  # which nobody notices

@@ -18,7 +18,7 @@ from planning_cases import (
 )
 
 from edgespec.memory.bytes.config import RunConfig
-from edgespec.memory.times.speed import Round, SpeedModel
+from edgespec.memory.times import Round, SpeedModel
 
 
 @pytest.mark.parametrize(("max_step", "largest"), [(None, 31), (32, 31), (31, 15), (5, 3), (3, 0)])

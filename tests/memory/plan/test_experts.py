@@ -15,9 +15,9 @@ import pytest
 from hybrid_gguf import Shape, write_hybrid
 
 import edgespec
+from edgespec.backends.base import DraftTree
 from edgespec.backends.llama.backend import LlamaBackend
 from edgespec.backends.llama.kernels import refusal_of_kernels
-from edgespec.backends.tree import DraftTree
 from edgespec.errors import BackendError, DoesNotFitError
 from edgespec.memory.bytes.experts import (
     EVEN,
@@ -30,8 +30,7 @@ from edgespec.memory.bytes.experts import (
 from edgespec.memory.plan import placing
 from edgespec.memory.plan.placing import ExpertReads
 from edgespec.memory.store import cache
-from edgespec.memory.times.curve import CostCurve
-from edgespec.memory.times.speed import SpeedModel
+from edgespec.memory.times import CostCurve, SpeedModel
 from edgespec.models.spec import read_model_spec
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="experts are read on Linux alone")

@@ -17,7 +17,7 @@ from edgespec.memory.bytes.requests import guests_bytes, requests_bytes
 from edgespec.memory.device import host
 from edgespec.memory.device.track import peak_resident_bytes, private_bytes, resident_bytes
 from edgespec.memory.plan.machine import reachable_bytes, this_machine
-from edgespec.memory.plan.request import Request
+from edgespec.memory.plan.plan import Request
 from edgespec.models.embedded import embedded_model
 from edgespec.models.spec import read_model_spec
 from edgespec.setup.loading import load_plan

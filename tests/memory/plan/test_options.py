@@ -18,7 +18,7 @@ from edgespec.errors import UnsupportedError
 from edgespec.memory.bytes.config import KV_TYPE_BYTES
 from edgespec.memory.plan import options as module
 from edgespec.memory.plan.options import KvType, LoadOptions
-from edgespec.memory.plan.request import Request
+from edgespec.memory.plan.plan import Request
 from edgespec.option_fields import options_of
 
 DOCS = Path(__file__).parents[3] / "docs"

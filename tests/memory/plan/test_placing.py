@@ -25,9 +25,8 @@ from planning_cases import (
 from edgespec.errors import UnsupportedError
 from edgespec.memory.bytes.config import Device, RunConfig
 from edgespec.memory.device.kernels import attends, missing_kernels
-from edgespec.memory.plan.plan import Plan
-from edgespec.memory.plan.request import Request
-from edgespec.memory.times.speed import SpeedModel
+from edgespec.memory.plan.plan import Plan, Request
+from edgespec.memory.times import SpeedModel
 from edgespec.setup.stored import draft_key, settings_key
 
 

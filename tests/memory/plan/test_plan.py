@@ -8,8 +8,7 @@ from pathlib import Path
 from planning_cases import plan_of
 
 from edgespec.memory.bytes.footprint import Component
-from edgespec.memory.plan.plan import most_leaves
-from edgespec.memory.plan.request import Choice
+from edgespec.memory.plan.plan import Choice, most_leaves
 
 
 def test_bytes_are_counted_where_they_lie() -> None:

@@ -24,7 +24,7 @@ from edgespec.errors import UnsupportedError
 from edgespec.memory.bytes.config import RunConfig
 from edgespec.memory.bytes.simulation import Allocation, ContextRequest
 from edgespec.memory.device import host
-from edgespec.memory.plan.request import Request
+from edgespec.memory.plan.plan import Request
 from edgespec.setup.planning import make_run_plan
 
 

@@ -19,8 +19,7 @@ from edgespec.memory.bytes.footprint import kv_type_fits
 from edgespec.memory.device.accelerators import Accelerator
 from edgespec.memory.plan.machine import Machine
 from edgespec.memory.plan.plan import Plan
-from edgespec.memory.times.curve import CostCurve
-from edgespec.memory.times.speed import SpeedModel
+from edgespec.memory.times import CostCurve, SpeedModel
 from edgespec.models.spec import ModelSpec
 
 

@@ -23,9 +23,8 @@ from edgespec.memory.device.accelerators import Accelerator
 from edgespec.memory.plan.layout import Layout
 from edgespec.memory.plan.machine import Machine
 from edgespec.memory.plan.placing import step_s
-from edgespec.memory.plan.plan import Plan, draft_config
+from edgespec.memory.plan.plan import Plan, Request, draft_config
 from edgespec.memory.plan.planner import make_plan
-from edgespec.memory.plan.request import Request
 from edgespec.setup.stored import settings_key
 
 HOST_SPEED = 10e9

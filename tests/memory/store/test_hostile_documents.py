@@ -15,14 +15,13 @@ from hypothesis import strategies as st
 
 from edgespec.decode.engine import Engine
 from edgespec.decode.generation import LARGE, SMALL
-from edgespec.drafting.drafters.combined import CombinedDrafter, RoundHistory
-from edgespec.drafting.drafters.model import ModelDrafter
-from edgespec.drafting.drafters.recycling import RecyclingDrafter
-from edgespec.drafting.drafters.suffix import SuffixDrafter
+from edgespec.drafting.combined import CombinedDrafter, RoundHistory
+from edgespec.drafting.model import ModelDrafter
 from edgespec.drafting.proposal import Calibration
+from edgespec.drafting.recycling import RecyclingDrafter
+from edgespec.drafting.suffix import SuffixDrafter
 from edgespec.errors import UnsupportedError
-from edgespec.memory.times.curve import CostCurve
-from edgespec.memory.times.speed import SpeedModel
+from edgespec.memory.times import CostCurve, SpeedModel
 from edgespec.switching.planning import Calibrated, SwitchPolicy, read_calibrated, switch_reason
 
 INF = math.inf

@@ -17,7 +17,7 @@ import pytest
 from random_gguf import Q8_0, write_model
 
 from edgespec.memory.store import cache, texts
-from edgespec.memory.times.curve import CostCurve
+from edgespec.memory.times import CostCurve
 
 INF = float("inf")
 _LIMIT_S = 60.0

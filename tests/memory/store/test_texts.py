@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from random_gguf import Q8_0, write_model
 
 import edgespec
-from edgespec.backends.tree import DraftTree
-from edgespec.drafting.drafters import make_drafter
+from edgespec.backends.base import DraftTree
+from edgespec.drafting import make_drafter
 from edgespec.drafting.proposal import StepContext, VerifyResult
 from edgespec.errors import EdgespecWarning
 from edgespec.memory.store import texts
-from edgespec.memory.times.curve import CostCurve
+from edgespec.memory.times import CostCurve
 from edgespec.models.spec import read_model_spec
 
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.measure.timing import measure_curve
-from edgespec.memory.times.curve import Chunk, CostCurve
+from edgespec.memory.times import Chunk, CostCurve
 
 INF = float("inf")
 

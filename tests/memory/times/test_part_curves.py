@@ -9,14 +9,13 @@ from fake_backend import FakeBackend
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edgespec.bench.switch_calibration import Trace, choose, forecast
 from edgespec.decode.engine import Engine
 from edgespec.decode.generation import LARGE, SMALL
-from edgespec.drafting.drafters import make_drafter
+from edgespec.drafting import make_drafter
 from edgespec.drafting.proposal import StepContext, choose_size
 from edgespec.measure.timing import measure_curve
-from edgespec.memory.times.curve import CostCurve
-from edgespec.memory.times.speed import SpeedModel, predicted_speedup
-from edgespec.switching.engine import Trace, choose, forecast
+from edgespec.memory.times import CostCurve, SpeedModel, predicted_speedup
 from edgespec.switching.planning import Calibrated, SwitchPolicy, switch_reason
 
 INF = math.inf

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgespec.drafting.drafters.combined import RoundHistory
-from edgespec.memory.times.curve import CostCurve
-from edgespec.memory.times.speed import (
+from edgespec.drafting.combined import RoundHistory
+from edgespec.memory.times import (
     DEFAULT_ROUNDS,
+    CostCurve,
     Round,
     SpeedModel,
     estimated_curve,

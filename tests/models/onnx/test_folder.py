@@ -15,12 +15,12 @@ from laid_out import machine_with, sizes_by_hand
 from tiny_folder import END, HEADS, LENGTHS, POSITIONS, WINDOW, TinyModel, write_folder
 
 import edgespec
-from edgespec.backends.tree import DraftTree
+from edgespec.backends.base import DraftTree
 from edgespec.errors import EdgespecError, ModelFileError, UnsupportedError
 from edgespec.memory.bytes.config import RunConfig
 from edgespec.memory.bytes.footprint import footprint
 from edgespec.memory.bytes.simulation import ContextRequest
-from edgespec.memory.plan.request import Request
+from edgespec.memory.plan.plan import Request
 from edgespec.models.onnx.folder import end_ids, read_folder_spec, read_model
 from edgespec.models.spec import ONNX_FORMAT, ModelSpec
 from edgespec.setup.planning import make_run_plan

@@ -6,8 +6,8 @@ import heapq
 from collections.abc import Sequence
 from typing import Any
 
-from edgespec.drafting.drafters.suffix import SuffixDrafter
 from edgespec.drafting.proposal import EMPTY, Proposal, StepContext
+from edgespec.drafting.suffix import SuffixDrafter
 
 
 class Branching(SuffixDrafter):

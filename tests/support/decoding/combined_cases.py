@@ -7,8 +7,8 @@ from typing import Any
 
 from draft_model_cases import Clock
 
-from edgespec.backends.tree import DraftTree
-from edgespec.drafting.drafters.combined import CombinedDrafter
+from edgespec.backends.base import DraftTree
+from edgespec.drafting.combined import CombinedDrafter
 from edgespec.drafting.proposal import (
     EMPTY,
     Drafter,
@@ -17,7 +17,7 @@ from edgespec.drafting.proposal import (
     StepContext,
     VerifyResult,
 )
-from edgespec.memory.times.curve import CostCurve
+from edgespec.memory.times import CostCurve
 
 INF = float("inf")
 PLAIN_MS = 10.0

@@ -11,11 +11,10 @@ from fake_backend import FakeBackend
 from frozen_times import free_drafts
 from waiting import PATIENCE_S
 
-from edgespec.backends.base import Logits
-from edgespec.backends.tree import DraftTree
+from edgespec.backends.base import DraftTree, Logits
 from edgespec.decode.engine import Engine
 from edgespec.drafting.proposal import EMPTY, Drafter, Proposal, StepContext, VerifyResult
-from edgespec.memory.times.curve import CostCurve
+from edgespec.memory.times import CostCurve
 
 Model = Callable[[tuple[int, ...]], Sequence[float]]
 INF = float("inf")

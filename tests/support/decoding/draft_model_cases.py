@@ -11,11 +11,10 @@ from fake_backend import FakeBackend
 from frozen_times import Frozen
 from hypothesis import settings
 
-from edgespec.backends.base import Logits
-from edgespec.backends.tree import DraftTree
-from edgespec.drafting.drafters.model import ModelDrafter, new_calibration
+from edgespec.backends.base import DraftTree, Logits
+from edgespec.drafting.model import ModelDrafter, new_calibration
 from edgespec.drafting.proposal import DraftEstimate, Proposal, StepContext, VerifyResult
-from edgespec.memory.times.curve import CostCurve
+from edgespec.memory.times import CostCurve
 from edgespec.models.early_exit import ExitInfo
 from edgespec.sampling.params import SamplingParams
 from edgespec.sampling.sampling import Sampler

@@ -14,10 +14,10 @@ from itertools import product
 import numpy as np
 from all_dice import Row, outcomes
 
-from edgespec.backends.tree import DraftTree
+from edgespec.backends.base import DraftDistribution, DraftTree
 from edgespec.decode.step import accept
 from edgespec.decode.verification import accept_sampled
-from edgespec.sampling.sampling import DraftDistribution, Sampler, TargetDistribution, without
+from edgespec.sampling.sampling import Sampler, TargetDistribution, without
 
 # Distributions [V] by the tokens after the root.
 Model = Callable[[tuple[int, ...]], Row]
@@ -233,7 +233,7 @@ GROWERS: dict[str, Grower] = {
 # ------------------------------------------------------------------------------ distributions
 
 Rule = Callable[
-    [DraftTree, Sequence[DraftDistribution | None], Callable[[int], TargetDistribution], Sampler],
+    [DraftTree, "Sequence[DraftDistribution | None]", Callable[[int], TargetDistribution], Sampler],
     list[int],
 ]
 

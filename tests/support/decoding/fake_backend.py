@@ -17,8 +17,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from edgespec.backends.base import Capabilities, Logits, require_room
-from edgespec.backends.tree import DraftTree
+from edgespec.backends.base import Capabilities, DraftTree, Logits, require_room
 from edgespec.errors import BackendError, UnsupportedError
 from edgespec.testing import ByteTokenizer
 

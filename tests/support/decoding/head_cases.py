@@ -18,8 +18,7 @@ from hybrid_gguf import Shape, write_hybrid
 
 from edgespec.backends.llama.head import BackendWithHead, RecurrentBackendWithHead, open_head_file
 from edgespec.memory.bytes.config import RunConfig
-from edgespec.memory.plan.plan import Plan
-from edgespec.memory.plan.request import Request
+from edgespec.memory.plan.plan import Plan, Request
 from edgespec.models.spec import read_model_spec
 from edgespec.setup.planning import make_run_plan
 

@@ -9,9 +9,8 @@ from typing import Any
 
 from frozen_times import Frozen, free_drafts
 
-from edgespec.backends.base import Logits
+from edgespec.backends.base import DraftTree, Logits
 from edgespec.backends.llama.backend import LlamaBackend
-from edgespec.backends.tree import DraftTree
 from edgespec.memory.bytes.config import RunConfig
 from edgespec.memory.plan.plan import Plan
 

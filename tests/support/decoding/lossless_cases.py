@@ -19,22 +19,21 @@ from fake_backend import FakeBackend
 from frozen_times import Frozen
 from hypothesis import strategies as st
 
-from edgespec.backends.base import Logits
-from edgespec.backends.tree import DraftTree
+from edgespec.backends.base import DraftTree, Logits
 from edgespec.decode.engine import Engine
-from edgespec.drafting.drafters import make_drafter
-from edgespec.drafting.drafters.combined import CombinedDrafter
-from edgespec.drafting.drafters.model import (
+from edgespec.drafting import make_drafter
+from edgespec.drafting.combined import CombinedDrafter
+from edgespec.drafting.model import (
     HeadDrafter,
     HeadText,
     ModelDrafter,
     WindowDrafter,
     WindowText,
 )
-from edgespec.drafting.drafters.recycling import RecyclingDrafter
-from edgespec.drafting.drafters.suffix import SuffixDrafter
 from edgespec.drafting.proposal import EMPTY, Drafter, Proposal, StepContext, VerifyResult
-from edgespec.memory.times.curve import CostCurve
+from edgespec.drafting.recycling import RecyclingDrafter
+from edgespec.drafting.suffix import SuffixDrafter
+from edgespec.memory.times import CostCurve
 from edgespec.sampling.params import SamplingParams
 from edgespec.sampling.sampling import Sampler
 

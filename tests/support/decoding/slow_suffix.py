@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edgespec.drafting.drafters import suffix
+from edgespec.drafting import suffix
 
 Path = tuple[int, ...]
 # Weight, text and place in it, match length.

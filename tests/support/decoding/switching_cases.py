@@ -16,8 +16,8 @@ from random_gguf import Q4_0, Q8_0, write_model
 
 from edgespec.decode.engine import Engine
 from edgespec.decode.generation import LARGE, SMALL
-from edgespec.drafting.drafters.suffix import SuffixDrafter
-from edgespec.memory.plan.request import Request
+from edgespec.drafting.suffix import SuffixDrafter
+from edgespec.memory.plan.plan import Request
 from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.switching.engine import SwitchingEngine, entropy_nats
 from edgespec.switching.planning import SwitchPolicy

@@ -11,7 +11,7 @@ from fake_backend import FakeBackend
 from frozen_times import Frozen
 from lossless_cases import Witness
 
-from edgespec.drafting.drafters.translated import TranslatingDrafter, Translation
+from edgespec.drafting.translated import TranslatingDrafter, Translation
 from edgespec.models.control_texts import ControlTexts
 
 INF = float("inf")

@@ -19,7 +19,7 @@ from edgespec.backends.llama.backend import LlamaBackend
 from edgespec.backends.llama.library import library
 from edgespec.backends.llama.vision import mtmd
 from edgespec.decode.engine import Engine
-from edgespec.drafting.drafters.suffix import SuffixDrafter
+from edgespec.drafting.suffix import SuffixDrafter
 from edgespec.memory.bytes.config import RunConfig
 from edgespec.models.images import Image, read_image
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edgespec.decode.engine import Engine
-from edgespec.memory.times.curve import CostCurve
+from edgespec.memory.times import CostCurve
 
 INF = float("inf")
 _SLOW_MS = 1000.0  # more than any step takes here, so that no answer's drafts seem to lose time

@@ -16,7 +16,7 @@ from typing import Any
 from fake_backend import FakeBackend
 from planning_cases import model
 
-from edgespec.memory.times.curve import CostCurve
+from edgespec.memory.times import CostCurve
 
 VOCAB = 258
 SPEC = replace(model(), path=Path("none.gguf"))

@@ -20,11 +20,9 @@ from edgespec.memory.bytes.footprint import Component, footprint
 from edgespec.memory.bytes.simulation import ContextRequest
 from edgespec.memory.device.accelerators import Accelerator
 from edgespec.memory.plan.machine import Machine
-from edgespec.memory.plan.plan import Plan
+from edgespec.memory.plan.plan import Plan, Request
 from edgespec.memory.plan.planner import make_plan
-from edgespec.memory.plan.request import Request
-from edgespec.memory.times.curve import CostCurve
-from edgespec.memory.times.speed import SpeedModel
+from edgespec.memory.times import CostCurve, SpeedModel
 from edgespec.models.gguf.ggml_types import GGML_TYPES
 from edgespec.models.gguf.reader import GgufTensor
 from edgespec.models.spec import ModelSpec

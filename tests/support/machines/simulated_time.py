@@ -14,14 +14,13 @@ from typing import Any
 import pytest
 from fake_backend import FakeBackend, NextLogits
 
-from edgespec.backends.base import Logits
-from edgespec.backends.tree import DraftTree
+from edgespec.backends.base import DraftTree, Logits
 from edgespec.decode import scheduler, step
 from edgespec.decode.engine import Engine
 from edgespec.decode.generation import Chunk
 from edgespec.decode.options import GenerationOptions
 from edgespec.decode.step import Job
-from edgespec.drafting.drafters import combined
+from edgespec.drafting import combined
 
 
 class Clock:

@@ -17,7 +17,7 @@ from edgespec.serve.parsing import Defaults, Limits, ServedModel
 from edgespec.serve.pool import Shared, about
 from edgespec.serve.server import Server
 from edgespec.serve.service import Service
-from edgespec.setup.model_sets import Sizes
+from edgespec.setup.planning import Sizes
 
 SIZE = 100
 

@@ -13,8 +13,7 @@ from decoding_cases import END, ONE_HOT, VOCAB
 from fake_backend import FakeBackend
 from waiting import PATIENCE_S
 
-from edgespec.backends.base import Logits
-from edgespec.backends.tree import DraftTree
+from edgespec.backends.base import DraftTree, Logits
 from edgespec.decode.generation import Counters, Result, ToolCall, joined_calls
 from edgespec.models.control_texts import ControlTexts
 from edgespec.serve.answer_reader import AnswerReader

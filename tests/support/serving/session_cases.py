@@ -11,7 +11,7 @@ from fake_backend import FakeBackend
 from edgespec.backends.base import Logits
 from edgespec.decode.engine import Engine
 from edgespec.decode.session import Session
-from edgespec.drafting.drafters.suffix import SuffixDrafter
+from edgespec.drafting.suffix import SuffixDrafter
 
 TEMPLATE = (
     "{% for m in messages %}<{{ m.role[0] }}>{{ m.content }}\n{% endfor %}"

@@ -22,7 +22,7 @@ from typing import Any
 
 from edgespec.backends.base import Backend, Logits, Tokenizer
 from edgespec.drafting import constants
-from edgespec.drafting.drafters.model import (
+from edgespec.drafting.model import (
     SHARES,
     ModelDrafter,
     ModelText,
@@ -32,7 +32,7 @@ from edgespec.drafting.drafters.model import (
 )
 from edgespec.drafting.proposal import Calibration, DraftEstimate, Proposal, StepContext
 from edgespec.errors import EdgespecError
-from edgespec.memory.times.curve import CostCurve
+from edgespec.memory.times import CostCurve
 from edgespec.models.chat import prompt_text
 from edgespec.prefix import common_prefix_length, complete
 

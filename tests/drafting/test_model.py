@@ -33,9 +33,9 @@ from draft_model_cases import (
 from fake_backend import FakeBackend
 
 from edgespec.decode.engine import Engine
-from edgespec.drafting.drafters.model import ModelDrafter, calibration_of_places
+from edgespec.drafting.model import ModelDrafter, calibration_of_places
 from edgespec.drafting.proposal import Proposal
-from edgespec.memory.times.curve import CostCurve
+from edgespec.memory.times import CostCurve
 from edgespec.sampling.sampling import without
 
 

@@ -12,13 +12,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from slow_suffix import LEAST, Path, SlowDrafter
 
-from edgespec.backends.tree import DraftTree
-from edgespec.drafting.drafters import NAMES, make_drafter, suffix, tables_bytes
-from edgespec.drafting.drafters.recycling import RecyclingDrafter
-from edgespec.drafting.drafters.suffix import SuffixDrafter
+from edgespec.backends.base import DraftTree
+from edgespec.drafting import NAMES, make_drafter, suffix, tables_bytes
 from edgespec.drafting.proposal import Proposal, StepContext, VerifyResult
+from edgespec.drafting.recycling import RecyclingDrafter
+from edgespec.drafting.suffix import SuffixDrafter
 from edgespec.errors import UnsupportedError
-from edgespec.memory.times.curve import CostCurve
+from edgespec.memory.times import CostCurve
 
 quick = settings(max_examples=100)
 CONTEXT = StepContext(31, LEAST, CostCurve([float("inf"), 1.0]), depth=0)

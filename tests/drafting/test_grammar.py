@@ -17,14 +17,13 @@ from frozen_times import Frozen, free_drafts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgespec.backends.base import Logits
-from edgespec.backends.tree import DraftTree
+from edgespec.backends.base import DraftTree, Logits
 from edgespec.decode.engine import Engine
-from edgespec.drafting.drafters.combined import CombinedDrafter
-from edgespec.drafting.drafters.model import ModelDrafter
-from edgespec.drafting.drafters.recycling import RecyclingDrafter
-from edgespec.drafting.drafters.suffix import SuffixDrafter
+from edgespec.drafting.combined import CombinedDrafter
+from edgespec.drafting.model import ModelDrafter
 from edgespec.drafting.proposal import EMPTY, Drafter, Proposal, StepContext, VerifyResult
+from edgespec.drafting.recycling import RecyclingDrafter
+from edgespec.drafting.suffix import SuffixDrafter
 from edgespec.sampling.params import SamplingParams
 
 pytestmark = pytest.mark.usefixtures("frozen_clock")

@@ -26,8 +26,7 @@ from warnings import warn
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.backends.base import Backend, Logits
-from edgespec.backends.tree import DraftTree
+from edgespec.backends.base import Backend, DraftDistribution, DraftTree, Logits
 from edgespec.drafting import constants
 from edgespec.drafting.constants import (
     BELIEF,
@@ -52,10 +51,10 @@ from edgespec.drafting.proposal import (
     choose_size,
 )
 from edgespec.errors import DraftModelWarning, EdgespecError, UnsupportedError
-from edgespec.memory.times.curve import HICCUP, Chunk, CostCurve
+from edgespec.memory.times import HICCUP, Chunk, CostCurve
 from edgespec.models.early_exit import WINDOW, ExitInfo, gains_of
 from edgespec.prefix import common_prefix_length
-from edgespec.sampling.sampling import DraftDistribution, Sampler, without
+from edgespec.sampling.sampling import Sampler, without
 
 _FAILURES = (EdgespecError, OSError, MemoryError)  # of a backend; all else is a mistake of ours
 _NUM_RANKS = 3  # nodes beside each other

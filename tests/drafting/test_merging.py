@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgespec.drafting.drafters.combined import merge
+from edgespec.backends.base import DraftDistribution
+from edgespec.drafting.combined import merge
 from edgespec.drafting.proposal import EMPTY, Proposal, likeliest_chain
-from edgespec.sampling.sampling import DraftDistribution
 
 quick = settings(max_examples=60)
 Path = tuple[int, ...]

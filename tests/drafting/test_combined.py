@@ -12,12 +12,12 @@ from draft_model_cases import Clock, quick
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.backends.tree import DraftTree
+from edgespec.backends.base import DraftTree
+from edgespec.drafting import NAMES, combined, make_drafter
+from edgespec.drafting.combined import CombinedDrafter
 from edgespec.drafting.constants import ALLOWANCE, ASKING_TIMES, FIRST_BALANCE, HIGHEST_BALANCE
-from edgespec.drafting.drafters import NAMES, combined, make_drafter
-from edgespec.drafting.drafters.combined import CombinedDrafter
-from edgespec.drafting.drafters.suffix import SuffixDrafter
 from edgespec.drafting.proposal import EMPTY, Drafter, Proposal, StepContext, VerifyResult
+from edgespec.drafting.suffix import SuffixDrafter
 from edgespec.errors import UnsupportedError
 from edgespec.memory.plan.options import DRAFTERS
 

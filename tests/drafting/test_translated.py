@@ -24,11 +24,11 @@ from tokenizer_cases import (
     translating,
 )
 
-from edgespec.backends.tree import DraftTree
+from edgespec.backends.base import DraftTree
 from edgespec.decode.engine import Engine
 from edgespec.decode.step import accept
-from edgespec.drafting.drafters.translated import Translation
 from edgespec.drafting.proposal import VerifyResult, build_tree
+from edgespec.drafting.translated import Translation
 from edgespec.sampling.params import SamplingParams
 from edgespec.sampling.sampling import Sampler
 

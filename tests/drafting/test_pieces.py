@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizer_cases import TEXTS, TOKENIZERS
 
-from edgespec.drafting.drafters.translated import Pieces
+from edgespec.drafting.translated import Pieces
 from edgespec.prefix import complete
 
 

@@ -50,8 +50,7 @@ from edgespec.drafting.proposal import (
     choose_size,
 )
 from edgespec.memory.store.texts import KeptText
-from edgespec.memory.times.curve import HICCUP, SHORTEST_MS
-from edgespec.memory.times.speed import Round
+from edgespec.memory.times import HICCUP, SHORTEST_MS, Round
 
 # What is kept between runs: rounds, the plain steps that their tokens would have taken, the steps
 # that the drafter saved of these, and the sum of the squares of what each round saved.

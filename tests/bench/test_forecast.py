@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from switching_cases import LARGE_TABLE, POLICIES, PROMPT, SMALL_TABLE, obvious, switching
 
+from edgespec.bench.switch_calibration import Trace, choose, forecast, writers
 from edgespec.decode.generation import LARGE, SMALL
-from edgespec.memory.times.curve import CostCurve
-from edgespec.switching.engine import Trace, choose, entropy_nats, forecast, writers
+from edgespec.memory.times import CostCurve
+from edgespec.switching.engine import entropy_nats
 from edgespec.switching.planning import SwitchPolicy
 
 

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgespec.backends.tree import DraftTree
-from edgespec.drafting.drafters import recycling
-from edgespec.drafting.drafters.recycling import RecyclingDrafter
+from edgespec.backends.base import DraftTree
+from edgespec.drafting import recycling
 from edgespec.drafting.proposal import EMPTY, Proposal, StepContext, TopTokens, VerifyResult
-from edgespec.memory.times.curve import CostCurve
+from edgespec.drafting.recycling import RecyclingDrafter
+from edgespec.memory.times import CostCurve
 
 quick = settings(max_examples=60)
 Path = tuple[int, ...]

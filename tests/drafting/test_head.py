@@ -8,7 +8,7 @@ import numpy as np
 from draft_model_cases import ONE_HOT, V, context_of, counting, curve_of, paths_of
 
 from edgespec.backends.base import Logits
-from edgespec.drafting.drafters.model import HeadDrafter, HeadText
+from edgespec.drafting.model import HeadDrafter, HeadText
 
 
 class Counting:

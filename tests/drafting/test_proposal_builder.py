@@ -9,7 +9,7 @@ import pytest
 from draft_model_cases import FIRST_CHANCE, V, context_of, paths_of, sampler_of
 
 from edgespec.drafting.constants import MOST_DRAWN
-from edgespec.drafting.drafters.model import ProposalBuilder, new_calibration
+from edgespec.drafting.model import ProposalBuilder, new_calibration
 
 SHARES = (0.9, 0.05, 0.04)
 

@@ -28,7 +28,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.decode.engine import Engine
-from edgespec.drafting.drafters.model import ModelDrafter
+from edgespec.drafting.model import ModelDrafter
 from edgespec.drafting.proposal import EMPTY
 from edgespec.errors import UnsupportedError
 from edgespec.sampling.params import SamplingParams
@@ -41,7 +41,7 @@ def test_the_cache_begins_as_the_text_does(data: st.DataObject) -> None:
     """Whatever is accepted, and whether or not it is asked; what need not be fed again is not."""
     clock = Clock()
     with pytest.MonkeyPatch.context() as patch:  # how many it drafts depends on the time it takes
-        patch.setattr("edgespec.drafting.drafters.model.perf_counter", clock)
+        patch.setattr("edgespec.drafting.model.perf_counter", clock)
         _texts_of_a_cache(data, clock)
 
 
@@ -133,7 +133,7 @@ def test_a_window_is_all_that_is_read_of_a_text(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Begins with the last tokens; again after more of them that others drafted, or when full."""
-    monkeypatch.setattr("edgespec.drafting.drafters.model.WINDOW", 6)
+    monkeypatch.setattr("edgespec.drafting.model.WINDOW", 6)
     draft = Draft(counting, clock, 0.01, context_size=10 + LONGEST)
     drafter = ModelDrafter(draft, curve_of(*[0.01] * 16), V, early_exit=EXIT)
     drafter.begin([i % V for i in range(1000)])
@@ -161,7 +161,7 @@ def test_a_window_never_changes_what_follows_from_the_last_tokens(data: st.DataO
     clock = Clock()
     draft = Draft(rough, clock, 0.01, context_size=12 + LONGEST)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("edgespec.drafting.drafters.model.WINDOW", 4)
+        patch.setattr("edgespec.drafting.model.WINDOW", 4)
         seeing = ModelDrafter(draft, curve_of(*[0.01] * 16), V, early_exit=EXIT)
     whole, _ = drafter_of(rough, clock)
     tokens = st.lists(st.integers(0, V - 1), min_size=1, max_size=9)

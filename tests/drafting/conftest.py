@@ -10,5 +10,5 @@ from draft_model_cases import Clock
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     for name in ("model.perf_counter", "combined.perf_counter", "combined.thread_time"):
-        monkeypatch.setattr(f"edgespec.drafting.drafters.{name}", clock)
+        monkeypatch.setattr(f"edgespec.drafting.{name}", clock)
     return clock
