@@ -561,7 +561,8 @@ def merge(base: Proposal, added: Proposal) -> Proposal:
         parent = places[added.parents[i]] if added.parents[i] >= 0 else -1
         node = nodes.get((parent, token), -1)
         already = probabilities[node] if node >= 0 else 0.0
-        room = left.get(parent, probabilities[parent]) + already
+        most = probabilities[parent] if parent >= 0 else 1.0
+        room = min(most, left.get(parent, most) + already)  # not even by rounding more
         probability = max(already, min(added.probabilities[i], room))
         left[parent] = room - probability
         if node < 0:
