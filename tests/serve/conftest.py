@@ -96,8 +96,12 @@ def anthropic_client() -> Iterator[ConnectAnthropic]:
 
 
 @pytest.fixture
-def start() -> Iterator[Start]:
-    """Starts servers of models a, b and c, of which two fit."""
+def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
+    """Starts servers of models a, b and c, of which two fit.
+
+    Unless such a server `collects`, nobody looks for cycles of models that leave: for a third of a
+    second each, in a process with thousands of tests.
+    """
     with ExitStack() as opened:
 
         def begin(
@@ -105,7 +109,10 @@ def start() -> Iterator[Start]:
             room: int = 2 * SIZE,
             limits: Limits | None = None,
             clock: Callable[[], float] = monotonic,
+            collects: bool = False,
         ) -> PoolServer:
+            if not collects:
+                monkeypatch.setattr("edgespec.serve.pool._collect", lambda: None)
             made = members or tuple(Member(Made(name)) for name in "abc")
             capacity, shared = Capacity({"host": room}, room), Shared(limits or Limits())
             server = PoolServer(Pool(made, capacity, shared=shared, clock=clock))

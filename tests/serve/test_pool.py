@@ -243,7 +243,7 @@ def test_pinned_models_are_loaded_at_once_and_stay(start: Start) -> None:
 
 def test_nobody_holds_a_model_that_was_unloaded(start: Start) -> None:
     """Its memory is given back when nothing refers to it, at once and not with the next load."""
-    server = start()
+    server = start(collects=True)
     said(server.ask("a"))
     held = weakref.ref(server.pool.members[0].loaded)
     httpx.post(f"{server.address}/models/unload", json={"model": "a"})
