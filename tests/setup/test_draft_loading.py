@@ -60,6 +60,7 @@ def test_a_model_of_another_vocabulary_drafts(
     It is asked in every round, whatever that costs.
     """
     monkeypatch.setenv("EDGESPEC_CACHE", str(measured_cache))
+    monkeypatch.setattr("edgespec.measure.noise._NUM_TOKENS", 16)
     monkeypatch.setattr(_Source, "limit", lambda _source, context, _ms: context.max_nodes)
     monkeypatch.setattr(_Source, "is_worth_asking", lambda *_: True)
     draft = write_model(tmp_path / "bytes.gguf", "llama", Q8_0, reads_bytes=True)

@@ -18,6 +18,7 @@ import httpx
 import edgespec
 from edgespec.cli.main import main
 from edgespec.models.embedded import embedded_drafter_path
+from edgespec.setup import loading
 
 
 def from_the_library(model: str) -> None:
@@ -63,6 +64,7 @@ def serve(model: str) -> None:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)  # where a shell ignores it
+    loading._CURVE_SECONDS = 0.1  # as in the tests' own process
     model = sys.argv[1]
     from_the_library(model)
     command("run", "-m", model, "-p", "hi", "-n", "3")
