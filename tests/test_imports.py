@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -149,23 +150,26 @@ def for_types_alone(tree: ast.Module) -> set[ast.AST]:
     return {node for block in blocks for line in block.body for node in ast.walk(line)}
 
 
-def imports_of(file: Path, *, types: bool = True) -> Iterator[tuple[int, str]]:
+@cache
+def imports_of(file: Path, *, types: bool = True) -> list[tuple[int, str]]:
     """Line and absolute name of everything `file` imports, at any depth of the code.
 
     Without `types`, what is imported for type checkers alone is left out.
     """
     tree = ast.parse(file.read_text(encoding="utf-8"))
     left_out = set() if types else for_types_alone(tree)
+    found: list[tuple[int, str]] = []
     for node in ast.walk(tree):
         if node in left_out:
             continue
         if isinstance(node, ast.Import):
-            yield from ((node.lineno, alias.name) for alias in node.names)
+            found += ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             module = "." * node.level + (node.module or "")
             for alias in node.names:
                 is_module = f"{module}.{alias.name}" in MODULES
-                yield node.lineno, f"{module}.{alias.name}" if is_module else module
+                found.append((node.lineno, f"{module}.{alias.name}" if is_module else module))
+    return found
 
 
 def within(module: str, package: str) -> bool:
