@@ -35,6 +35,7 @@ namespace {
 
 constexpr int kReaders = 8;  // memory/device/disk.py has what one to 16 gave
 constexpr int kEnded = -1;
+constexpr int64_t kPromptTokens = 64;  // of a step, which wakes a good part of a layer
 constexpr size_t kHuge = 2 << 20;
 constexpr size_t kHugeFrom = 256 << 20;  // bytes of experts, of which a huge page is less than a hundredth
 
@@ -64,7 +65,7 @@ int reopen(int file) {
     return dup(file);
 }
 
-enum State : uint8_t { kAbsent, kReading, kHere, kFailed };
+enum State : uint8_t { kAbsent, kAhead, kReading, kHere, kFailed };
 
 // An expert's part of one tensor.
 struct Slab {
@@ -187,17 +188,12 @@ class ExpertCache {
             expert.wanted_by = requests_;
         }
         if (layer.first == weights) use_experts(tensor.layer, uses, tokens);
-        for (Expert* expert : wanted) {
-            if (expert->is_kept) continue;
-            make_room(expert->bytes, lock);
-            kept_bytes_ += expert->bytes;
-            kept_.insert(expert);
-            expert->is_kept = true;
-            for (Slab* slab : expert->slabs) slab->place = take_place(slab->bytes);
-        }
+        for (Expert* expert : wanted)
+            if (!expert->is_kept) keep(*expert, lock);
         read_absent(tensor.slabs, uses);  // what is multiplied now
         for (auto& [_, other] : tensors_)
             if (other.layer == tensor.layer) read_absent(other.slabs, uses);
+        if (layer.first == weights && tokens >= kPromptTokens) read_ahead(size_t(tensor.layer) + 1, wanted.size(), lock);
         lock.unlock();
         queued_.notify_all();
     }
@@ -217,6 +213,40 @@ class ExpertCache {
     }
 
    private:
+    // Has memory keep an expert, whose slabs are to be read.
+    void keep(Expert& expert, std::unique_lock<std::mutex>& lock) {
+        make_room(expert.bytes, lock);
+        kept_bytes_ += expert.bytes;
+        kept_.insert(&expert);
+        expert.is_kept = true;
+        for (Slab* slab : expert.slabs) slab->place = take_place(slab->bytes);
+    }
+
+    // While this layer computes, has as many experts of the next one read as this one wants, those that were used last
+    // first. What the disk had no time for when that layer is asked for is forgotten. The last layer has the last token
+    // of a prompt alone.
+    void read_ahead(size_t number, size_t most, std::unique_lock<std::mutex>& lock) {
+        for (Slab* slab : ahead_)
+            if (slab->state == kAhead) slab->state = kAbsent;
+        ahead_.clear();
+        if (number + 1 >= layers_.size()) return;
+        std::vector<Expert*> likely;
+        for (Expert& expert : layers_[number].experts) likely.push_back(&expert);
+        std::stable_sort(likely.begin(), likely.end(), [](Expert* one, Expert* other) { return one->used > other->used; });
+        likely.resize(std::min(most, likely.size()));
+        for (Expert* expert : likely) expert->wanted_by = requests_;
+        for (Expert* expert : likely) {
+            if (!expert->is_kept) make_room(expert->bytes, lock);
+            if (!expert->is_kept && kept_bytes_ + expert->bytes > most_bytes_) return;
+            if (!expert->is_kept) keep(*expert, lock);
+            for (Slab* slab : expert->slabs) {
+                if (slab->state == kReading || slab->state == kHere) continue;
+                slab->state = kAhead;
+                ahead_.push_back(slab);
+            }
+        }
+    }
+
     // Has experts be as recent as their tokens, and counts them. Of a prompt the last layer may have the last token alone,
     // as nobody asks what comes behind others: its experts grow no older by these.
     void use_experts(int number, const std::vector<ExpertUse>& uses, int64_t tokens) {
@@ -308,10 +338,13 @@ class ExpertCache {
     void read() {
         std::unique_lock<std::mutex> lock(mutex_);
         for (;;) {
-            queued_.wait(lock, [&] { return is_ended_ || !queue_.empty(); });
+            queued_.wait(lock, [&] { return is_ended_ || !queue_.empty() || !ahead_.empty(); });
             if (is_ended_) return;
-            Slab& slab = *queue_.front();
-            queue_.pop_front();
+            std::deque<Slab*>& queue = queue_.empty() ? ahead_ : queue_;
+            Slab& slab = *queue.front();
+            queue.pop_front();
+            if (&queue == &ahead_ && slab.state != kAhead) continue;  // it was asked for meanwhile
+            slab.state = kReading;
             if (reading_++ == 0) reading_since_ = Clock::now();
             lock.unlock();
             const int problem = read_all(file_, slab.place, slab.bytes, slab.offset);
@@ -335,7 +368,7 @@ class ExpertCache {
 
     std::mutex mutex_;  // of what is below, and of what changes in experts
     std::condition_variable queued_, done_;
-    std::deque<Slab*> queue_;
+    std::deque<Slab*> queue_, ahead_;  // that are asked for, and that may be
     int reading_ = 0;
     Clock::time_point reading_since_;
     std::set<Expert*, LessRecent> kept_;
@@ -355,7 +388,7 @@ std::vector<std::unique_ptr<ExpertCache>> all;
 std::atomic<bool> has_any = false;  // steps of other models do not ask for the mutex
 
 // Takes what lies between the tensors of experts into memory; many pieces at once, as of experts.
-int read_others(uint8_t* begin, size_t size, int file, bool is_huge, std::vector<ExpertTensor> tensors) {
+int read_others(uint8_t* begin, size_t size, int file, [[maybe_unused]] bool is_huge, std::vector<ExpertTensor> tensors) {
     std::sort(tensors.begin(), tensors.end(), [](auto& one, auto& other) { return one.begin < other.begin; });
     tensors.push_back({begin + size, 0, 0, 0});
     std::vector<std::pair<uint8_t*, size_t>> pieces;

@@ -204,6 +204,27 @@ def test_a_step_leaves_the_experts_of_its_last_tokens(mixture: Path) -> None:
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize("experts", [17, 24, 40])
+def test_a_prompt_reads_ahead_and_its_logits_stay(mixture: Path, experts: int) -> None:
+    """Of 100 tokens, in memory that has hardly more than a layer's experts, or half of all."""
+    settings = replace(SETTINGS, batch_size=128, packed_file=False)
+    texts = [[3 + (7 * i * i + 31 * i * one) % 250 for i in range(100)] for one in (1, 2, 3)]
+    wanted = []
+    with closing(LlamaBackend(mixture, settings)) as plain:
+        for text in texts:
+            plain.truncate(0)
+            wanted.append(np.array(plain.prefill(text)))
+    room = experts * EXPERT_BYTES
+    with closing(
+        LlamaBackend(mixture, replace(settings, packed_file=True, expert_bytes=room))
+    ) as backend:
+        for text, row in [*zip(texts, wanted, strict=True)] * 4:
+            backend.truncate(0)
+            np.testing.assert_array_equal(backend.prefill(text), row)
+            assert resident_bytes(backend) <= room
+            backend.verify(DraftTree.chain([5]))
+
+
 def test_a_prompt_does_not_age_experts_of_the_last_layer(mixture: Path) -> None:
     """It asks that layer for those of its last token alone."""
     with closing(LlamaBackend(mixture, replace(FEW, expert_bytes=40 * EXPERT_BYTES))) as backend:
