@@ -169,11 +169,14 @@ def record(prompts: Path, *others: Path) -> dict[str, str]:
     Args:
         others: programs beside it, which say their versions.
     """
+    from llama_cpp import llama_print_system_info
+
     root = Path(__file__).parent.parent
     found = {
         "date": date.today().isoformat(),
         "edgespec": first_line("git", "-C", str(root), "describe", "--always", "--dirty"),
         "llama_cpp_python": version("llama-cpp-python"),
+        "llama_cpp_features": llama_print_system_info().decode(),
         "compiler": first_line("c++", "--version"),
         "prompts_sha256": sha256(prompts.read_bytes()).hexdigest(),
     }

@@ -239,7 +239,7 @@ def _beside(files: str) -> str:
         cells += map(_ratio, (found["over_own_plain"]["overall"], best))
         place = f"{found['model'].removesuffix('.gguf')} | {_processor(file, found)}"
         rows.append(f"| {place} | {' | '.join(cells)} |\n")
-    return "".join(rows) + _made(files.split())
+    return "".join(rows) + _made("peers.py", files.split())
 
 
 def _processor(file: str, found: dict[str, Any]) -> str:
@@ -253,20 +253,27 @@ def _processor(file: str, found: dict[str, Any]) -> str:
     return known.get(file.removesuffix(".json").rsplit("-", 1)[-1], str(found["machine"]))
 
 
-def _made(files: Sequence[str]) -> str:
-    """When results were measured, and what with, as far as their files say."""
-    times: dict[str, list[str]] = {}
+def _made(script: str, files: Sequence[str]) -> str:
+    """Which script measured results and when, at which commit, by which compiler.
+
+    Raises ValueError for a file that does not even say when.
+    """
+    same: dict[str, list[str]] = {}
     for file in files:
-        found = json.loads((RESULTS / file).read_text())
-        made = found.get("made")
-        said = "earlier, without a record of commit and compiler"
-        if made:
+        made = json.loads((RESULTS / file).read_text()).get("made", {})
+        if "date" not in made:
+            raise ValueError(f"{file} does not say when it was measured")
+        said = f"{made['date']}, commit and compiler not recorded"
+        if "edgespec" in made:
             said = f"{made['date']} at {made['edgespec']}, llama-cpp-python "
             said += f"{made['llama_cpp_python']}, {made['compiler']}"
-        place = _processor(file, found)
-        if place not in times.setdefault(said, []):
-            times[said].append(place)
-    return "".join(f"\n{', '.join(places)}: {said}.\n" for said, places in times.items())
+        same.setdefault(said, []).append(f"`{file}`")
+    lines = [f"{', '.join(names)} ({said})" for said, names in same.items()]
+    by = f"By `{script}`, in `benchmarks/results`:"
+    if len(lines) == 1:
+        return f"\n{textwrap.fill(f'{by} {lines[0]}', 118, break_on_hyphens=False)}\n"
+    listed = (textwrap.fill(f"- {one}", 118, **_WRAPPED) for one in lines)
+    return f"\n{by}\n\n" + "".join(f"{one}\n" for one in listed)
 
 
 def _peers(file: str) -> str:
@@ -277,7 +284,7 @@ def _peers(file: str) -> str:
     for one in found["contenders"]:
         decode, whole = _ratio(one["decode"]), _ratio(one["end_to_end"])
         text += f"| {one['name']} | {one['decode']['tokens_per_s']:.1f} | {decode} | {whole} |\n"
-    return text
+    return text + _made("peers.py", [file])
 
 
 def _categories(files: str) -> str:
@@ -292,7 +299,7 @@ def _categories(files: str) -> str:
         cells = (column[task] for column in columns)
         shown = (_ratio(one) if task == "overall" else f"{one['ratio']:.2f}x" for one in cells)
         text += f"| {task} | {' | '.join(shown)} |\n"
-    return text
+    return text + _made("peers.py", files.split())
 
 
 def _serving(_rest: str) -> str:
@@ -304,7 +311,7 @@ def _serving(_rest: str) -> str:
         return ""
     users = sorted({row["users"] for _, one in found for row in one["rows"]})
     tables = "\n".join(_served(title, cell, users, found) for title, cell in _SERVED.items())
-    return tables + _made([file for file, _ in found])
+    return tables + _made("serving.py compare", [file for file, _ in found])
 
 
 def _served(

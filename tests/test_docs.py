@@ -119,8 +119,19 @@ def test_results_of_several_users_are_a_table(
     ]
     assert tables[3].splitlines()[2] == "| some, EPYC (Zen 5) | 0.41 / 0.41 |"
     written = found["made"]
-    assert written["date"] in tables[4] and written["edgespec"] in tables[4]
+    told = f"`serving-some-zen5.json` ({written['date']} at {written['edgespec']}"
+    assert f"By `serving.py compare`, in `benchmarks/results`: {told}" in tables[4].replace(
+        "\n", " "
+    )
     assert len(written["prompts_sha256"]) == 64 and written["compiler"]
+    assert "CPU" in written["llama_cpp_features"]
+
+    of_old = {**found, "made": {"date": "2026-11-23"}}
+    (tmp_path / "serving-some-zen5.json").write_text(json.dumps(of_old))
+    assert made._serving("").endswith("json`\n(2026-11-23, commit and compiler not recorded)\n")
+    (tmp_path / "serving-some-zen5.json").write_text(json.dumps({**found, "made": {}}))
+    with pytest.raises(ValueError, match=r"serving-some-zen5\.json does not say when"):
+        made._serving("")
 
     faster = {**row, "tokens_per_s": 190.0, "below_half": 2}
     rows = {("edgespec", 8): rows["edgespec", 8] + [serving.Turn(faster, [10.0, 70.0])] * 2}
