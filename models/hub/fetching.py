@@ -218,6 +218,11 @@ def _hub() -> Any:
             "models are fetched with huggingface_hub, which is not installed",
             hint="pip install 'edgespec[hub]'",
         ) from None
+    if (version := huggingface_hub.__version__).startswith("0."):
+        raise MissingDependencyError(
+            f"models are fetched with huggingface_hub 1.0 or newer, not {version}",
+            hint="pip install 'edgespec[hub]', in another environment than the extra export's",
+        )
     from huggingface_hub.utils import disable_progress_bars, logging
 
     disable_progress_bars()

@@ -12,7 +12,13 @@ import pytest
 from hub_files import NAME, fetch, write
 from hub_server import COMMIT, Hub
 
-from edgespec.errors import DoesNotFitError, DownloadError, ModelFileError, ModelNotFoundError
+from edgespec.errors import (
+    DoesNotFitError,
+    DownloadError,
+    MissingDependencyError,
+    ModelFileError,
+    ModelNotFoundError,
+)
 from edgespec.memory.bytes.config import RunConfig
 from edgespec.memory.bytes.simulation import ContextRequest, simulated
 from edgespec.models.hub import fetching, resolve
@@ -59,6 +65,13 @@ def test_the_library_finds_what_was_fetched(repository: Hub, home: Path) -> None
     path = fetch()
     found = huggingface_hub.try_to_load_from_cache(NAME, path.name, cache_dir=home / "hub")
     assert found == str(path)
+
+
+def test_an_older_library_is_named(repository: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The extra `export` brings one, with other calls."""
+    monkeypatch.setattr("huggingface_hub.__version__", "0.36.2")
+    with pytest.raises(MissingDependencyError, match=r"1\.0 or newer, not 0\.36\.2"):
+        fetch()
 
 
 def test_a_plan_reads_headers_alone(repository: Hub, data: dict[str, bytes]) -> None:
