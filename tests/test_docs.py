@@ -128,7 +128,8 @@ def test_results_of_several_users_are_a_table(
 
     of_old = {**found, "made": {"date": "2026-11-23"}}
     (tmp_path / "serving-some-zen5.json").write_text(json.dumps(of_old))
-    assert made._serving("").endswith("json`\n(2026-11-23, commit and compiler not recorded)\n")
+    told = made._serving("").replace("\n", " ")
+    assert told.endswith("json` (2026-11-23, commit and compiler not recorded) ")
     (tmp_path / "serving-some-zen5.json").write_text(json.dumps({**found, "made": {}}))
     with pytest.raises(ValueError, match=r"serving-some-zen5\.json does not say when"):
         made._serving("")

@@ -65,6 +65,8 @@ class Relay:
 
     def close(self) -> None:
         """Take no more connections; those there are end with llama.cpp's."""
+        with suppress(OSError):  # the thread that waits in `accept` would take another one
+            self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
 
     def fail(self, problem: OSError) -> None:

@@ -158,8 +158,6 @@ class _Simulator:
                     known[question] = answer = ask()
                     if "error" not in answer:  # which may be another one next time
                         self._new.add(name)
-                    if self._users == 1:
-                        self._store()
             return known[question]
 
     def _skeleton(self, spec: ModelSpec) -> _Skeleton:

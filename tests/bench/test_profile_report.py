@@ -11,7 +11,7 @@ import pytest
 
 from edgespec.bench.report import render_profile
 from edgespec.errors import MissingDependencyError, UnsupportedError
-from edgespec.memory.report.page import require_place, write_page
+from edgespec.memory.report.page import require_place, timeline_of, write_page
 
 MIB = 1 << 20
 
@@ -105,6 +105,19 @@ def test_tables_and_plots_that_scroll_show_that_there_is_more(page: str) -> None
     assert style[1].count(" local") == style[1].count(" scroll") == 2  # covers, and shadows
     assert style[1].count("var(--more)") == 2  # a colour of their own, which glares in no scheme
     assert page.count("--more: #") == 2
+
+
+def test_every_axis_says_what_is_on_it_and_each_phase_has_a_line(page: str) -> None:
+    names = ("seconds", "MiB", "tokens in the step", "ms", "budget in MiB", "tokens/s")
+    for name in (*names, "tokens of context (dashed)"):
+        assert re.search(rf"<text[^>]*>{re.escape(name)}</text>", page), name
+    memory = profile()["memory"]
+    phases = [{"time_s": 0.1, "name": "load"}, {"time_s": 1.0, "name": "answers"}]
+    of_none, of_two = (
+        str(timeline_of({**memory, "phases": some})).count('id="line2d_')
+        for some in (phases[:0], phases)
+    )
+    assert of_two == of_none + 2
 
 
 def test_predicted_and_measured_stand_side_by_side(page: str) -> None:

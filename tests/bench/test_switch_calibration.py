@@ -69,6 +69,13 @@ def test_calibrating_meets_the_wish_and_keeps_it(
         calibrate(pair[0], request_for(pair), quality=1.5)
 
 
+def test_a_text_of_several_steps_is_read_behind_what_was_read_before() -> None:
+    """Rows of a model that counts what it has seen."""
+    backend = FakeBackend(lambda context: np.arange(64) == len(context), 64, max_nodes=3)
+    rows = switch_calibration.forced_rows(backend, [1, 2], [3, 4, 5, 6, 7])
+    assert [int(np.argmax(row)) for row in rows] == [2, 3, 4, 5, 6]
+
+
 @pytest.mark.model
 def test_calibrating_a_model_with_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything agrees, so any threshold has the full quality."""

@@ -55,10 +55,12 @@ def test_a_worker_neither_prints_on_stdout_nor_imports_from_the_folder(tmp_path:
 
 
 @pytest.mark.model
-def test_a_worker_that_dies_is_an_error(tmp_path: Path) -> None:
+def test_a_worker_tells_how_far_a_load_is_and_one_that_dies_is_an_error(tmp_path: Path) -> None:
     request = Request(context_size=256, threads=1)
     model = write_model(tmp_path / "model.gguf", "llama", Q8_0, reads_bytes=True)
-    with Worker(model, request, ["none"]) as worker:
+    told: list[str] = []
+    with Worker(model, request, ["none"], lambda what, _: told.append(what)) as worker:
+        assert "loading" in told
         worker._process.kill()
         with pytest.raises(BackendError, match="ended with status"):
             worker.call("noise")

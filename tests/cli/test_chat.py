@@ -320,6 +320,15 @@ def test_a_pipe_gives_answers_and_nothing_else(here: Command) -> None:
     assert f"error: stdin is not UTF-8 text: byte {len(text)} is 0xff" in err
 
 
+def test_a_conversation_that_was_saved_goes_on(here: Command, tiny: str, tmp_path: Path) -> None:
+    options, file = (
+        (*COMMAND[2:], tiny, "-n", "4", "--drafter", "none"),
+        str(tmp_path / "a.session"),
+    )
+    assert here(*options, stdin=f"Say hello.\n/save {file}\n").status == 0
+    assert "[2 messages" in here(*options, "--load", file, stdin="").err
+
+
 def test_a_pipe_without_an_end_of_line_and_an_empty_one(here: Command, tiny: str) -> None:
     for text, answers in (("", False), ("Say hello.", True)):
         done = here(*COMMAND[2:], tiny, "-n", "4", "--drafter", "none", stdin=text)

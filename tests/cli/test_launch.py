@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from command_line import Command, run
+from command_line import Command, start
 from pool_cases import Made
 
 from edgespec.serve.pool import Member, Pool
@@ -25,15 +25,14 @@ def url() -> Iterator[str]:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="the program is a script of a shell")
-def test_a_program_runs_with_its_own_arguments_and_ends_as_it_ends(
-    url: str, tmp_path: Path
-) -> None:
+def test_a_program_runs_in_this_ones_place_with_its_own_arguments(url: str, tmp_path: Path) -> None:
     program = tmp_path / "aider"
-    program.write_text('#!/bin/sh\necho "$OPENAI_API_BASE $OPENAI_API_KEY $*"\nexit 7\n')
+    program.write_text('#!/bin/sh\necho "$$ $OPENAI_API_BASE $OPENAI_API_KEY $*"\nexit 7\n')
     program.chmod(0o755)
     given = ("--url", f"{url}/v1/", *KEY, "--model", "a model", "--", "--yes", "x y")
-    done = run("launch", "aider", *given, cache=str(tmp_path), PATH=str(tmp_path))
-    assert done == (7, f"{url}/v1 secret --model openai/a model --yes x y\n", "")
+    process = start(("launch", "aider", *given), str(tmp_path), PATH=str(tmp_path))
+    told = f"{process.pid} {url}/v1 secret --model openai/a model --yes x y\n"
+    assert (*process.communicate(), process.returncode) == (told.encode(), b"", 7)
 
 
 @pytest.mark.parametrize(

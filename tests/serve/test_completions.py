@@ -39,6 +39,8 @@ def test_completions_continue_texts_and_ids(serve: Serve, client: Connect) -> No
     assert answer.usage is not None and answer.usage.prompt_tokens == 5
     echoed = complete.create(model="edgespec", prompt=[97, 98], max_tokens=5, echo=True)
     assert echoed.choices[0].text == "abHello"
+    with pytest.raises(BadRequestError, match=r"has 999 prompts, and \d+ are the limit"):
+        complete.create(model="edgespec", prompt=["a"] * 999)
     short = complete.create(model="edgespec", prompt="a" * 50)  # OpenAI's 16 tokens
     assert short.usage is not None and short.usage.completion_tokens == len("Hello, world!") + 1
 

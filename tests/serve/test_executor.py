@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -14,6 +15,7 @@ from serving_cases import Serve, Speaker
 from waiting import until
 
 from edgespec.serve.parsing import Limits
+from edgespec.serve.service import Generation
 
 
 def test_a_full_queue_refuses_and_says_when_to_come_again(serve: Serve) -> None:
@@ -74,3 +76,12 @@ def test_an_answer_does_not_hold_up_the_end_of_python(
     monkeypatch.setattr(threading, "main_thread", lambda: SimpleNamespace(is_alive=lambda: False))
     found = httpx.post(address + CHAT, json={**HELLO, "max_tokens": -1}, timeout=20)
     assert (found.status_code, found.json()["error"]["code"]) == (503, "cancelled")
+
+
+def test_a_generation_that_nobody_can_read_any_more_is_cancelled() -> None:
+    """Its loop is closed, as that of a server in a program that has ended it."""
+    loop, cancelled, nothing = asyncio.new_event_loop(), threading.Event(), cast(Any, None)
+    made = Generation(loop, nothing, cancelled, "", [])
+    loop.close()
+    made.end(nothing)
+    assert cancelled.is_set()

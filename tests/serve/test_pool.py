@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 import weakref
 from collections.abc import Awaitable, Callable
+from itertools import count
 from math import inf
 from typing import Any
 
@@ -373,6 +375,14 @@ def test_a_model_may_have_several_names_and_no_other() -> None:
     assert pool.find("gpt") is member
     with pytest.raises(ApiError, match="there is no model 7"):
         pool.find(7)
+    pool.close()
+
+
+def test_who_waits_for_nothing_does_not_look_again_and_again() -> None:
+    looks = count()
+    pool = Pool([Member(Made("a"))], clock=lambda: float(next(looks)))
+    time.sleep(0.05)  # thousands, without a wait
+    assert next(looks) < 100
     pool.close()
 
 

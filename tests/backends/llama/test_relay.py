@@ -55,6 +55,9 @@ def test_everything_is_passed_on() -> None:
             rpc.Command.GET_TENSOR,
         ]
         assert relay.failure == ""
+        relay.close()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(address_of(relay.endpoint), 10.0)
 
 
 @pytest.mark.parametrize("size", [40, 1 << 20])
