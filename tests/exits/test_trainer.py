@@ -105,7 +105,10 @@ def test_training_a_head_lowers_the_loss_and_goes_on(target: ModelSpec, tmp_path
 def test_bfloat16_learns_as_float32_does(
     target: ModelSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Twenty steps of the same texts from the same start: losses fall alike."""
+    """Forty steps of the same texts from the same start: both losses fall by 0.042 of 0.08.
+
+    After twenty the one of float32 was as high as before: rates are those of a start.
+    """
     import torch
 
     from edgespec.exits import trainer as module
@@ -117,7 +120,7 @@ def test_bfloat16_learns_as_float32_does(
         trainer.fit_lens()
         before, random = trainer.quality().loss, np.random.default_rng(1)
         optimizer = torch.optim.AdamW(list(trainer.parameters.values()))
-        for _ in range(20):
+        for _ in range(40):
             trainer._step(optimizer, 1e-3, random, DRAFTED)
         falls.append(before - trainer.quality().loss)
         assert all(value.dtype == torch.float32 for value in trainer.parameters.values())

@@ -167,3 +167,15 @@ def test_all_users_texts_are_remembered_with_their_history(folder: Path) -> None
             result = engine.generate(prompt, max_tokens=9, history=f"key {number}")
             written.append((f"key {number}", [*prompt, *result.token_ids]))
     assert texts.remembered_texts(read_model_spec(path).fingerprint) == written
+
+
+def test_the_next_load_drafts_what_is_remembered(folder: Path) -> None:
+    path = write_model(folder / "model.gguf", "llama", Q8_0)
+    options: dict[str, Any] = {"context_size": 128, "threads": 1, "backend": "llamacpp"}
+    accepted = []
+    for remember in (False, True, True):
+        with edgespec.load(path, drafter="suffix", remember=remember, **options) as engine:
+            engine.curve = CostCurve([float("inf"), *[1.0] * 4])
+            counters = engine.generate([50, 51], max_tokens=20).counters
+            accepted.append(counters.accepted_tokens)
+    assert accepted[0] == accepted[1] < accepted[2]
