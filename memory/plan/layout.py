@@ -216,7 +216,7 @@ class Layout:
         return self.kernels and (
             self.expert_bytes > 0
             or asked == "on"
-            or (asked == "auto" and is_worth_keeping(self.spec.weight_bytes))
+            or (asked == "auto" and is_worth_keeping(self.spec.path.name, self.spec.weight_bytes))
         )
 
     @cached_property

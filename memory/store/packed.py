@@ -189,12 +189,14 @@ def remove_all() -> None:
         _unlink(path)
 
 
-def is_worth_keeping(nbytes: int) -> bool:
-    """Whether packed weights are kept unasked: packing takes long, and there is room."""
+def is_worth_keeping(model: str, nbytes: int) -> bool:
+    """Whether packed weights are kept unasked: packing takes long, and there is room.
+
+    What is there already, as it was needed once, is mapped whatever room it takes.
+    """
     with suppress(OSError):
-        return LEAST_BYTES <= nbytes <= _room(_SHARE) and os.access(
-            cache.nearest_directory(), os.W_OK
-        )
+        fits = nbytes <= _room(_SHARE) or model in dict(kept())
+        return nbytes >= LEAST_BYTES and fits and os.access(cache.nearest_directory(), os.W_OK)
     return False
 
 
