@@ -11,9 +11,11 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import subprocess
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import cache
 from itertools import chain
 from operator import attrgetter
 from pathlib import Path
@@ -37,6 +39,8 @@ _PAGES = {"Sampling": "sampling.md"}  # where the options of a group are listed
 _EVERY_COMMAND = "Log, of every command"
 _VALUE = "\0"  # between the text of an option and its default
 _OTHER_MEANING = {"grammar", "json_schema", "images"}  # not what the option of this name is
+_RECORDED = {"edgespec", "llama_cpp_python", "compiler", "prompts_sha256"}
+_MOST_BEHIND = 60
 _PART = re.compile(r"(<!-- generated: ([\w./ -]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -256,7 +260,8 @@ def _processor(file: str, found: dict[str, Any]) -> str:
 def _made(script: str, files: Sequence[str]) -> str:
     """Which script measured results and when, at which commit, by which compiler.
 
-    Raises ValueError for a file that does not even say when.
+    Those that kernels and drafting have left behind say so. Raises ValueError for a file that does
+    not even say when, or that has a commit and lacks what is recorded with it.
     """
     same: dict[str, list[str]] = {}
     for file in files:
@@ -265,8 +270,12 @@ def _made(script: str, files: Sequence[str]) -> str:
             raise ValueError(f"{file} does not say when it was measured")
         said = f"{made['date']}, commit and compiler not recorded"
         if "edgespec" in made:
+            if missing := _RECORDED - made.keys():
+                raise ValueError(f"{file} does not say {', '.join(sorted(missing))}")
             said = f"{made['date']} at {made['edgespec']}, llama-cpp-python "
             said += f"{made['llama_cpp_python']}, {made['compiler']}"
+        if _commits_behind(file, made) > _MOST_BEHIND:
+            said += f"; more than {_MOST_BEHIND} commits before kernels or drafting last changed"
         same.setdefault(said, []).append(f"`{file}`")
     lines = [f"{', '.join(names)} ({said})" for said, names in same.items()]
     by = f"By `{script}`, in `benchmarks/results`:"
@@ -274,6 +283,37 @@ def _made(script: str, files: Sequence[str]) -> str:
         return f"\n{textwrap.fill(f'{by} {lines[0]}', 118, break_on_hyphens=False)}\n"
     listed = (textwrap.fill(f"- {one}", 118, **_WRAPPED) for one in lines)
     return f"\n{by}\n\n" + "".join(f"{one}\n" for one in listed)
+
+
+@cache
+def has_history() -> bool:
+    """Whether git knows here when kernels and drafting changed."""
+    return _git("rev-parse", "--is-shallow-repository") == "false"
+
+
+def _commits_behind(file: str, made: dict[str, str]) -> int:
+    """Commits from the one that was measured to the last one that changed kernels or drafting.
+
+    Of a file that names none, from the last one of its day. Raises ValueError for an unknown one.
+    """
+    if not has_history():
+        return 0
+    last = _git("rev-list", "-1", "HEAD", "--", "backends/kernels", "edge/drafting")
+    of_day = _git("rev-list", "-1", f"--before={made['date']} 23:59", "HEAD")
+    known = made.get("edgespec", "").removesuffix("-dirty") or of_day
+    count = _git("rev-list", "--count", f"{known}..{last}" if known else last)
+    if not count:
+        raise ValueError(f"{file} was measured at {known}, which is no commit of this checkout")
+    return int(count)
+
+
+def _git(*arguments: str) -> str:
+    """What git says about this checkout; nothing where it cannot."""
+    command = ["git", "-C", str(ROOT), *arguments]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=60).stdout.strip()
+    except FileNotFoundError:
+        return ""
 
 
 def _peers(file: str) -> str:

@@ -129,9 +129,16 @@ def test_results_of_several_users_are_a_table(
     of_old = {**found, "made": {"date": "2026-11-23"}}
     (tmp_path / "serving-some-zen5.json").write_text(json.dumps(of_old))
     told = made._serving("").replace("\n", " ")
-    assert told.endswith("json` (2026-11-23, commit and compiler not recorded) ")
+    left_behind = (
+        "; more than 60 commits before kernels or drafting last changed" * made.has_history()
+    )
+    assert told.endswith(f"json` (2026-11-23, commit and compiler not recorded{left_behind}) ")
     (tmp_path / "serving-some-zen5.json").write_text(json.dumps({**found, "made": {}}))
     with pytest.raises(ValueError, match=r"serving-some-zen5\.json does not say when"):
+        made._serving("")
+    del written["compiler"]
+    (tmp_path / "serving-some-zen5.json").write_text(json.dumps(found))
+    with pytest.raises(ValueError, match=r"serving-some-zen5\.json does not say compiler"):
         made._serving("")
 
     faster = {**row, "tokens_per_s": 190.0, "below_half": 2}
@@ -148,8 +155,46 @@ def test_results_of_several_users_are_a_table(
     assert drafted["below_half_of_plain"] == 1 and drafted["below_half"] == 4
 
 
+def test_results_say_that_kernels_or_drafting_left_them_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of as many commits as may be it is not said yet; a commit that nobody knows is refused."""
+    made = module("docs/generate.py")
+
+    def commit(file: str) -> str:
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text(made._git("rev-list", "--count", "--all"))
+        made._git("add", ".")
+        made._git("-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "x", "--no-verify")
+        return str(made._git("rev-parse", "--short=8", "HEAD"))
+
+    monkeypatch.setattr(made, "ROOT", tmp_path)
+    monkeypatch.setattr(made, "RESULTS", tmp_path)
+    monkeypatch.setattr(made, "_MOST_BEHIND", 3)
+    made._git("init", "-q")
+    first, second, *_, last = map(
+        commit, ["a", "b", "docs/c", "edge/drafting/d", "backends/kernels/e"]
+    )
+    commit("docs/f")
+    recorded = dict.fromkeys(made._RECORDED, "x")
+    document = {"made": {**recorded, "date": "2026-11-28"}}
+    for known, is_behind in (first, True), (second, False), (f"{last}-dirty", False):
+        document["made"]["edgespec"] = known
+        (tmp_path / "r.json").write_text(json.dumps(document))
+        told = " ".join(made._made("a.py", ["r.json"]).split())
+        assert (
+            "x; more than 3 commits before kernels or drafting last changed" in told
+        ) == is_behind
+    document["made"]["edgespec"] = "01234567"
+    (tmp_path / "r.json").write_text(json.dumps(document))
+    with pytest.raises(ValueError, match="at 01234567, which is no commit"):
+        made._made("a.py", ["r.json"])
+
+
 def test_generated_parts_are_what_the_program_says() -> None:
     made = module("docs/generate.py")
+    if not made.has_history():
+        pytest.skip("git does not know here which results kernels and drafting left behind")
     for page in made.pages():
         text = page.read_text(encoding="utf-8")
         assert made.renewed(text) == text, f"run python docs/generate.py: {page.name}"
