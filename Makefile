@@ -113,7 +113,8 @@ define QUIETLY
 endef
 
 # Installs with the extras of the argument. Modules are compiled when they are first imported: all of
-# them would take pip 50 s, and most are never used.
+# them would take pip 50 s, and most are never used. Pip is replaced where it is one that does not know
+# editable_mode: to look for the newest takes 2 s.
 define INSTALL
 $(CHECK_PYTHON)
 @[ -n "$(COMPILER)$(READY)" ] || { printf '%s\n' "$$NO_COMPILER" >&2; exit 1; }
@@ -121,7 +122,7 @@ $(CHECK_PYTHON)
 	printf '\nhint: on Debian and Ubuntu: sudo apt install python3-venv\n' >&2; exit 1; }
 @rm -f $(VENV)/*installed-*
 @echo "setting up $(VENV)$(if $(READY), with the wheels in dist,: the first time takes minutes, as llama.cpp is compiled)" >&2
-$(call QUIETLY,$(BIN)/python -m pip install --upgrade pip && $(if $(READY),,$(INSTALL_LLAMA) &&) \
+$(call QUIETLY,$(BIN)/python -m pip install 'pip>=23.1' && $(if $(READY),,$(INSTALL_LLAMA) &&) \
 	$(TAKE_OBJECTS) && $(BIN)/python -m pip install --no-compile $(READY) \
 	$(if $(COMPILER),-e '.[$(1)]' --config-settings editable_mode=strict,'edgespec[$(1)]') && \
 	$(KEEP_OBJECTS),the installation)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import anthropic
 import httpx
 import pytest
 from serving_cases import (
@@ -91,6 +90,8 @@ def test_what_is_not_supported_is_an_error_of_the_interface(
 
 
 def test_the_client_knows_its_errors(serve: Serve, anthropic_client: ConnectAnthropic) -> None:
+    import anthropic  # takes 2 s, of every process that collects tests
+
     address = serve(Speaker(), keys=("secret",))
     with pytest.raises(anthropic.AuthenticationError):
         anthropic_client(address).messages.create(model="edgespec", max_tokens=5, messages=HELLO)
