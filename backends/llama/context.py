@@ -277,17 +277,13 @@ class LlamaContext:
         self.lib.llama_memory_clear(self.memory, False)
         self.buffer_bytes |= LIBRARY_LOG.buffer_bytes(self._placed.labels)
 
-    def decode(self, batch: Batch, count: int) -> None:
-        """Compute the first `count` places of a batch. Raises BackendError."""
-        batch.struct.n_tokens = count
-        self._compute(self.lib.llama_decode, batch.struct)
+    def decode(self, batch: Batch, count: int, *, encodes: bool = False) -> None:
+        """Compute the first `count` places of a batch. Raises BackendError.
 
-    def encode(self, batch: Batch, count: int) -> None:
-        """As `decode`, by the part of a model that reads all of a batch at once."""
+        One `encodes` by the part of a model that reads all of a batch at once.
+        """
+        function = self.lib.llama_encode if encodes else self.lib.llama_decode
         batch.struct.n_tokens = count
-        self._compute(self.lib.llama_encode, batch.struct)
-
-    def _compute(self, function: Callable[[Any, Any], int], batch: Any) -> None:
         if self._placed.has_workers:
             self._placed.check()
         try:
@@ -299,7 +295,7 @@ class LlamaContext:
             if self.outputs is not None:
                 self.outputs.begin()
             self.num_steps += 1
-            status = function(self.handle, batch)
+            status = function(self.handle, batch.struct)
         finally:
             TEAMS.leave()
         if status != 0:

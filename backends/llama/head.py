@@ -247,7 +247,7 @@ class EagleHead(Head):
         batch, count = self._read_by_model, len(rows)
         batch.rows[:count] = rows
         batch.positions[:count] = np.arange(at, at + count)  # it looks at none; they are checked
-        self._context.encode(batch, count)
+        self._context.decode(batch, count, encodes=True)
         return self._own.rows(count)
 
 

@@ -196,9 +196,9 @@ class PartReader(Protocol):
         """What was held back."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)  # not frozen: as `DraftTree`
 class Chunk:
-    """What one step added: text that is safe to show, and the ids behind it."""
+    """What one step added: text that is safe to show, and the ids behind it. Not to be changed."""
 
     text: str
     token_ids: tuple[int, ...]
@@ -331,7 +331,11 @@ class TextStream:
         assert not self._finished
         if self.stopped:
             return ""
-        return self._add(self._decode(self._token_bytes(token)))
+        text = self._decode(self._token_bytes(token))
+        if self._stops:
+            return self._add(text)
+        self._emitted.append(text)
+        return text
 
     def finish(self) -> str:
         """The rest, now that no more tokens come: an unfinished character is one U+FFFD."""
@@ -436,7 +440,9 @@ class Stream:
 
     def __next__(self) -> Chunk:
         try:
-            chunk = self._with_parts(next(self._chunks))
+            chunk = next(self._chunks)
+            if self._reader is not None:
+                chunk = self._with_parts(chunk)
         except StopIteration:
             job = self._job
             # What may have begun a stop string has not, now that no more comes.

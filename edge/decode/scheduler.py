@@ -86,7 +86,7 @@ class Scheduler:
             self._submit(job)
             while True:
                 while not has_thread and job.chunks.empty():
-                    if job.is_cancelled and self._leave_queue(job):
+                    if job.state is None and job.is_cancelled and self._leave_queue(job):
                         break
                     self._advance(job.chunks.qsize, job)
                 if (chunk := job.chunks.get()) is None:
@@ -234,7 +234,12 @@ class Scheduler:
                     return
                 if self._owner is me:
                     self._refuse_owner("waited for")
-                if not self._may_turn(me):
+                if (
+                    self._owner is not None
+                    or self._thread not in (None, me)
+                    or not (self._running or self._waiting)
+                    or (self._has_guest and self._slots.has_free and not self.is_closed)
+                ):
                     self._change.wait(_PATIENCE_S)
                     return
                 is_mine, self._owner = True, me
@@ -253,14 +258,6 @@ class Scheduler:
         finally:
             if is_mine and self._owner is me:
                 self._release(me)
-
-    def _may_turn(self, thread: threading.Thread) -> bool:
-        """Whether there is something to do, and this thread is the one to do it now."""
-        if self._owner is not None or self._thread not in (None, thread):
-            return False
-        if self._guest_until_s and self._has_guest and self._slots.has_free and not self.is_closed:
-            return False
-        return bool(self._running or self._waiting)
 
     @property
     def _has_guest(self) -> bool:
@@ -299,10 +296,10 @@ class Scheduler:
         """Let others begin, and a step of all that run."""
         jobs = self._running
         if len(jobs) == self._slots.count == 1 and not jobs[0].is_cancelled:
-            job = jobs[0]
-            if not job.sequence.num_pending:  # mostly: no more is looked at between its steps
+            job, sequence = jobs[0], jobs[0].sequence
+            if not sequence.num_pending:  # mostly: no more is looked at between its steps
                 try:
-                    self._process(job, make_step((job.sequence,))[0])
+                    self._process(job, make_step((sequence,))[0])
                 except Exception as problem:
                     self._fail(job, problem)
                 return

@@ -666,6 +666,8 @@ class SequenceState:
     def _accept(self, tree: DraftTree, logits: Logits) -> tuple[list[int], list[int]]:
         """Nodes to keep and tokens to emit: each rule where its proposals need it."""
         sampler, routing = self.job.sampler, self.job.routing
+        if len(tree.tokens) == 1 and routing is ALONE:
+            return [0], [sampler.pick(logits[0])]
         if not tree.distributions or not isinstance(sampler, Sampler):
             switches_model = None if routing is ALONE else routing.switches_model
             pick: Callable[[Logits], int] = sampler.pick
