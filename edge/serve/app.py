@@ -1,7 +1,4 @@
-"""The ASGI application: who may come in, what answers a path, requests and answers on their ways.
-
-Keys, origins and host names are looked at before any route is asked. What is logged names a request
-by its id, method, path and status. It never has a header, a body or a key.
+"""The ASGI application: what answers a path, requests and answers on their ways.
 
 All that a body costs before its answer is in the queue is bounded here: its bytes, the values that
 are made of it, the texts that are tokenized. The plan has that as `requests`.
@@ -10,25 +7,19 @@ are made of it, the texts that are tokenized. The plan has that as `requests`.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 from datetime import datetime, timezone
 from functools import partial
-from time import perf_counter
 from typing import Any, NamedTuple, TypeVar
 
 import anyio
-from starlette.datastructures import Headers, MutableHeaders
-from starlette.exceptions import HTTPException
-from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route, Router
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from edgespec.decode.generation import ToolCall
-from edgespec.log import REQUEST_ID
 from edgespec.memory.bytes.requests import AT_ONCE, LARGE_BYTES, LARGEST_BYTES
 from edgespec.serve import (
     chat,
@@ -41,179 +32,14 @@ from edgespec.serve import (
     responses,
     status,
 )
-from edgespec.serve.access import CACHE_SALT, HISTORY, AuthSettings, history_of, host_name
+from edgespec.serve.access import CACHE_SALT, AuthSettings
+from edgespec.serve.middleware import BODY, JSON, AuthMiddleware, send_error, send_json
 from edgespec.serve.page import HEADERS as PAGE_HEADERS
 from edgespec.serve.page import page_files
 from edgespec.serve.parsing import OLLAMA, ApiError, Fields, ServedModel, api_error_of, error_form
-from edgespec.serve.pool import ANY, CHAT, EMBED, Lease, Member, Pool, Shared, keep_alive_of
-from edgespec.serve.serializers import json_bytes, new_id
+from edgespec.serve.pool import ANY, CHAT, EMBED, Lease, Member, Pool, keep_alive_of
+from edgespec.serve.serializers import json_bytes
 from edgespec.serve.service import AnswerJob, Underway
-
-# For everybody: they tell nothing of anybody.
-_OPEN_PATHS = {"/health", "/v1/health", *page_files()}
-_METHODS = ("GET", "POST", "OPTIONS")
-# That pages of other origins may read.
-_TOLD_HEADERS = ("x-request-id", "request-id", "retry-after")
-_REFUSED = (401, 403)
-_PATH_CHARS = 100
-
-
-class AuthMiddleware:
-    """Refuses what may not come in, lets browsers know what may, and logs each request."""
-
-    def __init__(self, routes: ASGIApp, access: AuthSettings, shared: Shared) -> None:
-        self._routes, self._access, self._seen = routes, access, shared.totals.add_status
-        self._most, self._count = shared.limits.connections, 0  # requests at once
-        # Inside, so that a page of an origin that is allowed can read why it was refused.
-        self._app: ASGIApp = _Origins(self._answer, access) if access.origins else self._answer
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._routes(scope, receive, send)
-            return
-        scope, host = _local(scope)
-        exchange = scope["exchange"] = _Exchange(scope, send, self._seen)
-        token = REQUEST_ID.set(exchange.request_id)
-        self._count += 1
-        try:
-            self._check(Headers(scope=scope), host)
-            await self._app(scope, receive, exchange.send)
-        except Exception as problem:
-            await _refuse(scope, exchange.send, problem)
-        finally:
-            self._count -= 1
-            REQUEST_ID.reset(token)
-            exchange.log()
-
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The answer to who has a key, where keys are asked for."""
-        tokens = None
-        try:
-            path = scope["path"].removeprefix(scope.get("root_path", ""))
-            if self._access.keys and path not in _OPEN_PATHS:
-                headers = Headers(scope=scope)
-                kind, _, token = headers.get("authorization", "").partition(" ")
-                sent = token if kind.lower() == "bearer" else headers.get("x-api-key", "")
-                key = sent.strip()
-                if not self._access.has_key(key):
-                    problem = "the API key is missing or wrong"
-                    raise ApiError(problem, status=401, code="invalid_api_key")
-                owner = history_of(key)
-                salt = owner if len(self._access.keys) > 1 else ""
-                tokens = HISTORY.set(owner), CACHE_SALT.set(salt)
-            await self._routes(scope, receive, send)
-        except Exception as problem:
-            await _refuse(scope, send, problem)
-        finally:
-            if tokens is not None:
-                HISTORY.reset(tokens[0])
-                CACHE_SALT.reset(tokens[1])
-
-    def _check(self, headers: Headers, host: str) -> None:
-        """Raise ApiError for names and origins that are not allowed, and for too many at once."""
-        if self._count > self._most:
-            raise ApiError(
-                f"{self._most} requests are under way: try again later",
-                status=503,
-                code="too_many_requests",
-            )
-        if not self._access.takes_host(host):
-            name = _shown(host_name(host))
-            raise ApiError(
-                f"the Host header says {name or 'nothing'}, and without a key only names of this "
-                f"machine are answered: start with --allowed-host {name or 'NAME'}",
-                status=403,
-            )
-        origin = headers.get("origin")
-        is_own = origin is None or origin.partition("://")[2].lower() == host.lower()
-        if origin is not None and not is_own and not self._access.takes_origin(origin):
-            raise ApiError("pages of this origin may not use the server (--cors)", status=403)
-
-
-async def _refuse(scope: Scope, send: Send, problem: Exception) -> None:
-    """Say why there is no answer, in the form of its path; of one that has begun the log does."""
-    if isinstance(problem, HTTPException):
-        what = f"{scope['method']} {scope['path'][:_PATH_CHARS]} is not supported"
-        error = ApiError(what, status=problem.status_code, code="unknown_path")
-    else:
-        error = api_error_of(problem)
-    if scope["exchange"].status is None:
-        await send_error(send, error, error_form(scope["path"]))
-
-
-class _Origins(CORSMiddleware):
-    """Any header may be sent from an origin that is allowed: clients add many of their own."""
-
-    def __init__(self, app: ASGIApp, access: AuthSettings) -> None:
-        super().__init__(
-            app, access.origins, _METHODS, allow_headers=("*",), expose_headers=_TOLD_HEADERS
-        )
-        self.allow_private_network = True  # a page of the internet that asks this machine
-        self._access = access
-
-    def is_allowed_origin(self, origin: str) -> bool:
-        return self._access.takes_origin(origin)
-
-
-class _Exchange:
-    """One request and what is known of its answer."""
-
-    def __init__(self, scope: Scope, send: Send, seen: Callable[[int], None]) -> None:
-        self.request_id = new_id("req_")
-        self.status: int | None = None
-        self._scope, self._send, self._seen = scope, send, seen
-        self._began_s = perf_counter()
-
-    async def send(self, message: Message) -> None:
-        """Send on, with the headers that every answer has."""
-        if message["type"] == "http.response.start":
-            self.status = message["status"]
-            self._seen(message["status"])
-            headers = MutableHeaders(scope=message)
-            headers["x-content-type-options"] = "nosniff"
-            headers["x-request-id"] = headers["request-id"] = self.request_id
-        await self._send(message)
-
-    def log(self) -> None:
-        """Say what was asked and how it ended; those that were refused with their address."""
-        peer = (self._scope.get("client") or ("?",))[0]
-        is_refused = self.status in _REFUSED
-        parsing.LOGGER.log(
-            logging.WARNING if is_refused else logging.INFO,
-            "%s %s %s %s %.0f ms%s",
-            self.request_id,
-            _shown(self._scope["method"]),
-            _shown(self._scope["path"]),
-            self.status or "closed",
-            (perf_counter() - self._began_s) * 1e3,
-            f" from {_shown(str(peer))}" if is_refused else "",
-        )
-
-
-def _local(scope: Scope) -> tuple[Scope, str]:
-    """A request with the path as routes know it, and the host it was sent to.
-
-    A target may be a whole address (`GET http://host/path`); its host counts then. Slashes too many
-    at either end, as in `/v1/models/`, change nothing.
-    """
-    path, root = scope["path"], scope.get("root_path", "")
-    headers = Headers(scope=scope)
-    host = headers.get("host", "")
-    if not path.startswith("/") and "://" in path:
-        host, _, path = path.partition("://")[2].partition("/")
-        host = host.rpartition("@")[2]
-    path = path.removeprefix(root) if root and path.startswith(f"{root}/") else path
-    if "host" not in headers and path in _OPEN_PATHS:
-        host = "localhost"  # HTTP/1.0, as HAProxy asks for health; every browser names a host
-    # The routes raise for a path that is not there, whatever application they are mounted in.
-    more: dict[str, Any] = {"app": None, "starlette.exception_handlers": ({}, {})}
-    return {**scope, **more, "path": f"{root}/{path.strip('/')}"}, host
-
-
-def _shown(text: str) -> str:
-    """On one line, whatever a client sent."""
-    return ascii(text[:_PATH_CHARS])[1:-1]
-
 
 # -- requests and answers ------------------------------------------------------------------
 
@@ -315,10 +141,6 @@ _DONE = b"data: [DONE]\n\n"
 _COMMENT = b": waiting\n\n"  # which every client skips
 _READING_S = 0.5  # between two events that say how much of a prompt was read
 _STOP_S = 0.1  # that what is being sent may take to end when the server does
-_ANTHROPIC_STATUS = {503: 529}  # of an overloaded server
-_CUT = (408, 413, 503)  # answers that may come before the whole body did
-_JSON = (b"content-type", b"application/json")
-_BODY = {"type": "http.response.body"}
 _EVENTS = (b"content-type", b"text/event-stream; charset=utf-8")
 _LINES = (b"content-type", b"application/x-ndjson")
 _STREAM_HEADERS = [
@@ -507,7 +329,7 @@ class Answer(Underway):
             await self._send_part(b"")  # headers go out at once
             async for event in self._events():
                 await self._send_part(event)
-            await self._send({**_BODY, "body": b""})
+            await self._send({**BODY, "body": b""})
         else:
             choices = []
             for index, generation in enumerate(self._job.generations):
@@ -524,17 +346,17 @@ class Answer(Underway):
 
     async def _pieces(self, pieces: Iterator[bytes]) -> None:
         """A long document, of which a piece at a time is made and sent."""
-        await self._start(200, [_JSON])
+        await self._start(200, [JSON])
         for piece in pieces:
-            await self._send({**_BODY, "body": piece, "more_body": True})
-        await self._send({**_BODY, "body": b""})
+            await self._send({**BODY, "body": piece, "more_body": True})
+        await self._send({**BODY, "body": b""})
 
     async def _send_part(self, part: bytes) -> None:
         if not self._has_begun:
             kind = _LINES if self._endpoint.lines else _EVENTS
             await self._start(200, [kind, *_STREAM_HEADERS])
         if part:
-            await self._send({**_BODY, "body": part, "more_body": True})
+            await self._send({**BODY, "body": part, "more_body": True})
 
     async def _start(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
         self._has_begun = True
@@ -549,7 +371,7 @@ class Answer(Underway):
             told = self._job and self._job.serializer.failed(problem)
             told = told or _FAILING.get(path, error_form(path))(problem)
             named = self._job is None or self._job.serializer.names_events
-            await self._send({**_BODY, "body": self._event(told, named)})
+            await self._send({**BODY, "body": self._event(told, named)})
 
     async def _events(self) -> AsyncIterator[bytes]:
         assert self._job is not None
@@ -606,26 +428,6 @@ def wanted_model(pool: Pool, document: Any, kind: str = CHAT) -> tuple[Member, f
 def _give_back(waits: asyncio.Future[Lease]) -> None:
     if not waits.cancelled() and waits.exception() is None:
         waits.result().release()
-
-
-async def send_error(
-    send: Send, error: ApiError, tell: Callable[[ApiError], dict[str, Any]]
-) -> None:
-    """An error object, in the form of an interface."""
-    status = _ANTHROPIC_STATUS.get(error.status) if tell is parsing.anthropic_error else None
-    await send_json(send, status or error.status, tell(error))
-
-
-async def send_json(send: Send, status: int, document: Any) -> None:
-    """A whole response: a document, or the bytes of one."""
-    body = document if isinstance(document, bytes) else json_bytes(document)
-    headers = [_JSON, (b"content-length", str(len(body)).encode())]
-    if status in parsing.COME_AGAIN:
-        headers.append((b"retry-after", b"1"))
-    if status in _CUT:  # what is left of the body is not read
-        headers.append((b"connection", b"close"))
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({**_BODY, "body": body})
 
 
 def _event(document: dict[str, Any], named: bool) -> bytes:

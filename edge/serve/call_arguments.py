@@ -1,12 +1,13 @@
-"""Arguments of calls that are no JSON: Python's notation, Gemma's, and texts that a schema types.
+"""Arguments of calls: in JSON that needs mending, Python's notation, Gemma's, or typed by a schema.
 
-One small parser reads them. It never runs anything, goes 32 levels deep, and raises ValueError for
-what it cannot read.
+One small parser reads what is no JSON. It never runs anything, goes 32 levels deep, and raises
+ValueError for what it cannot read.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
 from ast import literal_eval
 from collections.abc import Mapping
@@ -21,6 +22,7 @@ _MOST_LEVELS = 32
 WORDS: dict[str, Any] = {"True": True, "False": False, "None": None}
 WORDS |= {"true": True, "false": False, "null": None}
 _NUMBER = re.compile(r"-?\d[\d_]{0,40}(\.\d{0,40})?([eE][+-]?\d{1,4})?(?![\w.])")
+_JSON_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 _KEY = re.compile(r"[^\s:=,{}()\[\]\"']{1,128}")
 _CALL = re.compile(rf"\s*,?\s*({NAME_CHARS}{{1,160}})\s*\(")
 _STRING = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
@@ -194,3 +196,102 @@ class _Values:
             raise ValueError("something else")
         self.place = found.end()
         return found[0]
+
+
+def json_text(value: Any) -> str:
+    """The JSON text of a value, in characters that can be sent."""
+    text = json.dumps(value, ensure_ascii=False)
+    return text if sendable(text) else json.dumps(value)
+
+
+def sendable(text: str) -> bool:
+    """Whether a text has no half of a character."""
+    return not re.search("[\ud800-\udfff]", text)
+
+
+def is_object(text: str) -> bool:
+    """Whether a text is a JSON object, as the arguments of a call have to be."""
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+class JsonRepair:
+    """Repairs JSON as it comes, where one way alone can be meant.
+
+    Python's words and numbers, commas too many, values that are missing, escapes that JSON does not
+    have, control characters and halves of characters. Numbers without an end (`NaN`, `1e999`) are
+    null, as JavaScript writes them. What else is wrong stays as it is.
+    """
+
+    _TOKEN = re.compile(r'["{}\[\],:]|\s+|[^\s"{}\[\],:]+')
+    _PAIR = r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+    _PART = re.compile(
+        rf'[^"\\\x00-\x1f\ud800-\udfff]+|{_PAIR}|\\u[0-9a-fA-F]{{4}}|\\?.', re.DOTALL
+    )  # of a text
+    _BEGUN = re.compile(  # what may become a pair, or another escape
+        r"\\(?:u(?:[0-9a-fA-F]{0,3}|[dD][89abAB][0-9a-fA-F]{2}(?:\\(?:u[0-9a-fA-F]{0,3})?)?))?\Z"
+    )
+
+    def __init__(self) -> None:
+        self._held, self._is_text = "", False
+        self._last, self._comma = "", ""  # the last token, and what waits for the next value
+
+    def push(self, text: str, *, is_last: bool = False) -> str:
+        """More of it. A word or an escape that may go on waits, and a comma for what follows it."""
+        text, place, made = self._held + text, 0, list[str]()
+        while found := (self._PART if self._is_text else self._TOKEN).match(text, place):
+            token, end = found[0], found.end()
+            if not is_last and (
+                self._BEGUN.match(text, place)
+                if self._is_text
+                else end == len(text) and token not in '"{}[],:' and not token.isspace()
+            ):
+                break
+            made.append(self._in_text(token) if self._is_text else self._outside(token))
+            place = end
+        self._held = text[place:]
+        return "".join(made)
+
+    def _in_text(self, token: str) -> str:
+        if token == '"':
+            self._is_text = False
+        elif token[0] == "\\" and len(token) < 12:
+            if re.match(r"\\u[dD][89a-fA-F]", token):
+                return "\ufffd"
+            if token[1:2] == "'":
+                return "'"
+            return token if token[1:2] in tuple('"\\/bfnrt') or len(token) == 6 else f"\\{token}"
+        elif token < " " or not sendable(token):
+            return json.dumps(token)[1:-1] if token < " " else "\ufffd"
+        return token
+
+    def _outside(self, token: str) -> str:
+        if token.isspace():
+            self._comma += token if self._comma else ""
+            return "" if self._comma else token
+        ends, last = token in ("}", "]"), self._last
+        self._last = token
+        before = "null" if last == ":" and (ends or token == ",") else ""
+        if token == ",":
+            self._comma = "" if last in ("{", "[") else ","
+            return before
+        before += self._comma.replace(",", "") if ends else self._comma
+        self._comma, self._is_text = "", token == '"'
+        return before + (token if token in '"{}[]:' else _literal(token))
+
+
+def _literal(word: str) -> str:
+    """A word of JSON for one of Python's, or for a number in another notation."""
+    if word in WORDS:
+        return json.dumps(WORDS[word])
+    try:
+        number = float(word)
+    except ValueError:
+        return word
+    if _JSON_NUMBER.fullmatch(word) and (math.isfinite(number) or word.lstrip("-").isdecimal()):
+        return word
+    if not math.isfinite(number):
+        return "null"
+    return json.dumps(int(number) if number.is_integer() and "." not in word else number)

@@ -19,8 +19,8 @@ from edgespec.models.images import KINDS as IMAGES
 from edgespec.models.images import Image, images_of, joined, sent_image
 from edgespec.sampling.params import ThoughtLimit
 from edgespec.sampling.sampling import make_grammar
-from edgespec.serve.answer_reader import AnswerReader, json_text, sendable
-from edgespec.serve.call_arguments import resolve_reference
+from edgespec.serve.answer_reader import AnswerReader
+from edgespec.serve.call_arguments import json_text, resolve_reference, sendable
 from edgespec.serve.parsing import (
     ApiError,
     Fields,

@@ -9,8 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.serve.answer_reader import JsonRepair, call_of, json_text
-from edgespec.serve.call_arguments import gemma_arguments, parse_argument, python_calls
+from edgespec.serve.answer_reader import call_of
+from edgespec.serve.call_arguments import (
+    JsonRepair,
+    gemma_arguments,
+    json_text,
+    parse_argument,
+    python_calls,
+)
 from edgespec.serve.chat import object_or_text
 
 TYPED: list[tuple[str, Any, Any]] = [
