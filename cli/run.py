@@ -220,7 +220,7 @@ def run(
         sounds_s=tuple(one.seconds for one in images if isinstance(one, Sound)),
     )
     if wanted.check:
-        _require_comparable(request, sampling)
+        _require_comparable(request, sampling.accept_typical)
     cancel = cancel_on_interrupt()
     arguments: dict[str, Any] = {
         "max_tokens": wanted.max_tokens,
@@ -232,6 +232,13 @@ def run(
     }
     plan, engine = load_engine(spec, request, cancel, quiet=wanted.as_json)
     with engine:
+        is_free = sampling.draws_freely and not request.exact and not any(texts.values())
+        if wanted.check and is_free and engine.draws_drafts:
+            raise UnsupportedError(
+                "--check compares token by token, and drafts that a model or a head draws give the "
+                "same seed another text of the same distribution",
+                hint="use --exact, which draws none, or --temperature 0",
+            )
         with measured_energy(idle=wanted.as_json) as energy:
             stream = engine.stream(messages, sampling=sampling, **arguments)
             if wanted.as_json:
@@ -260,19 +267,15 @@ def run(
         raise typer.Exit(130)
 
 
-def _require_comparable(request: Request, sampling: SamplingParams) -> None:
+def _require_comparable(request: Request, accept_typical: float) -> None:
     """Raise UnsupportedError where another text than plain decoding's is no mistake."""
-    problem, hint = "", "leave out one of them"
-    if sampling.accept_typical:
+    problem = ""
+    if accept_typical:
         problem = "with plain decoding, and --accept typical writes another text"
-    elif request.draft_model is not None and not sampling.is_greedy:
-        hint = "use --temperature 0, or leave out --draft-model"
-        problem = "token by token, and drafts that a model draws give the same seed another text "
-        problem += "of the same distribution"
     elif request.switch is not None:
         problem = "with one model's plain decoding, and with --switch two models write"
     if problem:
-        raise UnsupportedError(f"--check compares {problem}", hint=hint)
+        raise UnsupportedError(f"--check compares {problem}", hint="leave out one of them")
 
 
 # -- running -------------------------------------------------------------------------------

@@ -153,6 +153,15 @@ def test_the_same_seed_gives_the_same_tokens_again_where_drafts_are_drawn(
     assert texts[0] == texts[1]
 
 
+@pytest.mark.parametrize("params", [name for name in PARAMS if PARAMS[name].draws_freely])
+@pytest.mark.parametrize("drafter", DRAWS)
+def test_an_exact_engine_draws_no_draft(drafter: str, params: str) -> None:
+    backend = Witness(random_model)
+    engine = Engine(backend, curve=flat(), drafter=DRAFTERS[drafter](random_model), is_exact=True)
+    check_text(engine, random_model, PROMPT, 50, PARAMS[params])
+    assert max(backend.steps) > 1
+
+
 def test_a_drawn_seed_repeats_the_text() -> None:
     engine = Engine(Witness(random_model), curve=flat(), drafter=SuffixDrafter())
     params = SamplingParams(temperature=1.0)

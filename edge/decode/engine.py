@@ -262,6 +262,7 @@ class Engine(Target):
         sampler = Sampler(params, self.vocab_size, texts, tokenizer.token_bytes)
         grammar = make_grammar(tokenizer, asked.answer_format, asked.begun)
         is_free = params.draws_freely and grammar is None and asked.thought is None
+        is_free = is_free and not (self._is_exact and self.draws_drafts)
         formed = sampler if grammar is None else ConstrainedSampler(sampler, grammar)
         picks: Sampler | ConstrainedSampler | LimitedThought = formed
         if asked.thought is not None:
@@ -374,6 +375,14 @@ class Engine(Target):
         """Ids of a prompt's text, with those of a text that a store has where it has most of it."""
         encode = self.shown("", images).encode
         return encode(text) if self._kept is None else self._kept.encode(text, encode, salt)
+
+    @property
+    def draws_drafts(self) -> bool:
+        """Whether drafts are drawn at random where tokens are, unless the answer must be exact.
+
+        A seed then gives another text than plain decoding's, of the same distribution.
+        """
+        return self.drafter is not None and self.drafter.draws
 
     def memory_bytes(self) -> dict[str, int]:
         """Bytes the engines of the model and of its drafter say they allocated, by component."""

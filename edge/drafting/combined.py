@@ -351,6 +351,7 @@ class CombinedDrafter(Drafter):
 
     def __init__(self, drafters: Sequence[Drafter]) -> None:
         self.name = ",".join(drafter.name for drafter in drafters)
+        self.draws = any(drafter.draws for drafter in drafters)
         self._drafters = list(drafters)
         self._sources = [
             _Source(drafter, number == 0 and not drafter.has_engine, Ledger())

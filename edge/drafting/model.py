@@ -406,7 +406,7 @@ class WritingDrafter(CountingDrafter):
     has_engine = True
     _who = _component = ""
     _block = 0  # tokens that one step drafts; 0: one by one
-    _draws = True  # drafts, where the target's tokens are drawn
+    draws = True
     _text: ModelText | HeadText
 
     def __init__(
@@ -512,7 +512,7 @@ class WritingDrafter(CountingDrafter):
         size, _ = choose_size(
             [*main_chain, *ahead],
             context,
-            kept=depth if self._draws and context.sampler else 0,
+            kept=depth if self.draws and context.sampler else 0,
             spent_ms=spent_ms,
             node_ms=0.0 if self._block else self._step_ms(),
             drafted=depth,

@@ -435,6 +435,7 @@ class Drafter:
     failure: str | None = None  # why it is not asked any more
     has_engine = False  # a model or head of its own, whose steps take time
     has_to_read = False  # the whole text, before it drafts anything
+    draws = False  # its drafts at random, where the target's tokens are: another text for a seed
 
     @property
     def nbytes(self) -> int:

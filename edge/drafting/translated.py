@@ -500,7 +500,7 @@ class TranslatingDrafter(ModelDrafter):
     Errors as of `ModelDrafter`.
     """
 
-    _draws = False
+    draws = False
     _text: TranslatedText
 
     def __init__(self, backend: Backend, curve: CostCurve, translation: Translation) -> None:

@@ -80,10 +80,6 @@ def test_what_is_remembered_is_shown_and_cleared(
             "is not used by --drafter suffix",
         ),
         (("--draft-model", "nowhere.gguf"), "there is no file"),
-        (
-            ("--draft-model", str(embedded_model()), "--check", "--temperature", "1"),
-            "--temperature 0",
-        ),
     ],
 )
 def test_what_cannot_be(command: Command, options: tuple[str, ...], sentence: str) -> None:

@@ -162,6 +162,24 @@ def test_check_compares_with_plain_decoding(here: Command) -> None:
 
 
 @pytest.mark.model
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ((), "error: --check compares token by token, and drafts that a model or a head draws"),
+        (("--exact",), "check: identical to plain decoding (8 tokens)"),
+        (("--grammar", 'root ::= "abcdefghijk"'), "check: identical to plain decoding"),
+        (("--repeat-penalty", "1.1"), "check: identical to plain decoding (8 tokens)"),
+    ],
+)
+def test_sampled_answers_are_checked_where_no_draft_is_drawn(
+    command: Command, tiny: str, options: tuple[str, ...], sentence: str
+) -> None:
+    asked = ("--drafter", "window", "--temperature", "1", "--logit-bias", "257=-1000", "--check")
+    done = command("run", tiny, QUESTION, *SHORT, *asked, *options)
+    assert done.status == (0 if options else 1) and sentence in done.err, done.err
+
+
+@pytest.mark.model
 def test_a_full_context_says_which_option_cut_it_off(command: Command, tiny: str) -> None:
     forbidden = ("--logit-bias", "257=-1000")  # which would end the answer
     options = ("--ctx", "64", "--max-tokens", "99", "--drafter", "none", *forbidden)
