@@ -183,6 +183,12 @@ def test_a_name_cannot_become_markup() -> None:
     assert "<img" not in page and "&lt;img src=x" in page
 
 
+def test_energy_is_a_column_where_it_was_measured() -> None:
+    speed = [{**row, "j_per_token": 0.42, "energy_source": "RAPL"} for row in profile()["speed"]]
+    text = visible_text(render_profile(profile(speed=speed)))
+    assert "J a token (RAPL)" in text and text.count("0.42") == len(speed)
+
+
 def test_no_drafter_and_no_fitting_budget_are_drawn_too() -> None:
     plain = profile()["speed"][:1]
     nothing = [{"budget_bytes": MIB, "tokens_per_s": None, "context_size": None}]

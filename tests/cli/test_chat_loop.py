@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from decoding_cases import END
@@ -125,6 +126,13 @@ def test_calls_are_shown_asked_for_and_made(
         call = ToolCall("c1", "weather", '{"city": "Rome"}')
         made = [talk.result(call, tools) == "Rain in Rome" for _ in range(5)]
         assert made == [False, True, False, True, True]
+
+        monkeypatch.setattr("builtins.input", Mock(side_effect=KeyboardInterrupt))
+        capsys.readouterr()
+        tools.allowed.clear()
+        assert talk.result(call, tools) == refused
+        assert "anything else: no \n" in capsys.readouterr().err, "what follows has a line"
+        tools.allowed.add("weather")
 
         def result(*_: object) -> str:
             speaker.ids = [*b"It rains.", END]

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -52,6 +53,20 @@ def test_ctrl_c_ends_a_load_at_its_next_report(step: str, monkeypatch: pytest.Mo
     with pytest.raises(KeyboardInterrupt):
         load_engine(anything, anything, cancel, quiet=True)
     assert not seen
+
+
+def test_it_is_said_where_a_model_runs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine: Any = SimpleNamespace(
+        backend=SimpleNamespace(capabilities=SimpleNamespace(place="GPU0"))
+    )
+    monkeypatch.setattr(loading, "plan_to_load", lambda *_: None)
+    monkeypatch.setattr(loading, "load_plan", lambda *_, **__: engine)
+    monkeypatch.setattr(start, "headline", lambda *_: "a model")
+    anything: Any = None
+    assert load_engine(anything, anything, threading.Event(), quiet=False)[1] is engine
+    assert "runs on GPU0" in capsys.readouterr().err
 
 
 def test_ctrl_c_before_a_load_begins_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,6 +75,9 @@ def test_a_stream_that_begins_after_closing_says_so() -> None:
     engine.close()
     with pytest.raises(UnsupportedError, match="closed"):
         list(stream)
+    called: Any = {"role": "tool", "content": "of a tool that nobody knows"}
+    with pytest.raises(UnsupportedError, match="closed"):  # whatever its prompt would need
+        engine.stream([called])
 
 
 def test_closing_ends_a_stream_after_the_step_under_way() -> None:
@@ -407,7 +410,7 @@ def test_who_works_on_the_cache_waits_for_a_sequence_and_has_it_alone() -> None:
         with pytest.raises(UnsupportedError, match="works on its cache"):
             engine.generate("wxyz", max_tokens=3)
         with (
-            pytest.raises(UnsupportedError, match="works on its cache"),
+            pytest.raises(UnsupportedError, match=r"cannot be used by .* works on its cache"),
             engine.scheduler.exclusive(),
         ):
             pass

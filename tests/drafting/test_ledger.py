@@ -117,6 +117,8 @@ def test_savings_have_a_standard_error() -> None:
     assert rounds == 20.0 and part == pytest.approx(0.2)
     assert error == pytest.approx((10 * 0.81 + 10 * 0.01) ** 0.5 / 40.0)
     assert part_saved({}) == part_saved({**ledger.savings(), "usual_steps": 0.0}) == (0.0,) * 3
+    for name in SAVINGS:
+        assert part_saved({**ledger.savings(), name: float("nan")}) == (0.0,) * 3
 
 
 @pytest.mark.parametrize(
@@ -125,7 +127,8 @@ def test_savings_have_a_standard_error() -> None:
         {},
         {"rounds": 1.0},
         {"rounds": 1.0, "usual_steps": "x", "saved_steps": 0.0},
-        {"rounds": 1.0, "usual_steps": float("inf"), "saved_steps": 0.0},
+        {"rounds": 1.0, "usual_steps": float("inf"), "saved_steps": 0.0, "squares": 0.0},
+        {"rounds": 1.0, "usual_steps": 1, "saved_steps": 0.0, "squares": 0.0},
     ],
 )
 def test_savings_that_are_none_are_ignored(found: dict[str, Any]) -> None:

@@ -219,6 +219,15 @@ def test_no_body_makes_it_fail(services: list[EmbeddingService], body: Any, rank
         assert document["object"] == "list"
 
 
+@pytest.mark.parametrize(
+    ("documents", "sentence"),
+    [([], "documents must have a document"), (["a", {"title": "b"}], "objects with a text, not")],
+)
+def test_documents_that_cannot_be_are_refused(documents: list[Any], sentence: str) -> None:
+    with pytest.raises(ApiError, match=sentence):
+        read_rerank(Fields({"query": "cat", "documents": documents}), SETUP)
+
+
 def test_nobody_computes_for_who_left(folder: Path) -> None:
     """Neither what is in line nor what is not tokenized yet."""
     with Embedder(folder / "bert.gguf") as embedder:

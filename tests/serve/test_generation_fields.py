@@ -62,6 +62,11 @@ def test_biases_that_cannot_be(bias: Any) -> None:
         taken(logit_bias=bias)
 
 
+def test_biases_are_bounded() -> None:
+    with pytest.raises(ApiError, match=r"^logit_bias has more than"):
+        taken(logit_bias={str(token): 1 for token in range(Limits().biases + 1)})
+
+
 def test_each_answer_of_several_has_a_seed_of_its_own() -> None:
     assert [seed_of_choice(DEFAULTS, index).seed for index in range(3)] == [5, 6, 7]
     assert seed_of_choice(SamplingParams(), 2).seed is None  # each is drawn anyway

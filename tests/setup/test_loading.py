@@ -32,7 +32,7 @@ from edgespec.backends.ort.backend import OrtBackend
 from edgespec.bench import loaded_model
 from edgespec.decode.engine import Engine
 from edgespec.drafting.model import ModelDrafter
-from edgespec.errors import DoesNotFitError
+from edgespec.errors import BackendError, DoesNotFitError
 from edgespec.memory.bytes.config import RunConfig
 from edgespec.memory.device import host
 from edgespec.memory.device.track import MemoryTracker
@@ -93,6 +93,23 @@ def test_a_draft_model_is_read_while_its_target_is_mapped(
     monkeypatch.setattr(plans, "is_translated", lambda *_: False)
     loading._load_one(SPEC, replace(plan, packed_file=True), quiet).close()
     assert begun.is_set()
+
+
+def test_a_draft_model_that_was_read_is_closed_where_its_target_fails(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[Any] = []
+
+    def fails(*_: Any) -> None:
+        raise BackendError("a tensor is missing")
+
+    monkeypatch.setitem(loading._BACKENDS, plan.backend, fails)
+    monkeypatch.setattr(loading, "open_draft_model", lambda *_: Opened(opened))
+    monkeypatch.setattr(loading, "is_kept", lambda *_: True)
+    monkeypatch.setattr(plans, "is_translated", lambda *_: False)
+    with pytest.raises(BackendError, match="missing"):
+        loading._load_one(SPEC, replace(plan, packed_file=True), quiet)
+    assert not opened
 
 
 def test_the_template_is_compiled_while_the_model_is_loaded(

@@ -13,7 +13,14 @@ from edgespec.memory.bytes.config import Device, RunConfig
 from edgespec.memory.store import cache
 from edgespec.memory.times import DEFAULT_ROUNDS, CostCurve
 from edgespec.models.spec import ModelSpec
-from edgespec.setup.stored import rounds_key, settings_key, stored_curve, stored_rounds
+from edgespec.setup.stored import (
+    curve_key,
+    learn_curve,
+    rounds_key,
+    settings_key,
+    stored_curve,
+    stored_rounds,
+)
 
 CONFIG = RunConfig(512, threads=2, drafter="suffix")
 
@@ -47,6 +54,16 @@ def test_a_stored_curve_is_found_again() -> None:
     cache.store("curves", settings_key(SPEC, CONFIG), kept.as_json())
     assert stored_curve(SPEC, CONFIG) == kept
     assert stored_curve(SPEC, replace(CONFIG, threads=3)) is None
+
+
+def test_a_curve_that_stopped_fitting_is_measured_again() -> None:
+    kept = CostCurve([INF, 4.0, 6.0])
+    cache.store("curves", curve_key(SPEC, CONFIG), kept.as_json())
+    learn_curve(SPEC, CONFIG, kept)
+    assert stored_curve(SPEC, CONFIG) is not None
+    kept.misfit = 1.0
+    learn_curve(SPEC, CONFIG, kept)
+    assert stored_curve(SPEC, CONFIG) is None
 
 
 @pytest.mark.parametrize(

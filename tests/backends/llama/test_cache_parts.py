@@ -96,6 +96,14 @@ def test_other_users_keep_their_cells(path: Path, tmp_path: Path) -> None:
         assert list(other.tokens)[:200] == TEXT[::-1] and list(mine.tokens) == TEXT[:128]
 
 
+def test_a_step_that_was_not_taken_is_in_no_file(path: Path, tmp_path: Path) -> None:
+    with closing(opened(path)) as backend:
+        reads(backend, TEXT)
+        size = backend.save_cache(str(tmp_path / "a"))
+        backend.verify(DraftTree.chain((5, 6, 7)))
+        assert backend.save_cache(str(tmp_path / "b")) == size
+
+
 @pytest.fixture(params=["exact users", "recurrent", "sliding", "off"])
 def unsplit(request: pytest.FixtureRequest, path: Path, tmp_path: Path) -> Iterator[LlamaBackend]:
     if request.param == "exact users":

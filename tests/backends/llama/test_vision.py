@@ -13,8 +13,9 @@ import pytest
 from vision_cases import PLACES, Reference, open_backend, parts_with, prompt, read, shown
 from vision_gguf import KINDS, REAL, jpeg, picture, png, write_projector, write_vision
 
-from edgespec.backends.base import ImageRun
+from edgespec.backends.base import DraftTree, ImageRun
 from edgespec.backends.llama.backend import LlamaBackend
+from edgespec.backends.llama.team import Teams
 from edgespec.errors import BackendError, ContextFullError, UnsupportedError
 from edgespec.memory.bytes.projector import first_buffers, projector_parts
 from edgespec.models.images import MAX_SIDE, read_image
@@ -79,6 +80,16 @@ def test_what_stands_behind_an_image_is_taken_back(backend: LlamaBackend) -> Non
     assert backend.truncate(start + len(run.ids) - 1) == start
     place = pieces.index(run)
     assert np.array_equal(read(backend, pieces[place:]), expected)
+
+
+def test_a_step_that_was_not_taken_leaves_nothing_before_an_image(backend: LlamaBackend) -> None:
+    image, *_ = shown(1)
+    before, *behind = prompt(backend, ["ab", image, "c"])
+    expected = read(backend, [before, *behind])
+    backend.truncate(0)
+    read(backend, [before])
+    backend.verify(DraftTree.chain(backend.tokenizer.encode("d", add_special=False)[:1]))
+    assert np.array_equal(read(backend, behind), expected)
 
 
 def test_positions_of_an_image_are_fewer_with_mrope(mrope: LlamaBackend) -> None:
@@ -149,6 +160,25 @@ def test_embeddings_are_kept(mrope: LlamaBackend, monkeypatch: pytest.MonkeyPatc
     assert mrope._context.vision is not None
     monkeypatch.setattr(mrope._context.vision, "_encoded", None)
     assert np.array_equal(read(mrope, pieces), expected)
+
+
+def test_steps_leave_threads_to_what_encodes(
+    mrope: LlamaBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    teams = Teams(4, lambda _: (0.0, 0.0, 0.0), lambda: 0)
+    monkeypatch.setattr("edgespec.backends.llama.vision.TEAMS", teams)
+    seen, vision = [], mrope._context.vision
+    assert vision is not None
+    encode = vision._lib.mtmd_encode_chunk
+
+    def watched(*given: Any) -> int:
+        seen.append(teams.enter(4))
+        teams.leave()
+        return int(encode(*given))
+
+    monkeypatch.setattr(vision._lib, "mtmd_encode_chunk", watched)
+    read(mrope, prompt(mrope, [*shown(1), "a"]))
+    assert seen == [2] and teams.enter(4) == 4
 
 
 def planned(projector: Projector, most: int | None = None) -> dict[str, int]:

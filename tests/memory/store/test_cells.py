@@ -102,6 +102,14 @@ def test_what_was_used_last_stays_within_the_budget(_folder: Path) -> None:
     assert found is not None and found[1] == 5
 
 
+def test_the_end_of_a_new_text_goes_before_its_beginning(_folder: Path) -> None:
+    store = store_of(budget=8000)
+    first = store.add(None, 0, TEXT[:10], "", cells(3000))
+    second = store.add(first, 10, TEXT[10:20], "", cells(3000))
+    store.add(None, 0, [4, 5, 6], "", cells(3000))
+    assert first.path.exists() and not second.path.exists()
+
+
 def test_a_damaged_file_is_never_read(_folder: Path) -> None:
     """One changed bit anywhere: cells, tokens, sizes or names."""
     piece = store_of().add(None, 0, TEXT[:20], "", cells(40), ends=[(5, "f" * 32)])
