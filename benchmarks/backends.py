@@ -698,6 +698,7 @@ def _bare_s(backend: Any, ids: list[int], tokens: int) -> float:
     token_s = (perf_counter() - began) / tokens
     context.remove(0, at)
     backend.truncate(0)
+    backend.release_threads()  # else threads of another caller's steps do not spin
     return token_s
 
 

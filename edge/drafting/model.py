@@ -407,6 +407,7 @@ class WritingDrafter(CountingDrafter):
     _who = _component = ""
     _block = 0  # tokens that one step drafts; 0: one by one
     draws = True
+    _usual_prompt = constants.USUAL_PROMPT  # tokens that it reads before its first draft
     _text: ModelText | HeadText
 
     def __init__(
@@ -529,6 +530,10 @@ class WritingDrafter(CountingDrafter):
         depth = len(self._text.tokens)
         return self._curve.scale * self._curve.read_ms(num_tokens, depth, self._text.chunk)
 
+    def reading_ms(self) -> float:
+        """As of `Drafter`."""
+        return self._read_ms(self._usual_prompt)
+
     def _extend(self, builder: ProposalBuilder, logits: Logits, context: StepContext) -> bool:
         """Let it grow by a row of the draft model; False for a broken one."""
         logits = logits[: self._vocab_size]  # the rest pads it
@@ -632,11 +637,8 @@ class ModelDrafter(WritingDrafter):
         token_ids = early_exit.token_ids if early_exit else None
         super().__init__(curve, vocab_size, token_ids, promised)
         self._text = ModelText(backend, readable, window, LONGEST)
-        self._usual_prompt = min(constants.USUAL_PROMPT, window or constants.USUAL_PROMPT)
-
-    def reading_ms(self) -> float:
-        """As of `Drafter`; an exit reads no more than its window."""
-        return self._read_ms(self._usual_prompt)
+        if window:  # of which an exit reads no more
+            self._usual_prompt = min(constants.USUAL_PROMPT, window)
 
 
 class HeadDrafter(WritingDrafter):
@@ -660,15 +662,13 @@ class HeadDrafter(WritingDrafter):
     def can_read_prompts(self, *, pays: bool) -> None:
         self._text.backend.reads_prompts = pays
 
-    def reading_ms(self) -> float:
-        return self._read_ms(constants.USUAL_PROMPT)
-
 
 class WindowDrafter(WritingDrafter):
     """Drafts with the target itself, behind a long text, over a part of its cache."""
 
     name = "window"
     _who, _component = "the window", "window"
+    _usual_prompt = 0  # the target has read it
     _text: WindowText
 
     def __init__(self, text: WindowText, curve: CostCurve, vocab_size: int) -> None:
