@@ -389,6 +389,15 @@ def test_a_failure_ends_its_own_answer_alone() -> None:
         assert good.result().token_ids == alone(*asked[0]).token_ids
 
 
+def test_steps_of_answers_tell_what_a_chunk_may_take() -> None:
+    """While nothing is known of their times, a prompt waits for the answers that are written."""
+    with engine_of(2, drafter=None) as engine:
+        pace = engine.scheduler.chunked_prefill
+        assert pace.chunk_size(1, 8) == 0
+        engine.generate([1, 2, 3], max_tokens=40)
+        assert pace.chunk_size(1, 8) > 0
+
+
 def test_a_backend_that_fails_ends_what_was_in_the_step_and_no_more() -> None:
     class Failing(FakeBackend):
         fails = True

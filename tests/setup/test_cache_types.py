@@ -69,6 +69,17 @@ def test_keys_and_values_of_two_types_are_loaded_and_measured(spec: ModelSpec) -
     assert set(losses) == {"q8_0/q4_0"} and losses["q8_0/q4_0"] > 0
 
 
+def test_how_far_measuring_is_is_told_to_its_end(spec: ModelSpec) -> None:
+    parts: list[float] = []
+    options: dict[str, Any] = {"threads": 1, "tokens": 128}
+    kinds = ["q8_0", "q4_0"]
+    told = cache_types.measure_kv_losses(
+        spec, kinds, **options, progress=lambda _what, part: parts.append(part)
+    )
+    assert [kind for kind, _ in told] == ["f16", *kinds]
+    assert parts == [0.0, pytest.approx(1 / 3), pytest.approx(2 / 3), 1.0]
+
+
 @pytest.mark.parametrize(("loss", "warns"), [(0.09, False), (5.2, True)])
 def test_a_type_that_loses_much_is_warned_of(spec: ModelSpec, loss: float, warns: bool) -> None:
     keep_kv_losses(spec, {"q4_0": loss})

@@ -41,7 +41,7 @@ from edgespec.memory.plan.plan import Plan, Request
 from edgespec.memory.store import cache
 from edgespec.models.spec import read_model_spec
 from edgespec.quantize.context import EvalContext
-from edgespec.setup import loading
+from edgespec.setup import loading, stored
 from edgespec.setup.loading import Learning
 from edgespec.setup.planning import make_run_plan
 
@@ -110,6 +110,36 @@ def test_a_draft_model_that_was_read_is_closed_where_its_target_fails(
     with pytest.raises(BackendError, match="missing"):
         loading._load_one(SPEC, replace(plan, packed_file=True), quiet)
     assert not opened
+
+
+def test_how_far_a_draft_model_is_read_is_told(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[str, float]] = []
+
+    def open_draft_model(*arguments: Any) -> Opened:
+        arguments[-1](0.5)
+        return Opened([])
+
+    monkeypatch.setattr(loading, "open_draft_model", open_draft_model)
+    for module in (loading, plans):
+        monkeypatch.setattr(module, "is_translated", lambda *_: False)
+    monkeypatch.setattr(loading, "read_exit", lambda _spec: None)
+    monkeypatch.setattr(loading, "measure_curve", lambda *_, **__: CURVE)
+    target = Opened([])
+    loading.load_draft_model(target, SPEC, plan, lambda what, part: told.append((what, part)))
+    assert ("loading the draft model", 0.5) in told
+
+
+def test_step_times_that_a_run_learned_are_there_for_the_next(plan: Plan) -> None:
+    key = stored.curve_key(SPEC, plan)
+    stored.keep_curve(key, CURVE, replaced=True)
+    curve = stored.curve_at(key)
+    assert curve is not None
+    learning = Learning(SPEC, plan, curve, (), VOCAB)
+    for _ in range(20):
+        curve.observe(1, 0, 0, 1.5)
+    learning.keep()
+    found = stored.curve_at(key)
+    assert found is not None and found.t(1, 0)[0] > 1.2 > CURVE.t(1, 0)[0]
 
 
 def test_the_template_is_compiled_while_the_model_is_loaded(

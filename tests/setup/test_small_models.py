@@ -70,6 +70,16 @@ def test_the_first_answer_has_it(target: ModelSpec, small: Path) -> None:
     assert plan.predicted_peak_bytes > plan_of(target, drafter="suffix").predicted_peak_bytes
 
 
+def test_one_that_cannot_go_back_is_passed_over(
+    target: ModelSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model of the same vocabulary comes first, and its sliding windows would refuse the load."""
+    sliding = write_model(tmp_path / "sliding.gguf", "gemma3", Q8_0)
+    other = Local("sliding", sliding, "edgespec")
+    small = here(monkeypatch, tmp_path / "small.gguf", EMBEDDED, other)
+    assert plan_of(target).draft_model == small
+
+
 def test_others_leave_it_out(target: ModelSpec, small: Path) -> None:
     """Who names drafters; and it drafts for no model that is hardly larger."""
     for drafter in ("suffix", "suffix,recycling", "none"):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,6 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from product_cases import F32, FAR, IQ3_S, Q4_0, ExpertProduct, distance
 
+from edgespec.backends.llama import ggml_products
 from edgespec.backends.llama.ggml_products import MatrixProduct, quantized
 from edgespec.backends.llama.kernels import (
     KERNEL_TYPES,
@@ -36,6 +40,24 @@ def both(
         ) as product:
             results.append(product(x))
     return results[0], results[1]
+
+
+def test_all_that_a_product_had_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What stays is in the memory of a run that no plan has: kernels are compared as it loads."""
+    called, call = Counter[str](), ggml_products._call
+
+    def counted(name: str, *arguments: Any) -> Any:
+        called[name] += 1
+        return call(name, *arguments)
+
+    monkeypatch.setattr(ggml_products, "_call", counted)
+    both(Q4_0, numbers(1, 16, 256), numbers(2, 1, 256), 1)
+    for made, freed, count in (
+        ("ggml_init", "ggml_free", 4),
+        ("ggml_backend_alloc_ctx_tensors_from_buft", "ggml_backend_buffer_free", 4),
+        ("ggml_backend_cpu_init", "ggml_backend_free", 2),
+    ):
+        assert called[made] == called[freed] == count
 
 
 @settings(max_examples=40)

@@ -156,6 +156,15 @@ def test_what_a_head_has_drafted_behind_is_not_read_again(
     assert_follows(backend, files, [*TEXT[:25], TEXT[30]])
 
 
+def test_a_draft_of_which_nothing_was_read_leaves_nothing(backend: BackendWithHead) -> None:
+    """As behind a step that failed: it begins again at the same place."""
+    head = head_of(backend)
+    backend.prefill(TEXT[:20])
+    row = head.begin(TEXT[20]).copy()
+    head.go_on(int(row.argmax()))
+    assert float(np.abs(head.begin(TEXT[20]) - row).max()) < NOISE
+
+
 def test_a_head_is_told_apart_from_one_that_missed_a_token(
     backend: BackendWithHead, files: Files
 ) -> None:

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +83,39 @@ PLAIN = RunConfig(1000, 64, 8, threads=2)
 def test_a_model_takes_what_was_said(shape: RunConfig) -> None:
     spec = read_model_spec(embedded_model())
     assert simulated([ContextRequest(spec, shape)])[0] == really(spec, shape)
+
+
+def test_contexts_are_closed_with_their_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One process answers hundreds of questions, and its memory is limited."""
+    opened: list[Any] = []
+
+    class Context:
+        def __init__(self, *_: Any) -> None:
+            opened.append(self)
+
+        def loaded(self, _path: str) -> None: ...
+
+        def make(self, _loaded: Any, changes: dict[str, int], _beside: Any) -> None:
+            if changes:
+                raise BackendError("it cannot be made")
+
+        def allocated_bytes(self) -> dict[str, DeviceBytes]:
+            assert len(opened) == 2, "all are open at once"
+            return {}
+
+        def close(self) -> None:
+            opened.remove(self)
+
+    monkeypatch.setattr(simulator, "SimulatedContext", Context)
+    monkeypatch.setattr(simulator, "_MODELS", {})
+    alike = {"skeleton": "one", "tied_bytes": 0, "adapters": [], "beside": None}
+
+    def answer(*changes: dict[str, int]) -> Any:
+        contexts = [{**alike, "config": asdict(PLAIN), "changes": one} for one in changes]
+        return simulator._answer({"folder": ".", "contexts": contexts})
+
+    assert answer({}, {}) == {"contexts": [{}, {}]} and not opened
+    assert answer({}, {"n_ctx": 1}) == {"error": "it cannot be made"} and not opened
 
 
 def test_work_that_llama_cpp_does_not_tell_is_not_underestimated(
