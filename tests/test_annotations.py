@@ -56,6 +56,7 @@ def test_one_text_is_no_list_of_keys() -> None:
 def test_what_stands_for_a_type_is_taken() -> None:
     options = edgespec.LoadOptions(threads=np.int64(2), workers=["a:1"])  # type: ignore[arg-type]
     assert options.threads == 2
+    assert edgespec.LoadOptions(lora="a.gguf").lora == ("a.gguf",)
     params = edgespec.SamplingParams(temperature=1, logit_bias={5: 1}, samplers=["top_k"])  # type: ignore[arg-type]
     assert params.logit_bias == ((5, 1.0),) and params.samplers == ("top_k",)
     assert edgespec.GenerationOptions(stop="END").stop == ("END",)

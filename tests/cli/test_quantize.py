@@ -140,6 +140,14 @@ def test_a_source_is_never_its_own_target(
     assert source.read_bytes() == before and link.is_symlink()
 
 
+def test_a_wrong_target_is_told_before_a_matrix_is_computed(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgespec.files.quantizing.importance_matrix", None)
+    with pytest.raises(EdgespecError, match="it is the source"):
+        run("tune", source, source)
+
+
 def test_help_counts_the_types_that_are_tried(command: Command) -> None:
     assert f"Default: {len(CANDIDATES)} common ones" in command("quantize", "tune", "--help").out
 

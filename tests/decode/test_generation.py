@@ -162,7 +162,7 @@ def test_a_generation_that_was_cancelled_before_it_began_computes_nothing() -> N
     cancel.set()
     result = engine.generate([0] * 100, cancel=cancel)
     assert (result.text, result.token_ids) == ("", ())
-    assert engine.backend.length == 0
+    assert engine.backend.length == 0 and not engine.scheduler._waiting
 
 
 def test_cancelling_stops_between_the_batches_of_a_prompt() -> None:

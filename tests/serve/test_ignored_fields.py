@@ -147,6 +147,19 @@ def test_a_field_that_nobody_knows_is_named(
     assert named == set(places(chat(spoiled(body)))) >= {"surprise"}
 
 
+def test_fields_that_change_no_answer_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How thoughts are shown, and calls that are strict: they always are."""
+    monkeypatch.setattr("edgespec.serve.parsing._NAMED", (named := set[str]()))
+    shown = dict.fromkeys(
+        ("summary", "generate_summary", "exclude", "display", "encrypted_content"), "auto"
+    )
+    tools = [{"type": "function", "function": {**_FUNCTION, "strict": True}}]
+    fields = Fields({**FORM, "reasoning": shown, "thinking": shown, "tools": tools})
+    read_chat(fields, ServedModel(("tiny",), 2048, Defaults(), Limits()))
+    fields.end()
+    assert not named
+
+
 def test_the_server_names_what_nobody_took(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of each request that it answers, and not of what readers are told in a test alone."""
     monkeypatch.setattr("edgespec.serve.parsing._NAMED", (named := set[str]()))

@@ -15,6 +15,7 @@ from serving_cases import Connect, Serve
 
 from edgespec.decode.generation import Chunk, Counters, FinishReason, Result, ToolCall
 from edgespec.sampling.chain import TokenLogprob
+from edgespec.serve.messages import MessagesSerializer
 from edgespec.serve.parsing import ApiError
 from edgespec.serve.serializers import Choice, ToldTokens, sources, timings, usage
 from edgespec.testing import ByteTokenizer
@@ -82,6 +83,8 @@ def test_why_an_answer_ended_in_the_words_of_the_interface() -> None:
     with pytest.raises(ApiError) as caught:
         _ = choice(reason="cancelled").reason
     assert (caught.value.status, caught.value.code) == (503, "cancelled")
+    with pytest.raises(ApiError, match="cancelled"):
+        MessagesSerializer("m", 3).whole([choice(reason="cancelled")])
 
 
 HELLO: Any = [{"role": "user", "content": "Hi"}]

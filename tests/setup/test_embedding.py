@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 from bert_gguf import CLS, RANK, WORDS, random_weights, reference, write_random_bert
 from random_gguf import F32, VOCABULARY, write_model
+from waiting import until
 
 import edgespec
-from edgespec.errors import ContextFullError, UnsupportedError
+from edgespec.errors import BackendError, ContextFullError, UnsupportedError
 from edgespec.setup.embedding import Embedder
 
 TEXTS = ["the cat sat on a mat", "dog", "the sun!", "rain. " * 30, "moon moon on the mats"]
@@ -176,6 +179,29 @@ def test_closing_ends_callers_that_wait(bert: Path) -> None:
     embedder.close()
     thread.join(30)
     assert not thread.is_alive() and "closed" in str(problems[0])
+
+
+def test_a_text_in_line_can_be_cancelled(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While another one is computed: it never is."""
+    begun, goes_on, cancel = threading.Event(), threading.Event(), threading.Event()
+    taken: list[int] = []
+
+    def slow(batch: Sequence[object]) -> None:
+        taken.append(len(batch))
+        begun.set()
+        goes_on.wait(10)
+
+    with Embedder(bert) as embedder, ThreadPoolExecutor(2) as pool:
+        monkeypatch.setattr(embedder, "_compute", slow)
+        first = pool.submit(embedder.embed, ["cat"])
+        assert begun.wait(10)
+        second = pool.submit(embedder.embed, ["dog"], cancel=cancel)
+        until(lambda: len(embedder._jobs) > 0)
+        cancel.set()
+        goes_on.set()
+        with pytest.raises(BackendError, match="nobody waits"):
+            second.result(10)
+        assert first.result(10).num_tokens and taken == [1]
 
 
 def test_bytes_are_those_that_were_planned(bert: Path) -> None:
