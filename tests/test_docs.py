@@ -192,12 +192,15 @@ def test_results_say_that_kernels_or_drafting_left_them_behind(
 
 
 def test_generated_parts_are_what_the_program_says() -> None:
+    """Without git's history all but which results kernels and drafting left behind."""
     made = module("docs/generate.py")
-    if not made.has_history():
-        pytest.skip("git does not know here which results kernels and drafting left behind")
+    behind = "; more than 60 commits before kernels or drafting last changed"
     for page in made.pages():
         text = page.read_text(encoding="utf-8")
-        assert made.renewed(text) == text, f"run python docs/generate.py: {page.name}"
+        told = made.renewed(text)
+        if not made.has_history():
+            text, told = (" ".join(one.split()).replace(behind, "") for one in (text, told))
+        assert told == text, f"run python docs/generate.py: {page.name}"
 
 
 def test_every_link_leads_somewhere_and_every_page_is_reached_from_the_index() -> None:

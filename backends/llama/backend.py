@@ -123,7 +123,7 @@ class LlamaSequence:
         if self._length + count > self.context_size:
             raise no_room(self, count)
         self._tree = tree
-        shared.chain.put_chain(tree.tokens, self._position if self.images else self._length)
+        shared.chain.put_chain(tree.tokens, self._position)
         if self.settings.users > 1:
             shared.chain.ids[:count] = self.number
         shared.decode(shared.chain, count)

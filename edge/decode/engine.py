@@ -378,7 +378,7 @@ class Engine(Target):
 
     @property
     def draws_drafts(self) -> bool:
-        """Whether drafts are drawn at random where tokens are, unless the answer must be exact.
+        """Whether its drafter draws at random where tokens are drawn, unless it must be exact.
 
         A seed then gives another text than plain decoding's, of the same distribution.
         """

@@ -331,11 +331,7 @@ class TextStream:
         assert not self._finished
         if self.stopped:
             return ""
-        text = self._decode(self._token_bytes(token))
-        if self._stops:
-            return self._add(text)
-        self._emitted.append(text)
-        return text
+        return self._add(self._decode(self._token_bytes(token)))
 
     def finish(self) -> str:
         """The rest, now that no more tokens come: an unfinished character is one U+FFFD."""
@@ -440,9 +436,7 @@ class Stream:
 
     def __next__(self) -> Chunk:
         try:
-            chunk = next(self._chunks)
-            if self._reader is not None:
-                chunk = self._with_parts(chunk)
+            chunk = self._with_parts(next(self._chunks))
         except StopIteration:
             job = self._job
             # What may have begun a stop string has not, now that no more comes.

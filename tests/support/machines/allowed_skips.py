@@ -20,7 +20,6 @@ ALLOWED = {
     "needs tomllib": "Python 3.10 has none",
     "needs PYTHONSAFEPATH": "Python 3.10 has none",
     "needs two cores": "a container may have one",
-    "git does not know here": "a checkout may come without its history",
 }
 
 # The long run has what these lack.
