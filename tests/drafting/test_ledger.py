@@ -49,10 +49,10 @@ def test_rounds_pay_the_allowance_up_to_the_cap() -> None:
 def test_the_loss_is_bounded_for_whoever_asks_only_what_the_balance_covers(
     rounds: list[tuple[float, float, float]],
 ) -> None:
-    """Prices, parts of them that are lost, and gains, in any order."""
+    """Prices, whether they were lost, and gains, in any order; a price is the most that is lost."""
     ledger, lost = Ledger(), 0.0
     for number, (price, part, gain) in enumerate(rounds, 1):
-        net = gain if part > 0.5 else -price
+        net = max(gain, -price) if part > 0.5 else -price
         if ledger.balance >= price:
             ledger.add(1, 1.0, net)
             lost -= net

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import mmap
 import sys
-from contextlib import closing
 from pathlib import Path
 
 import pytest
-from random_gguf import Q8_0, write_model
 
 from edgespec.backends.llama import huge_pages
-from edgespec.backends.llama.backend import LlamaBackend
 from edgespec.backends.llama.huge_pages import HugePages, large_regions
-from edgespec.backends.llama.library import LIBRARY_LOG
-from edgespec.memory.bytes.config import RunConfig
 
 MIB = 1 << 20
 
@@ -79,25 +74,6 @@ def test_large_regions_are_zeroed_ahead(monkeypatch: pytest.MonkeyPatch) -> None
             assert done == []
         finally:
             region.close()
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lists a process's memory")
-def test_a_cache_is_asked_for_before_it_is_cleared(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Small pages would be written first, and then copied into huge ones."""
-    asked: dict[bool, int] = {False: 0, True: 0}
-
-    def advise(start: int, end: int, written: bool) -> int:
-        asked[written] += end - start
-        return 0
-
-    path = write_model(tmp_path / "model.gguf", "llama", Q8_0)
-    monkeypatch.setattr(huge_pages, "_advise", advise)
-    with closing(LlamaBackend(path, RunConfig(16384, 32, 4, threads=1, mapped=False))) as backend:
-        cache_bytes = backend.memory_bytes()["kv_cache"]
-    assert asked[False] >= cache_bytes - MIB // 64 > 4 * MIB
-    assert LIBRARY_LOG.on_cache is None
 
 
 def test_a_region_without_a_whole_huge_page_is_left_alone() -> None:
