@@ -12,6 +12,7 @@ from compiled_kernels import (
     CHECKS,
     FLAGS,
     KERNELS,
+    SANITIZERS,
     compile_kernels,
     emulator,
     link_check,
@@ -107,13 +108,7 @@ def test_products_by_emulated_instructions(
     [("products", "avx512_vnni"), ("products", "avx2"), ("attention", "avx512_vnni")],
 )
 def test_sanitizers_report_nothing(tmp_path: Path, check: str, instructions: str) -> None:
-    """Of addresses and of undefined behaviour, but for what multiplies compile times."""
-    options = (
-        "-O1",
-        "-fsanitize=address,undefined",
-        "-fno-sanitize=null,object-size,pointer-overflow",
-        "-fno-sanitize-recover=all",
-    )
+    options = ("-O1", *SANITIZERS)
     built = compile_kernels("c++", *options)
     program = link_check(tmp_path, f"check_{check}", built, "c++", *options)
     arguments = ("8",) if check == "attention" else ()

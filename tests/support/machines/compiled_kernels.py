@@ -14,6 +14,12 @@ from filelock import FileLock
 ROOT = Path(__file__).parents[3]
 KERNELS = ROOT / "backends" / "kernels"
 CHECKS = Path(__file__).parents[2] / "backends" / "kernels"
+# Of addresses and of undefined behaviour, but for what multiplies compile times.
+SANITIZERS = (
+    "-fsanitize=address,undefined",
+    "-fno-sanitize=null,object-size,pointer-overflow",
+    "-fno-sanitize-recover=all",
+)
 # Without contraction: a product and a sum are rounded alike by every compiler.
 FLAGS = ["-std=c++17", "-O3", "-ffp-contract=off", "-Wall", "-Wextra"]
 ARM_COMPILER = "aarch64-linux-gnu-g++"
@@ -33,15 +39,16 @@ def built_kernels() -> list[Path]:
     return []
 
 
-def compile_kernels(compiler: str, *options: str) -> list[Path]:
+def compile_kernels(compiler: str, *options: str, only: tuple[str, ...] = ()) -> list[Path]:
     """The kernels' objects, compiled where a source, the compiler or an option is another one.
 
-    Skips where there is no such compiler; no warning is allowed.
+    Skips where there is no such compiler; no warning is allowed. `only` those of these names, for a
+    check that needs no others: all take minutes.
     """
     found = shutil.which(compiler)
     if found is None:
         pytest.skip(f"no {compiler}")
-    sources = sorted(KERNELS.glob("*.cpp"))
+    sources = [path for path in sorted(KERNELS.glob("*.cpp")) if not only or path.stem in only]
     command = [found, *FLAGS, *options, "-c", *map(str, sources)]
     version = subprocess.run([found, "--version"], capture_output=True, timeout=60).stdout
     stamp = sha256(b"".join((repr(command).encode(), version)))
