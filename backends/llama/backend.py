@@ -229,7 +229,6 @@ class LlamaSequence:
         if is_part := len(tokens) < self._length:
             assert self.splits_cache and self._context.spare is not None
             number = self._context.spare
-            self._context.remove(number, 0)  # which a window that drafts has left there
             self._context.copy(self.number, number, start, start + len(tokens))
         ids = (self._context.lib.llama_token * len(tokens))(*tokens)
         size_bytes = int(

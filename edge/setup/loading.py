@@ -252,7 +252,7 @@ def _load_one(
                 models = [WindowDrafter(WindowText(one), curve, vocab_size) for one in windows]
         for model in models:
             stack.callback(model.close)
-        backend.truncate(0)  # of timed steps that could not be taken back
+        backend.truncate(0)  # timed steps that were not taken back, of which a head missed some
         learning = Learning(spec, plan, curve, models, vocab_size)
         engine = make(
             backend,
@@ -607,7 +607,6 @@ def load_draft_model(
 
     if path is None:
         assert isinstance(target, BackendWithHead)
-        target.truncate(0)
         head = target.open_head()
         curve = measured(head, None)
         return (HeadDrafter(HeadText(head), curve, vocab_size),)
@@ -615,7 +614,6 @@ def load_draft_model(
     config = draft_config(plan, draft_spec, spec, mapped=plan.draft_mapped)
     if is_head:
         assert isinstance(target, BackendWithHead)
-        target.truncate(0)
         head = target.open_head(partial(open_head_file, draft_spec, config, progress=progress))
         made = read_made_for(path)
         promised = () if made is None else gains_of(made.report)

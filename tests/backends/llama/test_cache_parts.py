@@ -68,6 +68,9 @@ def test_parts_make_the_cache_that_was_there(
         for first, end in PARTS:
             one.load_cache(str(tmp_path / str(first)), TEXT[first:end], start=first)
         assert list(one.tokens) == TEXT and one.length == 200
+        again, other = tmp_path / "again", PARTS[1]
+        one.save_cache(str(again), *other)
+        assert again.stat().st_size == (tmp_path / str(other[0])).stat().st_size
         found = [one.verify(DraftTree.chain((5, 6, 7))).copy()]
         one.commit([0])
         one.truncate(100)
