@@ -354,9 +354,12 @@ def test_an_engine_loads_its_head_and_learns_of_it(path: Path, cache_folder: Pat
         assert isinstance(engine.drafter, CombinedDrafter)
         assert engine.drafter.name == "suffix,head"
         assert {"head_kv_cache", "head_compute"} <= set(engine.drafter.memory_bytes())
+        assert isinstance(engine.backend, BackendWithHead)
+        head = head_of(engine.backend)
         engine.generate(TEXT, max_tokens=30)
         session = engine.generate([*TEXT, 5], max_tokens=10, reuse=True)
         assert len(session.token_ids) == 10
+    assert not head._context.handle, "it is freed with its model"
     learned = list(cache_folder.glob("learned/*.json"))
     assert len(learned) == 1, "how the head did is kept"
     with edgespec.load(path, context_size=512, draft_max=0, threads=1) as engine:

@@ -78,6 +78,17 @@ def test_a_dflash_block_is_drafted_by_one_step(tmp_path: Path) -> None:
         assert head.length == len(TEXT) and head.num_unread == 0
 
 
+def test_a_dflash_block_sees_all_of_itself_where_its_file_does_not_say(tmp_path: Path) -> None:
+    rows = []
+    for said in (False, None):
+        (folder := tmp_path / str(said)).mkdir()
+        with closing(opened(Files(*written_for(folder, DFlash(is_causal=said))))) as backend:
+            backend.prefill(TEXT)
+            assert backend.head is not None
+            rows.append(backend.head.begin(7).copy())
+    assert np.array_equal(rows[0], rows[1])
+
+
 @pytest.mark.parametrize(
     ("name", "exact"),
     [*((one, False) for one in BESIDE), ("llama's own tables", True), ("dflash for llama", True)],

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from random_gguf import F32, write_model
 
 import edgespec
+from edgespec.backends.base import DraftTree
 from edgespec.backends.llama import states
 from edgespec.backends.llama.backend import LlamaBackend
 from edgespec.backends.llama.context import LlamaContext
@@ -27,7 +28,7 @@ from edgespec.backends.llama.recurrent import RecurrentBackend
 from edgespec.backends.llama.states import States, _spread
 from edgespec.decode.engine import Engine
 from edgespec.decode.generation import Result
-from edgespec.errors import DoesNotFitError
+from edgespec.errors import BackendError, DoesNotFitError
 from edgespec.measure.noise import find_divergence
 from edgespec.memory.bytes.config import RunConfig
 from edgespec.memory.plan.plan import Request
@@ -206,6 +207,19 @@ def test_states_go_to_a_file_and_back(path: Path, num_read: list[int]) -> None:
             file.write_bytes(cells + b"edgstate" * bool(damage) + damage)
             backend.load_cache(str(file), list(asked[0][:20]))
             assert backend.length == 20 and not backend._shared.states._all
+
+
+@pytest.mark.parametrize("path", RECURRENT[:1], indirect=True)
+def test_a_cache_that_was_lost_has_no_copies_for_the_next_text(path: Path) -> None:
+    text = list(SYSTEM.encode())
+    with closing(opened(path, snapshots=3, states=4)) as backend:
+        backend.prefill(text[:20])
+        backend._shared.states.keep(0, 20)
+        backend.verify(DraftTree.chain((1, 2)))
+        with pytest.raises(BackendError, match="before the last step"):
+            backend.prefill(text[20:22])
+        backend.prefill(text[::-1][:30])
+        assert backend.truncate(25) == 0
 
 
 def test_what_is_lost_is_said_in_the_log(

@@ -7,9 +7,12 @@ import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
+import numpy as np
 import pytest
 from random_gguf import Q8_0, write_model
 
@@ -109,6 +112,21 @@ def test_a_conversion_that_fails_says_why_and_leaves_nothing(
     with pytest.raises(kind, match=f"^{sentence}$"):
         ort_cache.converted(spec, tmp_path / "cache", "cpu")
     assert os.listdir(tmp_path / "cache") == ["lock"]
+
+
+def test_weights_that_were_packed_wrongly_are_no_model(
+    spec: ModelSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def opened(_spec: object, _facts: object, folder: Path, _config: object) -> Any:
+        return Mock(prefill=lambda _tokens: np.full(4, folder.name == "packed"))
+
+    for name in ("read_facts", "write_graphs", "_pack"):
+        monkeypatch.setattr(ort_cache, name, Mock())
+    monkeypatch.setattr(ort_cache, "OrtBackend", opened)
+    graphs = {name: asdict(one) for name, one in ort_cache._CPU_GRAPHS.items()}
+    job = {"path": str(spec.path), "work": str(tmp_path), "graphs": graphs}
+    with pytest.raises(BackendError, match="packed the weights wrongly"):
+        ort_cache._convert(job, Mock())
 
 
 def test_whoever_converts_last_takes_the_folder_of_the_one_that_was_faster(

@@ -21,6 +21,7 @@ from edgespec.backends.base import DraftTree, Logits
 from edgespec.backends.ort import providers as ort_providers
 from edgespec.backends.ort.cache import converted
 from edgespec.backends.ort.providers import CPU_PROVIDER, OnnxDevice
+from edgespec.backends.ort.split import Step, attention_bias
 from edgespec.errors import ContextFullError, UnsupportedError
 from edgespec.memory.bytes.config import RunConfig
 from edgespec.models.embedded import embedded_model
@@ -136,6 +137,13 @@ def test_fixed_shapes_compute_the_same(spec: ModelSpec, folder: Path, plain: Ort
     expected = decoded(plain, tokens(140))
     np.testing.assert_allclose(decoded(backend, tokens(140)), expected, atol=1e-3)
     backend.close()
+
+
+def test_rows_that_fill_up_a_fixed_shape_see_themselves_alone() -> None:
+    """Those that see nothing are no numbers on a device that masks by what overflows."""
+    bias = attention_bias(Step(1, np.arange(1, 3)), 0, -1e4, past=2, nodes=4)
+    seen = [np.flatnonzero(row == 0).tolist() for row in bias[0, 0]]
+    assert seen == [[0, 2], [0, 2, 3], [4], [5]]
 
 
 def test_more_tokens_than_a_fixed_cache_holds_are_refused(one: ModelSpec, folder: Path) -> None:

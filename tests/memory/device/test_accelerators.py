@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -65,6 +66,16 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
         return tuple(gpu.name for gpu in accelerators.accelerators())
 
     return names
+
+
+def test_gpus_are_looked_for_without_a_word_of_their_drivers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ggml = Mock()
+    monkeypatch.setattr(accelerators, "ggml_function", lambda name, *_: getattr(ggml, name))
+    accelerators._asked_once.__wrapped__()
+    told = [name for name, *_ in ggml.method_calls]
+    assert told == ["ggml_log_get", "ggml_log_set", "ggml_backend_dev_count", "ggml_log_set"]
 
 
 @pytest.mark.parametrize("unified", [False, True])

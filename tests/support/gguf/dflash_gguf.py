@@ -23,7 +23,7 @@ class DFlash:
     ids: tuple[int, ...] | None = None
     has_tables: bool = False
     block: int = 5
-    is_causal: bool = False
+    is_causal: bool | None = False  # None: its file does not say
     heads: int = 2
     kv_heads: int = 2
     head: int = 32
@@ -55,10 +55,11 @@ def _shapes(target: Shape, made: DFlash) -> dict[str, tuple[int, ...]]:
 
 
 def _keys(target: Shape, made: DFlash) -> dict[str, Any]:
+    said = {} if made.is_causal is None else {"attention.causal": made.is_causal}
     return usual_keys(made.shape(target)) | {
         "target_layers": list(made.reads),
         "block_size": made.block,
-        "attention.causal": made.is_causal,
+        **said,
     }
 
 
