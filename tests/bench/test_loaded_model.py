@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest.mock import Mock
+
 from switching_cases import (
     LARGE_TABLE,
     POLICIES,
@@ -11,6 +13,7 @@ from switching_cases import (
 )
 
 from edgespec.bench.loaded_model import LoadedModel
+from edgespec.drafting.model import WritingDrafter
 
 
 def test_benchmarks_give_both_models_a_drafter_that_has_seen_nothing() -> None:
@@ -33,3 +36,11 @@ def test_benchmarks_count_for_later_runs_what_the_loaded_drafter_does_alone() ->
     assert len(counted) == 0
     rounds = loaded.answer(1, PROMPT, 20).counters.rounds
     assert len(counted) == rounds > 0
+
+
+def test_benchmarks_let_a_draft_model_read_each_prompt_anew() -> None:
+    loaded = LoadedModel(engine(LARGE_TABLE, drafts=True), None, ["suffix"], None)  # type: ignore[arg-type]
+    loaded._model = Mock(spec=WritingDrafter)
+    for times in (1, 2):
+        loaded.answer(0, PROMPT, 2)
+        assert loaded._model.forget.call_count == times

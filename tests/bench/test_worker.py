@@ -37,7 +37,9 @@ import edgespec.bench.loaded_model as worker
 from edgespec.memory.plan.plan import Request
 if __name__ == "__main__":
     worker._serve = dying.chatters
-    print(worker.Worker("none.gguf", Request(), []).drafters)
+    with worker.Worker("none.gguf", Request(), []) as one:
+        pass
+    print(one.drafters, one._process.exitcode)
 """
 
 
@@ -50,7 +52,7 @@ def test_a_worker_neither_prints_on_stdout_nor_imports_from_the_folder(tmp_path:
     done = subprocess.run(
         [sys.executable, str(script)], capture_output=True, text=True, timeout=60, cwd=folder
     )
-    assert (done.returncode, done.stdout) == (0, "['none.gguf']\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, "['none.gguf'] 0\n"), done.stderr
     assert done.stderr.count("welcome") == 20_000
 
 

@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
-from threading import Event
+from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -189,15 +189,26 @@ def test_a_terminal_sees_how_far_a_long_prompt_is_read(
     problem: Exception | None,
 ) -> None:
     width(80)
-    seen = Event()
+    seen, over = Event(), Event()
 
     class Line(Progress):
         def __call__(self, what: str, fraction: float) -> None:
+            seen.set()
+            assert over.wait(PATIENCE_S), "it is waited for before its line is cleared"
             super().__call__(what, fraction)
             assert fraction == 0.75
-            seen.set()
+
+        def clear(self) -> None:
+            super().clear()
+            over.set()
+
+    class Shown(Thread):
+        def join(self, timeout: float | None = None) -> None:
+            over.set()
+            super().join(timeout)
 
     monkeypatch.setattr(answer_writer, "Progress", Line)
+    monkeypatch.setattr(answer_writer, "Thread", Shown)
     monkeypatch.setattr(answer_writer, "_SILENT_S", 0.01)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     with nullcontext() if problem is None else pytest.raises(ValueError, match="broken"):

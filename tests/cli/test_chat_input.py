@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock, call
 
 import pytest
 import typer
@@ -80,7 +81,10 @@ def test_bytes_that_are_no_text_are_told_where_they_are_typed_and_the_rest_is_ke
     monkeypatch.setattr(chat_input, "_prompt_session", lambda _chat, _ahead: Editor())
     session = SimpleNamespace(sampling=SamplingParams())
     chat: Any = SimpleNamespace(next_line=NextLine(), session=session)
-    assert list(read_messages(chat, ReadAhead(chat, OFF))) == ["café au lait"]
+    ahead = Mock()
+    assert list(read_messages(chat, ahead)) == ["café au lait"]
+    began = [one for line in offered for one in (call.begins(line), call.stop())]
+    assert ahead.mock_calls == began, "nothing is read once a line is sent, or given up"
     assert offered == ["", "caf au lait", ""]
     told = capsys.readouterr().err
     assert "error: the message is not UTF-8 text: it has the byte 0xe9\n" in told

@@ -17,6 +17,7 @@ from edgespec.cli import chat_loop
 from edgespec.cli.chat_loop import Chat, ending_of, stoppable
 from edgespec.decode.engine import Engine
 from edgespec.decode.generation import ToolCall
+from edgespec.errors import ModelNotFoundError
 
 
 def test_the_second_ctrl_c_interrupts_and_outside_it_is_as_before() -> None:
@@ -66,6 +67,15 @@ def test_what_is_typed_while_a_model_loads_is_held(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(chat_loop, "load_engine", lambda *_, **__: (held == ["held"], None))
     assert Chat._load(object.__new__(Chat), "m.gguf", SimpleNamespace())[0]  # type: ignore[arg-type]
     assert held == ["held", "free"]
+
+
+def test_a_model_that_is_not_there_is_told_before_the_one_in_use_is_given_up(
+    tmp_path: Path,
+) -> None:
+    chat = Mock()
+    with pytest.raises(ModelNotFoundError):
+        Chat.reload(chat, str(tmp_path / "no.gguf"), Mock())
+    chat.engine.close.assert_not_called()
 
 
 class Held:

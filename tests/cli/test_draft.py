@@ -38,6 +38,16 @@ def test_what_cannot_be_a_head_is_said(tmp_path: Path, options: list[str], words
     assert words in str(result.exception) and result.exception.hint
 
 
+def test_what_plans_make_of_a_trained_drafter_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = read_model_spec(write_model(tmp_path / "target.gguf", "llama", Q4_0))
+    path = write_untrained(target, tmp_path / "exit.gguf", 2).path
+    monkeypatch.setattr("edgespec.exits.training.train_drafter", lambda *_, **__: {})
+    arguments = ["draft", "train", str(target.path), "-o", str(path), "--kind", "exit", "--json"]
+    assert "early_exit" in CliRunner().invoke(app, arguments).stderr
+
+
 def test_a_kind_that_there_is_not_is_wrong_usage() -> None:
     result = CliRunner().invoke(app, ["draft", "train", "--kind", "medusa"])
     assert result.exit_code == 2 and "exit, eagle3" in result.output

@@ -136,6 +136,16 @@ def test_a_text_that_grows_takes_the_cells_of_texts_that_have_ended() -> None:
     assert slots.grow(slot, 500) and slot.promised == 120
 
 
+def test_cells_for_a_prefix_of_the_disk_are_taken_from_texts_that_have_ended() -> None:
+    slots = slots_of(2, 40)
+    ended = takes(slots, TALK, 20)
+    slots.give_back(ended)
+    slot = slots.take([50] * 5, 10, True)
+    assert slot is not None and not slots.hold(slot, 41)
+    assert slot.promised == 10 and list(ended.backend.tokens) == TALK
+    assert slots.hold(slot, 21) and slot.promised == 21 and not len(ended.backend.tokens)
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_whatever_they_need_all_come_to_their_ends(seed: int) -> None:
     """Texts that begin, grow and end at random: somebody can always go on, in its cells."""

@@ -22,6 +22,7 @@ from edgespec.memory.times import CostCurve
 from edgespec.models.early_exit import MadeFor, file_hash
 from edgespec.models.embedded import embedded_drafter_path
 from edgespec.models.spec import ModelSpec, read_model_spec
+from edgespec.setup.candidates import source_of
 from edgespec.setup.planning import make_run_plan
 from edgespec.setup.stored import draft_key, learned_key, settings_key
 
@@ -266,6 +267,9 @@ def test_a_head_beside_its_model_is_used_where_it_pays(
     measured(spec, STEEP)
     plan = plan_of(spec)
     assert plan.draft_model is None and plan.as_json()["head"]["value"] == "not used"
+    wider = Shape("qwen2", width=128, interval=1)
+    write_eagle(head, write_hybrid(tmp_path / "wider.gguf", wider), wider, Head())
+    assert source_of(spec, Request()) is None, "whatever the file says, it does not fit"
 
 
 def spec_of(head: Path) -> ModelSpec:

@@ -29,6 +29,7 @@ from waiting import PATIENCE_S, in_thread, join, until
 from edgespec.backends.base import DraftTree
 from edgespec.decode.engine import Engine
 from edgespec.decode.generation import LARGE, SMALL
+from edgespec.drafting.proposal import EMPTY, Proposal, StepContext
 from edgespec.drafting.suffix import SuffixDrafter
 from edgespec.errors import BackendError, EdgespecWarning, UnsupportedError
 from edgespec.sampling.params import SamplingParams
@@ -209,6 +210,24 @@ def test_counters_tell_decoding_from_catching_up() -> None:
     assert counters.accepted_tokens + counters.rounds == 59  # the first one came of the prompt
     assert counters.caught_up_tokens >= counters.switches > 2
     assert 0.0 < counters.catch_up_s < counters.decode_s
+
+
+class Resting(SuffixDrafter):
+    """Guesses nothing, and is asked again many steps later."""
+
+    def propose(self, context: StepContext, base: Proposal = EMPTY) -> Proposal:
+        return EMPTY
+
+    def cooldown(self) -> int:
+        return 1000
+
+
+def test_steps_before_a_hand_over_are_learned_of() -> None:
+    small = Engine(FakeBackend(SMALL_TABLE, VOCAB), curve=free_drafts(16), drafter=Resting())
+    pair = SwitchingEngine(FakeBackend(LARGE_TABLE, VOCAB), small=small, policy=POLICIES[-1])
+    turns = pair.generate(PROMPT, max_tokens=60).turns
+    # The first token of a turn comes of what is caught up with.
+    assert len(small.history) == sum(tokens - 1 for model, tokens in turns if model == SMALL)
 
 
 def test_closing_it_closes_both_models() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -130,9 +131,11 @@ def ends_with_status_3(_parent: Connection) -> None:
 
 
 def chatters(parent: Connection) -> None:
-    """Answer one call, printing from Python and from below it meanwhile."""
+    """Answer one call, printing from Python and from below it meanwhile, until it is closed."""
     leave_stdout_and_interrupts()
     print("welcome\n" * 10_000, flush=True)
     os.write(1, b"welcome\n" * 10_000)
     _method, (model, *_) = parent.recv()
     parent.send(("result", [str(model)]))
+    with suppress(EOFError):
+        parent.recv()
