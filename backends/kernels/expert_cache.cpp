@@ -161,6 +161,8 @@ class ExpertCache {
 
     bool has(const void* at) const { return at >= begin_ && at < begin_ + size_; }
 
+    bool reads(const void* weights) const { return tensors_.count(weights) > 0; }
+
     ExpertCounts take_counts() {
         std::lock_guard<std::mutex> lock(mutex_);
         const ExpertCounts found = counts_;
@@ -417,14 +419,20 @@ int read_others(uint8_t* begin, size_t size, int file, [[maybe_unused]] bool is_
     return problem;
 }
 
-}  // namespace
-
-ExpertCache* expert_cache_of(const void* weights) {
+// The cache of memory that has this place.
+ExpertCache* cache_at(const void* at) {
     if (!has_any) return nullptr;
     std::lock_guard<std::mutex> lock(all_mutex);
     for (const std::unique_ptr<ExpertCache>& one : all)
-        if (one->has(weights)) return one.get();
+        if (one->has(at)) return one.get();
     return nullptr;
+}
+
+}  // namespace
+
+ExpertCache* expert_cache_of(const void* weights) {
+    ExpertCache* cache = cache_at(weights);
+    return cache && cache->reads(weights) ? cache : nullptr;
 }
 
 int hold_experts(void* begin, size_t size, int file, size_t most_bytes, const std::vector<ExpertTensor>& tensors) {
@@ -448,12 +456,12 @@ void release_experts(const void* begin) {
 }
 
 ExpertCounts expert_counts(const void* begin) {
-    ExpertCache* cache = expert_cache_of(begin);
+    ExpertCache* cache = cache_at(begin);
     return cache ? cache->take_counts() : ExpertCounts{};
 }
 
 void count_experts(const void* begin) {
-    if (ExpertCache* cache = expert_cache_of(begin)) cache->count();
+    if (ExpertCache* cache = cache_at(begin)) cache->count();
 }
 
 void request_experts(ExpertCache& cache, const void* weights, const std::vector<ExpertUse>& uses, int64_t tokens) {

@@ -83,6 +83,7 @@ class Mixture {
     void expect_others() const {
         for (size_t at : others_) {
             expect(memcmp(begin + at, bytes_.data() + at, kPage) == 0, "a read wrote beside its expert");
+            expect(!expert_cache_of(begin + at), "what is no expert has a cache");
         }
     }
 

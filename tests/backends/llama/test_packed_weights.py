@@ -113,6 +113,17 @@ def test_what_is_packed_leaves_memory_where_that_has_no_room_for_all(mixture: Pa
     assert 0 < most_kib <= 2 * 16 * 12  # of all experts, which are 2,304
 
 
+def test_experts_that_others_share_stay_in_memory(tmp_path: Path) -> None:
+    """GroveMoE's: they are chosen as others are, and are fewer."""
+    shape = Shape("grovemoe", interval=1, width=128, hidden=256, vocabulary=272, experts=16)
+    path = write_hybrid(tmp_path / "grove.gguf", shape, gguf.GGMLQuantizationType.Q4_0)
+    with closing(LlamaBackend(path, replace(SETTINGS, packed_file=False))) as plain:
+        wanted = rows(plain)
+    with closing(LlamaBackend(path, FEW)) as backend:
+        np.testing.assert_array_equal(rows(backend), wanted)
+        assert backend.expert_counts.read_bytes > FEW.expert_bytes
+
+
 EXPERT_BYTES = 3 * 12288  # three matrices of 128 x 128 values, which are 9 KiB
 
 

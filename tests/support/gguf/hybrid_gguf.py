@@ -307,6 +307,19 @@ def _qwen3moe(shape: Shape) -> tuple[Keys, Tensors]:
     return _expert_keys(shape), _with_experts(tensors, shape, range(shape.layers), without)
 
 
+def _grovemoe(shape: Shape) -> tuple[Keys, Tensors]:
+    """Qwen 3 with experts of which two share another one."""
+    keys, tensors = _qwen3moe(shape)
+    inner = shape.hidden // 2
+    sizes = {"gate": (inner, shape.width), "up": (inner, shape.width), "down": (shape.width, inner)}
+    for layer in range(shape.layers):
+        for name, size in sizes.items():
+            shared = f"blk.{layer}.ffn_{name}_chexps.weight"
+            tensors[shared] = ((shape.experts // 2, *size), "normal")
+    more = {"expert_chunk_feed_forward_length": inner, "experts_per_group": 2}
+    return keys | more | {"expert_group_scale": 0.05}, tensors
+
+
 def _gpt_oss(shape: Shape) -> tuple[Keys, Tensors]:
     """Attention with sinks, and experts with biases, in all layers."""
     width, inner = shape.width, shape.hidden // 2
@@ -351,6 +364,7 @@ _ARCHITECTURES = {
     "lfm2moe": _lfm2moe,
     "nemotron_h_moe": _nemotron_h_moe,
     "qwen3moe": _qwen3moe,
+    "grovemoe": _grovemoe,
     "gpt-oss": _gpt_oss,
     "qwen3next": _qwen35,  # its metadata; the tensors have other names
 }
