@@ -381,7 +381,6 @@ class LlamaSequence:
         In the same cells, or in copies of all of its cells where each has its own.
         """
         self.truncate(0)
-        other._drop_uncommitted()
         length = other.reach(min(length, other._length), shared=True)
         end = other._position_of(length)
         if not self.settings.exact:

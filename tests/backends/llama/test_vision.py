@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,22 @@ def test_positions_of_an_image_are_fewer_with_mrope(mrope: LlamaBackend) -> None
     found = other.prefill([mrope.tokens[-1]])
     assert np.allclose(found, expected, atol=0.05)
     assert other.tokens == first.tokens
+
+
+def test_another_user_begins_between_the_parts_of_an_image(vision_folder: Path) -> None:
+    """With the text before it, which both have in common."""
+    sizes = {"users": 2, "cells": 512, "context_size": 256, "batch_size": 8}
+    with closing(open_backend(vision_folder, "qwen3vl", **sizes)) as made:
+        before, run, behind = pieces = prompt(made, ["ab", *shown(1), "cd"])
+        assert isinstance(run, ImageRun)
+        expected = read(made, pieces)
+        made.truncate(0)
+        read(made, [before])
+        start, parts = made.length, made.read_image_parts(run, None)
+        assert next(parts) is None
+        made.share(0, 1, start)
+        assert [*parts]
+        assert np.allclose(read(made, [behind]), expected, atol=0.05)
 
 
 def test_an_image_that_does_not_fit_changes_nothing(vision_folder: Path) -> None:
