@@ -135,7 +135,7 @@ def forced_rows(backend: Backend, prompt: Sequence[int], text: Sequence[int]) ->
 
 
 def trace_of(engine: SwitchingEngine, prompt: Sequence[int], text: Sequence[int]) -> Trace:
-    """What both models make of a text. Both caches are empty afterwards."""
+    """What both models make of a text."""
     large, small = (_read(one, prompt, text) for one in (engine, engine.small))
     agrees = [a[1] == b[1] for a, b in zip(large, small, strict=True)]
     return Trace([a[0] for a in large], [b[0] for b in small], agrees, len(prompt))
@@ -145,9 +145,7 @@ def _read(engine: Engine, prompt: Sequence[int], text: Sequence[int]) -> list[tu
     """Entropy in nats and best token at each place of a text."""
     with engine.scheduler.exclusive():
         rows = forced_rows(engine.backend, prompt, text)
-        read = [(entropy_nats(row), int(np.argmax(row))) for row in rows]
-        engine.backend.truncate(0)
-    return read
+        return [(entropy_nats(row), int(np.argmax(row))) for row in rows]
 
 
 def _written(

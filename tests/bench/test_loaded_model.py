@@ -17,11 +17,15 @@ from edgespec.drafting.model import WritingDrafter
 
 
 def test_benchmarks_give_both_models_a_drafter_that_has_seen_nothing() -> None:
+    """No text, that is: how often it was right stays counted."""
     pair = switching(POLICIES[0])
     loaded = LoadedModel(pair, None, ["suffix", "suffix"], None)  # type: ignore[arg-type]
     used = []
     for place in (0, 1, 0):
+        before = loaded._of_small[place]
         loaded.renew(place)
+        renewed = loaded._of_small[place]
+        assert before is not None and renewed is not None and renewed.state() == before.state()
         loaded.answer(place, PROMPT, 20)
         used.append(pair.small.drafter)
     assert None not in used and len(set(map(id, used))) == 3

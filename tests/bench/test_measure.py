@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from bench_cases import answer
 from planning_cases import SPEC
 
+from edgespec.bench import measure
 from edgespec.bench.loaded_model import Answer
 from edgespec.bench.measure import (
     _answers,
@@ -15,9 +18,12 @@ from edgespec.bench.measure import (
     _compare,
     _keep_common,
     _rows,
+    bench,
 )
 from edgespec.bench.summary import Prompted
+from edgespec.errors import BackendError
 from edgespec.measure.prompts import TaskPrompt
+from edgespec.memory.plan.plan import Request
 
 PROMPTS = [TaskPrompt("code", "a"), TaskPrompt("math", "b")]
 SAME, OTHER = (1, 2, 3), (1, 2, 9)
@@ -123,3 +129,14 @@ def test_what_all_have_answered_before_an_interruption_counts(
     assert sum(len(one.answers) for ours in taken for one in ours) == ended
     assert _keep_common(PROMPTS, taken) == PROMPTS[:prompts]
     assert [[len(one.answers) for one in ours] for ours in taken] == 2 * [prompts * [repeats]]
+
+
+def test_idle_power_is_measured_before_a_model_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    meter = Mock()
+    meter.load.side_effect = BackendError("a tensor is missing")
+    monkeypatch.setattr(measure, "energy_meter", lambda: nullcontext((meter, None)))
+    monkeypatch.setattr(measure, "measured_bandwidth", lambda: None)
+    monkeypatch.setattr(measure, "Worker", meter.load)
+    with pytest.raises(BackendError, match="missing"):
+        bench(SPEC, [("", Request())], ["none"], PROMPTS, max_tokens=1)
+    assert [one[0] for one in meter.mock_calls] == ["measure_idle", "load"]

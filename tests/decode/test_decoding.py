@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from decoding_cases import END, VOCAB, Prophet, flat, writes
 from fake_backend import FakeBackend
+from frozen_times import Frozen
 
 from edgespec.decode.engine import Engine
 from edgespec.drafting.proposal import EMPTY, Proposal, StepContext, VerifyResult
@@ -46,7 +48,12 @@ def engine_with(drafter: Sleeper) -> Engine:
 
 
 @pytest.mark.parametrize("rounds", [0, 1, 2, 7, 1000])
-def test_a_text_is_the_same_and_the_drafter_is_told_all_of_it(rounds: int) -> None:
+def test_a_text_is_the_same_and_the_drafter_is_told_all_of_it(
+    rounds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And step times are learned from each of its steps."""
+    timed: list[Any] = []
+    monkeypatch.setattr(Frozen, "observe", lambda _, *given: timed.append(given))
     drafter = Sleeper(rounds)
     engine = engine_with(drafter)
     result = engine.generate([1], max_tokens=200)
@@ -54,7 +61,7 @@ def test_a_text_is_the_same_and_the_drafter_is_told_all_of_it(rounds: int) -> No
     assert drafter.text == [1, *TEXT, END]
     told = {0: {1}, 1: {1}, 2: {1, 2}, 7: {1, 7}, 1000: {1, len(TEXT) - 4}}
     assert set(drafter.told) == told[rounds]
-    assert len(engine.history) == result.counters.rounds == sum(drafter.told)
+    assert len(engine.history) == result.counters.rounds == sum(drafter.told) == len(timed)
 
 
 def test_a_pause_ends_where_the_drafter_wants_to_be_asked() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from time import sleep
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from fake_backend import FakeBackend
@@ -568,6 +569,17 @@ def test_an_interrupt_while_it_waits_leaves_the_engine_going(
         assert len(running.result(PATIENCE_S).token_ids) == 20
         again = pool.submit(engine.generate, [1, 2, 3], max_tokens=5)
         assert len(again.result(PATIENCE_S).token_ids) == 5
+
+
+def test_who_waits_for_an_engine_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_of(2)
+    monkeypatch.setattr(engine.slots, "take", Mock(side_effect=BackendError("no room")))
+    monkeypatch.setattr(threading, "excepthook", told := Mock())
+    with pytest.raises(BackendError, match=r"the engine failed: .*no room"):
+        engine.generate([1], max_tokens=4)
+    with pytest.raises(UnsupportedError, match="closed"):
+        engine.generate([1], max_tokens=4)
+    until(lambda: told.called)
 
 
 def test_closing_waits_for_who_works_on_the_cache() -> None:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
+from unittest.mock import Mock
 
 import httpx
 import psutil
@@ -25,7 +26,7 @@ from waiting import PATIENCE_S, in_thread, join, until
 from edgespec.cli import serve
 from edgespec.serve import running
 from edgespec.serve.parsing import Limits
-from edgespec.serve.running import Connections
+from edgespec.serve.running import Connections, Running
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="its signals end a process at once")
 
@@ -164,6 +165,17 @@ def test_a_signal_lets_answers_end_and_what_comes_after_the_server() -> None:
         assert process.wait(PATIENCE_S) == 0
         join(thread)
     assert answers[0] is not None and answers[0].status_code == 200
+
+
+def test_a_program_that_goes_on_behind_its_server_is_not_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(running, "faulthandler", watchdog := Mock())
+    server = Running(Mock(), Limits(), on_start=Mock(), on_stop=Mock())
+    server.handle_exit(signal.SIGTERM, None)
+    server.has_ended()
+    assert server._timer is not None and server._timer.finished.is_set()
+    watchdog.cancel_dump_traceback_later.assert_called_once_with()
 
 
 def test_systemd_is_told_when_it_is_ready_and_when_it_stops(

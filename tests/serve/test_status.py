@@ -12,6 +12,8 @@ from decoding_cases import VOCAB
 from serving_cases import HELLO, Controlled, Serve, Speaker
 
 from edgespec.memory.device import energy
+from edgespec.serve.parsing import Limits
+from edgespec.serve.pool import Shared
 
 
 def test_what_a_server_tells_of_itself(serve: Serve) -> None:
@@ -86,5 +88,8 @@ def test_joules_are_told_where_the_machine_counts_them(
     httpx.post(f"{address}/v1/chat/completions", json={"messages": HELLO, "max_tokens": 0})
     httpx.post(f"{address}/v1/chat/completions", json=prewarm)
     assert "edgespec_read_ahead_joules_total 1.5\n" in httpx.get(f"{address}/metrics").text
+    shared = Shared(Limits())
+    shared.close()
+    assert shared.energy is not None and not shared.energy._sampler.is_alive()
     monkeypatch.setattr(energy, "SYS", tmp_path / "none")
     assert "joules" not in httpx.get(f"{serve(Speaker())}/metrics").text

@@ -99,6 +99,7 @@ def test_no_server_outlives_its_client(tmp_path: Path) -> None:
     """Nor one whose call hangs, in another thread, which is ended; nor that of a server."""
     with started(tmp_path) as servers, started(tmp_path) as others, Engine(Speaker()) as engine:
         processes = [one._servers[0]._started[0] for one in (servers, others)]
+        guests = [one._servers[0]._guest.pid for one in (servers, others)]
         lock = servers._servers[0]._guest._lock
 
         def is_asked() -> bool:
@@ -114,6 +115,7 @@ def test_no_server_outlives_its_client(tmp_path: Path) -> None:
         Server(engine, tools=others).close()
         for one in processes:
             assert not one.is_running() or one.status() == psutil.STATUS_ZOMBIE
+        assert not {*guests} & {None, *psutil.pids()}
 
 
 @slow

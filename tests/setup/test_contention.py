@@ -152,9 +152,10 @@ def test_a_run_without_drafts_is_measured_for_plans(
     monkeypatch.setitem(loading._BACKENDS, LLAMACPP, lambda *_: backend)
     before = plan_of()
     assert before.speed_source.startswith("estimated") and before.plain_tokens_per_s > 120.0
+    told: list[tuple[str, float]] = []
     for _ in range(2):
-        loading._load_one(SPEC, plan_of(drafter="none"), lambda *_: None)
-    assert measured == [1.0]
+        loading._load_one(SPEC, plan_of(drafter="none"), lambda *one: told.append(one))
+    assert measured == [1.0] and told == [("measuring step times", part) for part in (0.0, 1.0)]
     after = plan_of()
     assert after.plain_tokens_per_s == pytest.approx(100.0)
     assert after.speed_source.startswith("measured on")

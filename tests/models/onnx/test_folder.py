@@ -82,6 +82,7 @@ def test_load_and_generate(folder: Path, speculate: bool) -> None:
     with edgespec.load(folder, context_size=300, draft_max=3) as engine:
         result = engine.generate("abcabcabc", max_tokens=40, raw=True, speculate=speculate)
         ids = [256, *(int(byte) for byte in engine.encode("abcabcabc", raw=True)[1:])]
+    assert engine.backend.memory_bytes()["kv_cache"] == 0, "it was given back"
     tiny = TinyModel()
     for token in result.token_ids:
         assert token == int(tiny.logits(ids)[-1].argmax())
