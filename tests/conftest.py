@@ -58,6 +58,8 @@ LONGEST_FIRST = (
 settings.register_profile("new", deadline=None, database=None, print_blob=True)
 settings.load_profile("new")
 
+_LONG_S = 900  # that a test of the long run may take
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="also run the slow tests, as CI does")
@@ -83,7 +85,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     long = [item for item in items if item.get_closest_marker("long")]
     if config.getoption("--long"):
         for item in long:
-            item.add_marker(pytest.mark.timeout(900))
+            item.add_marker(pytest.mark.timeout(_LONG_S))
         return
     config.hook.pytest_deselected(items=long)
     items[:] = [item for item in items if not item.get_closest_marker("long")]
@@ -109,6 +111,8 @@ def _look_further(items: list[pytest.Item]) -> None:
         if factor > 1 and used is not None:
             more = settings(used, max_examples=factor * used.max_examples)
             _function_of(function)._hypothesis_internal_use_settings = more
+        if factor > 1 and (used is not None or item.get_closest_marker("hypothesis")):
+            item.add_marker(pytest.mark.timeout(_LONG_S))
 
 
 def _function_of(method: Any) -> Any:

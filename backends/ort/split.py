@@ -287,6 +287,16 @@ class GqaRunner:
 
     def run(self, step: Step, values: NDArray[Any]) -> NDArray[np.float32]:
         """Logits from the first row wanted on, [r, V]; the next run overwrites them."""
+        if step.tree is None or step.length:
+            return self._run(step, values)
+        # GroupQueryAttention reads the first position alone where the cache is empty, and counts on
+        # from there. So the root is on its own; its children are roots behind it.
+        root = self._run(Step(0, step.positions[:1]), values[:, :1]).copy()
+        below = DraftTree(step.tree.tokens[1:], [parent - 1 for parent in step.tree.parents[1:]])
+        others = self._run(Step(1, step.positions[1:], below), values[:, 1:])
+        return np.concatenate((root, others))
+
+    def _run(self, step: Step, values: NDArray[Any]) -> NDArray[np.float32]:
         count, total = step.count, step.length + step.count
         inputs = {
             "embeddings": values,

@@ -109,6 +109,23 @@ def test_logits_are_those_of_llama_cpp(ours: OrtBackend, theirs: LlamaBackend) -
 TREE = (-1, 0, 0, 1, 1, 2, 2, 3, 4, 5, 7, 8, 10)
 
 
+@pytest.mark.parametrize("before", [0, 5])
+def test_each_node_of_a_tree_sees_its_path_at_its_depth(
+    spec: ModelSpec, folder: Path, before: int
+) -> None:
+    """And so where nothing comes before the tree: ONNX Runtime reads one position alone there."""
+    nodes, text = tokens(len(TREE)), tokens(before, seed=2)
+    tree = DraftTree(nodes, TREE)
+    with closing(open_ours(spec, folder)) as backend:
+        if text:
+            backend.prefill(text)
+        rows = backend.verify(tree).copy()
+        for leaf in tree.leaves():
+            backend.truncate(before)
+            for node in tree.path(leaf):
+                assert np.corrcoef(rows[node], step(backend, nodes[node]))[0, 1] > 0.99
+
+
 # --------------------------------------------------------------------------------- bounds
 
 
