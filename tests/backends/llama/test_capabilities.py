@@ -67,7 +67,7 @@ def test_a_sliding_window_is_cut_where_its_cells_are_there_and_else_emptied(gemm
     first = feed(backend, BYTES)
     assert backend.truncate(len(BYTES)) == len(BYTES)
     assert backend.truncate(len(BYTES) - 1) == len(BYTES) - 1 == backend.length
-    assert np.abs(feed(backend, BYTES[-1:]) - first).max() < 0.1
+    assert np.abs(feed(backend, BYTES[-1:]) - first).max() < 0.05
     for _ in range(2):
         feed(backend, BYTES * 2)
     assert backend.truncate(len(BYTES)) == 0 == backend.length
@@ -82,7 +82,7 @@ def test_a_sliding_window_is_lossless(gemma3: Path) -> None:
     """
     backend = recording(gemma3, settings())
     noise = measure_batch_noise(backend, depths=(40, 200))
-    assert noise < 1.0
+    assert noise < 0.4
     engine = Engine(backend, curve=flat(), drafter=SuffixDrafter())
     accepted = compared = 0
     for prompt in (BYTES * 2, list(b"abcdefg " * 20), BYTES[20:60] * 3):

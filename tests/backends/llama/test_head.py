@@ -162,7 +162,7 @@ def test_a_draft_of_which_nothing_was_read_leaves_nothing(backend: BackendWithHe
     backend.prefill(TEXT[:20])
     row = head.begin(TEXT[20]).copy()
     head.go_on(int(row.argmax()))
-    assert float(np.abs(head.begin(TEXT[20]) - row).max()) < NOISE
+    assert float(np.abs(head.begin(TEXT[20]) - row).max()) < NOISE / 3
 
 
 def test_a_head_is_told_apart_from_one_that_missed_a_token(
@@ -194,7 +194,7 @@ def test_a_head_that_nobody_asked_begins_anew_with_the_last_tokens(
     assert head.length == len(text) and head.num_unread == 0
     assert float(np.abs(row - read_anew(files, text[:100], 7)).max()) > NOISE
     anew = head.begin(7)
-    assert np.allclose(anew, row, atol=NOISE)
+    assert np.allclose(anew, row, atol=NOISE / 3)
     backend.prefill(TEXT[:20])
     assert head.followed == len(text) + 20
     assert backend.truncate(len(text) + 20) == len(text) + 20

@@ -117,7 +117,7 @@ def test_logits_are_those_of_the_fused_graph(spec: ModelSpec, folder: Path) -> N
         rows.append(decoded(backend, tokens(140)))
         backend.close()
     apart = divergences(*rows)
-    assert np.mean(apart) < 0.02 and np.max(apart) < 0.2, apart
+    assert np.mean(apart) < 0.015 and np.max(apart) < 0.1, apart
 
 
 def test_a_cache_that_grew_and_shrank_holds_the_same(plain: OrtBackend) -> None:
@@ -125,7 +125,7 @@ def test_a_cache_that_grew_and_shrank_holds_the_same(plain: OrtBackend) -> None:
     expected = prompt(plain, text)
     for length in (599, 300, 200):
         plain.truncate(length)
-        np.testing.assert_allclose(prompt(plain, text[length:]), expected, atol=1e-3)
+        np.testing.assert_allclose(prompt(plain, text[length:]), expected, atol=1e-4)
     with pytest.raises(ContextFullError):
         prompt(plain, tokens(64))
 
@@ -135,7 +135,7 @@ def test_fixed_shapes_compute_the_same(spec: ModelSpec, folder: Path, plain: Ort
     backend = opened(spec, folder, bucket_graphs((1, 16), CONTEXT, PLAIN))
     assert backend.batch_size == 16 and backend.max_nodes == 16
     expected = decoded(plain, tokens(140))
-    np.testing.assert_allclose(decoded(backend, tokens(140)), expected, atol=1e-3)
+    np.testing.assert_allclose(decoded(backend, tokens(140)), expected, atol=1e-4)
     backend.close()
 
 

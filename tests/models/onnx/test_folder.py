@@ -64,17 +64,17 @@ def test_a_tree_equals_its_paths_and_the_cache_keeps_the_accepted_one(backend: O
     tiny, ids = TinyModel(), [(7 * number) % 251 for number in range(300)]
     for start in range(0, len(ids), 30):
         last = backend.prefill(ids[start : start + 30])
-    np.testing.assert_allclose(last, tiny.logits(ids)[-1], atol=1e-3)
+    np.testing.assert_allclose(last, tiny.logits(ids)[-1], atol=1e-5)
     tree = DraftTree(tuple(range(40, 40 + len(TREE))), TREE)
     rows = backend.verify(tree)
     for node in range(len(TREE)):
         text = ids + [tree.tokens[one] for one in tree.path(node)]
-        np.testing.assert_allclose(rows[node], tiny.logits(text)[-1], atol=1e-3)
+        np.testing.assert_allclose(rows[node], tiny.logits(text)[-1], atol=1e-5)
     path = tree.path(12)
     backend.commit(path)
     text = ids + [tree.tokens[one] for one in path] + [99]
     after = backend.verify(DraftTree.chain([99]))
-    np.testing.assert_allclose(after[0], tiny.logits(text)[-1], atol=1e-3)
+    np.testing.assert_allclose(after[0], tiny.logits(text)[-1], atol=1e-5)
 
 
 @pytest.mark.parametrize("speculate", [False, True])
