@@ -41,4 +41,4 @@ def test_the_torch_network_is_llama_cpps(arch: str, tmp_path: Path) -> None:
         x = network.run_block(shape, weights.block(number), x, angles, network.causal_attention)
     x = network.rms_norm(x, weights.tensor("output_norm.weight"), shape.epsilon)
     found = torch.nn.functional.linear(x, weights.head())[0].numpy()
-    assert np.abs(found - expected).max() < 0.01 * np.abs(expected).max()
+    assert np.abs(found - expected).max() < 0.007 * np.abs(expected).max()

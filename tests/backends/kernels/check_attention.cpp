@@ -208,7 +208,7 @@ static double error(const Case& c) {
 
 static void check_case(Case& c, const std::vector<std::string>& sets) {
     c.run(kAttentionTokens, 1);
-    expect(error(c) < 2e-5, "far from float64", c);
+    expect(error(c) < 1e-5, "far from float64", c);
     std::vector<float> before = c.out;
     for (int64_t size : {1, 2, 3, 5, 16}) {
         c.run(size, size == 2 ? 3 : 2);
@@ -274,7 +274,7 @@ static void check_texts(int64_t texts, int64_t chain, int64_t alike, int64_t own
         std::fill(mask + first, mask + first + t % chain + 1, uint16_t(0));
     }
     c.run(1, 1);
-    expect(error(c) < 2e-5, "texts: far from float64", c);
+    expect(error(c) < 1e-5, "texts: far from float64", c);
     const std::vector<float> alone = c.out;
     c.run(c.tokens, 2);
     expect(same(alone, c.out), "texts: depends on those of others", c);

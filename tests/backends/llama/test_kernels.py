@@ -96,13 +96,13 @@ def test_all_steps_round_like_single_tokens(kv_type: str) -> None:
         assert prefill_is_invariant(backend, 8, depths=(530,))
 
 
-@pytest.mark.parametrize("kv_type", ["q8_0", "q4_0"])
-def test_smaller_caches_say_the_same(backend: LlamaBackend, kv_type: str) -> None:
+@pytest.mark.parametrize(("kv_type", "most"), [("q8_0", 0.008), ("q4_0", 0.03)])
+def test_smaller_caches_say_the_same(backend: LlamaBackend, kv_type: str, most: float) -> None:
     """As f16 does: llama.cpp's attention rounds queries, too, and is further from it."""
     with closing(load(True, kv_type)) as smaller:
         ours = probabilities(first_logits(smaller))
     exact = probabilities(first_logits(backend))
-    assert (exact * np.log(exact / ours)).sum() < 0.03
+    assert (exact * np.log(exact / ours)).sum() < most
 
 
 def test_only_loads_in_the_body_use_them() -> None:
