@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,6 @@ from compiled_kernels import SANITIZERS, compile_kernels, link_check, run
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-@pytest.mark.skipif(sys.platform == "win32", reason="no kernels there")
 @pytest.mark.parametrize(
     "sanitizers", [SANITIZERS, ("-fsanitize=thread",)], ids=["address", "thread"]
 )
